@@ -1,0 +1,103 @@
+"""One measured row on disk: a JSON file that says what was measured, how, on what and by which command."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from branchout.metrics import Accuracies
+from branchout.train.frontier import Scored
+
+METRICS = ("all", "base", "novel", "overlap", "avg")
+
+
+def percent(value: float | None) -> float | None:
+    return None if value is None else round(100 * value, 3)
+
+
+def figures(measured: Accuracies) -> dict[str, float | None]:
+    """Accuracies in percent, as results have them."""
+    return {name: percent(getattr(measured, name)) for name in METRICS}
+
+
+def averaged(rows: Sequence[Accuracies]) -> tuple[dict[str, float | None], dict[str, float | None]]:
+    """Mean and standard deviation over seeds, in percent."""
+    means: dict[str, float | None] = {}
+    spreads: dict[str, float | None] = {}
+    for name in METRICS:
+        values = [getattr(row, name) for row in rows]
+        known = all(value is not None for value in values)
+        means[name] = percent(float(np.mean(values))) if known else None
+        spreads[name] = percent(float(np.std(values))) if known else None
+    return means, spreads
+
+
+def two_fold(scored: Mapping[str, Sequence[Scored]]) -> dict[str, float | None]:
+    """Two-fold means over seeds of each goal, in percent."""
+    return {goal: percent(float(np.mean([s.two_fold for s in rows]))) for goal, rows in scored.items()}
+
+
+def provenance() -> dict[str, Any]:
+    """Versions, commit, hardware and command of this very run."""
+    packages = ("torch", "torchvision", "timm", "numpy", "scikit-learn")
+    return {
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+        "hardware": hardware(),
+        "commit": commit(),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def hardware() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def commit() -> str:
+    """The commit of the working tree, marked if it has changes; $BRANCHOUT_COMMIT where the code runs without git."""
+    if "BRANCHOUT_COMMIT" in os.environ:
+        return os.environ["BRANCHOUT_COMMIT"]
+    here = Path(__file__).parent
+    try:
+        name = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return name.stdout.strip()
+
+
+def write(folder: Path, name: str, row: Mapping[str, Any]) -> Path:
+    """Write a row in one move, so that a reader never sees half of it."""
+    path = folder / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(row, indent=1, ensure_ascii=False, default=_plain) + "\n", encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return str(value)

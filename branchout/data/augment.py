@@ -1,0 +1,104 @@
+"""Random views of pictures, a whole batch at a time on the device, with its own randomness for every sample.
+
+Cropping and colour are the paper's: random resized crop, flip, colour jitter (.4, .4, .4, .2). A mirrored or
+discoloured character is another character, so glyphs are cropped, shifted and re-contrasted only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from branchout.errors import BranchoutError
+
+RATIO = (3 / 4, 4 / 3)
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How far a random view may depart from the picture."""
+
+    area: tuple[float, float]
+    """Share of the picture that a crop covers."""
+    flip: bool
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0
+    """In turns of the colour circle, as torchvision has it."""
+
+
+def for_kind(kind: str, size: int) -> Augmentation:
+    """The augmentation a kind of picture declares; small photographs lose too much to the paper's tiniest crops."""
+    if kind == "photo":
+        return Augmentation((0.08 if size > 96 else 0.25, 1.0), True, 0.4, 0.4, 0.4, 0.2)
+    if kind == "glyph":
+        return Augmentation((0.7, 1.0), False, 0.2, 0.3)
+    raise BranchoutError(f"no augmentation is known for pictures of kind {kind!r}; known are: photo, glyph")
+
+
+def crop_boxes(count: int, area: tuple[float, float], generator: torch.Generator) -> Tensor:
+    """`count` random boxes (left, top, width, height) as shares of the picture, on the generator's device."""
+    draw = torch.rand(count, 4, generator=generator, device=generator.device)
+    share = area[0] + (area[1] - area[0]) * draw[:, 0]
+    low, high = math.log(RATIO[0]), math.log(RATIO[1])
+    ratio = torch.exp(low + (high - low) * draw[:, 1])
+    width = (share * ratio).sqrt().clamp(max=1.0)
+    height = (share / ratio).sqrt().clamp(max=1.0)
+    return torch.stack([(1 - width) * draw[:, 2], (1 - height) * draw[:, 3], width, height], dim=1)
+
+
+def crop(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
+    """Cut each picture (N, C, H, W; float) to its box, scale back to full size, and mirror where asked."""
+    left, top, width, height = boxes.to(images.dtype).unbind(1)
+    sign = torch.where(mirrored, -1.0, 1.0).to(images.dtype)
+    zero = torch.zeros_like(left)
+    theta = torch.stack([width * sign, zero, 2 * left + width - 1, zero, height, 2 * top + height - 1], dim=1).view(
+        -1, 2, 3
+    )
+    grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+
+
+def mirrors(count: int, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
+    """Which of `count` pictures to mirror."""
+    draw = torch.rand(count, generator=generator, device=generator.device)
+    return draw < (0.5 if augmentation.flip else 0.0)
+
+
+def recolour(images: Tensor, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
+    """Colour jitter of pictures with values 0–1: brightness, contrast, saturation, then hue, clipped at the end."""
+    count, channels = images.shape[:2]
+    draw = torch.rand(count, 4, generator=generator, device=generator.device) * 2 - 1
+    light = 1 + augmentation.brightness * draw[:, 0]
+    contrast = 1 + augmentation.contrast * draw[:, 1]
+    gain = (light * contrast).view(-1, 1, 1, 1)
+    if channels == 1:
+        mean = images.mean((1, 2, 3)) * light
+        return (images * gain + ((1 - contrast) * mean).view(-1, 1, 1, 1)).clamp_(0, 1)
+    to_yiq, from_yiq = _yiq(images.device)
+    grey_mean = (images.mean((2, 3)) @ to_yiq[0]) * light
+    saturation = 1 + augmentation.saturation * draw[:, 2]
+    angle = 2 * math.pi * augmentation.hue * draw[:, 3]
+    rotation = torch.zeros(count, 3, 3, device=images.device, dtype=images.dtype)
+    rotation[:, 0, 0] = 1
+    rotation[:, 1, 1] = rotation[:, 2, 2] = saturation * angle.cos()
+    rotation[:, 2, 1] = saturation * angle.sin()
+    rotation[:, 1, 2] = -rotation[:, 2, 1]
+    matrix = from_yiq @ rotation @ to_yiq * gain.view(-1, 1, 1)
+    shift = ((1 - contrast) * grey_mean).view(-1, 1, 1, 1)  # grey, which neither saturation nor hue moves
+    mixed = torch.bmm(matrix, images.flatten(2)).view_as(images)
+    return (mixed + shift).clamp_(0, 1)
+
+
+@lru_cache(maxsize=8)
+def _yiq(device: torch.device) -> tuple[Tensor, Tensor]:
+    """RGB → YIQ and back. Hue is an angle in the IQ plane, so the whole jitter is one 3×3 matrix for each picture."""
+    there = [(0.299, 0.587, 0.114), (0.595716, -0.274453, -0.321263), (0.211456, -0.522591, 0.311135)]
+    matrix = torch.tensor(there, device=device)
+    return matrix, torch.linalg.inv(matrix)

@@ -1,0 +1,215 @@
+"""Pictures on their way to the network: decoded, augmented, normalised, in batches.
+
+Small pictures are decoded once into a compact array on disk and stay on the device if they fit there; large ones are
+decoded afresh by workers, each time cropped differently. Both kinds answer the same two questions: `views` (random,
+for training) and `plain` (for everything else), one tensor per batch of positions.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from branchout.data import augment
+from branchout.data.augment import Augmentation
+from branchout.data.preprocess import Preprocessing
+from branchout.data.samples import Samples, digest
+
+Ints = npt.NDArray[np.int64]
+SMALL = 128
+"""Up to this input size pictures are kept decoded: 100,000 of them take 5 GB at 128×128, 1.2 GB at 64×64."""
+
+
+class Images(Protocol):
+    """The pictures of one sample table, ready for one network."""
+
+    def __len__(self) -> int: ...
+
+    def plain(self, batches: Sequence[Ints]) -> Iterator[Tensor]:
+        """The pictures at each batch of positions as the network sees them at test time, on the device."""
+
+    def views(self, batches: Sequence[Ints], augmentation: Augmentation, seed: int) -> Iterator[Tensor]:
+        """A random view of each; the same seed and batches give the same views."""
+
+
+def open_images(
+    samples: Samples,
+    preprocessing: Preprocessing,
+    device: torch.device,
+    *,
+    cache: Path | None = None,
+    workers: int = -1,
+) -> Images:
+    """Resident pictures where the network's input is small, streamed ones otherwise."""
+    if preprocessing.size <= SMALL:
+        pixels = decoded(samples, preprocessing, cache)
+        if device.type != "cuda" or pixels.nbytes < torch.cuda.mem_get_info(device)[0] // 2:
+            return ResidentImages(torch.from_numpy(pixels).to(device), preprocessing, device)
+        return ResidentImages(torch.from_numpy(pixels), preprocessing, device)
+    return StreamedImages(samples, preprocessing, device, cores() if workers < 0 else workers)
+
+
+class ResidentImages:
+    """All pictures decoded, as one uint8 tensor; cropped and recoloured in batches on the device."""
+
+    def __init__(self, pixels: Tensor, preprocessing: Preprocessing, device: torch.device) -> None:
+        self.pixels = pixels
+        self.preprocessing = preprocessing
+        self.device = device
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def _gather(self, batches: Sequence[Ints]) -> Iterator[Tensor]:
+        for index in on_device(batches, self.pixels.device):
+            yield self.pixels[index].to(self.device).float() / 255
+
+    def plain(self, batches: Sequence[Ints]) -> Iterator[Tensor]:
+        for images in self._gather(batches):
+            yield self.preprocessing.normalise(images)
+
+    def views(self, batches: Sequence[Ints], augmentation: Augmentation, seed: int) -> Iterator[Tensor]:
+        generator = torch.Generator(self.device).manual_seed(seed)
+        for images in self._gather(batches):
+            boxes = augment.crop_boxes(len(images), augmentation.area, generator)
+            mirrored = augment.mirrors(len(images), augmentation, generator)
+            images = augment.crop(images, boxes, mirrored)
+            yield self.preprocessing.normalise(augment.recolour(images, augmentation, generator))
+
+
+class StreamedImages:
+    """Pictures decoded again for every view by worker processes; only cropping happens there."""
+
+    def __init__(self, samples: Samples, preprocessing: Preprocessing, device: torch.device, workers: int) -> None:
+        self.samples = samples
+        self.preprocessing = preprocessing
+        self.device = device
+        self.workers = workers
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def plain(self, batches: Sequence[Ints]) -> Iterator[Tensor]:
+        for images in self._load([[(int(i), None) for i in positions] for positions in batches]):
+            yield self.preprocessing.normalise(images.to(self.device, non_blocking=True).float() / 255)
+
+    def views(self, batches: Sequence[Ints], augmentation: Augmentation, seed: int) -> Iterator[Tensor]:
+        boxing = torch.Generator().manual_seed(seed)
+        jobs: list[list[Job]] = []
+        for positions in batches:
+            boxes = augment.crop_boxes(len(positions), augmentation.area, boxing).tolist()
+            jobs.append([(int(i), tuple(box)) for i, box in zip(positions, boxes, strict=True)])
+        generator = torch.Generator(self.device).manual_seed(seed)
+        for images in self._load(jobs):
+            batch = images.to(self.device, non_blocking=True).float() / 255
+            mirrored = augment.mirrors(len(batch), augmentation, generator)
+            batch = torch.where(mirrored.view(-1, 1, 1, 1), batch.flip(3), batch)
+            yield self.preprocessing.normalise(augment.recolour(batch, augmentation, generator))
+
+    def _load(self, jobs: Sequence[list[Job]]) -> Iterator[Tensor]:
+        return load(self.samples, self.preprocessing, jobs, self.workers, pin=self.device.type == "cuda")
+
+
+Job = tuple[int, tuple[float, ...] | None]
+"""A position, and the box to crop it to (left, top, width, height as shares) or None for the plain picture."""
+
+
+class CroppedSamples(torch.utils.data.Dataset[Tensor]):
+    """What a worker does: decode one picture and cut it to the network's size."""
+
+    def __init__(self, samples: Samples, preprocessing: Preprocessing) -> None:
+        self.samples = samples
+        self.preprocessing = preprocessing
+
+    def __getitem__(self, job: Job) -> Tensor:
+        position, box = job
+        return self.preprocessing.prepare(self.samples.read(position), box)
+
+
+def load(
+    samples: Samples, preprocessing: Preprocessing, jobs: Sequence[list[Job]], workers: int, pin: bool = False
+) -> Iterator[Tensor]:
+    """Decoded batches, one per list of jobs, made by `workers` processes (0: by this one)."""
+    loader: Iterator[Tensor] = iter(
+        torch.utils.data.DataLoader(
+            CroppedSamples(samples, preprocessing),
+            batch_sampler=jobs,
+            num_workers=min(workers, len(jobs)),
+            pin_memory=pin,
+        )
+    )
+    return loader
+
+
+def cores() -> int:
+    """How many processes may decode at once."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def decoded(samples: Samples, preprocessing: Preprocessing, cache: Path | None) -> npt.NDArray[np.uint8]:
+    """All pictures at the network's size (N, C, size, size), read from `cache` if they were decoded before."""
+    shape = (len(samples), preprocessing.channels, preprocessing.size, preprocessing.size)
+    kept = None
+    if cache is not None:
+        kept = cache / "pixels" / f"{digest(samples.fingerprint(), repr(preprocessing))}.npy"
+        if kept.exists():
+            stored: npt.NDArray[np.uint8] = np.load(kept, mmap_mode="c")
+            if stored.shape == shape:
+                return stored
+    pixels = np.empty(shape, dtype=np.uint8)
+    jobs: list[list[Job]] = [[(int(i), None) for i in positions] for positions in in_order(len(samples), 512)]
+    workers = cores() if len(jobs) > 4 else 0  # starting processes costs more than decoding a few pictures
+    for positions, images in zip(in_order(len(samples), 512), load(samples, preprocessing, jobs, workers), strict=True):
+        pixels[positions] = images.numpy()
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        partial = kept.with_suffix(f".{os.getpid()}.partial")
+        with partial.open("wb") as file:
+            np.save(file, pixels)
+        partial.replace(kept)  # a half-written array never bears the final name
+    return pixels
+
+
+def cache_folder() -> Path:
+    """Where decoded pictures and features are kept: $BRANCHOUT_CACHE, or the user's cache folder."""
+    chosen = os.environ.get("BRANCHOUT_CACHE")
+    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "branchout"
+
+
+# The order in which samples are seen.
+
+
+def on_device(batches: Sequence[Ints], device: torch.device) -> Sequence[Tensor]:
+    """Batches of positions as tensors, moved in one copy: one in every step would make a GPU wait."""
+    whole = torch.from_numpy(np.concatenate(batches)).to(device)
+    return torch.split(whole, [len(batch) for batch in batches])
+
+
+def in_order(count: int, size: int) -> list[Ints]:
+    """Positions 0, 1, 2, … in batches."""
+    return [np.arange(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def shuffled(count: int, size: int, seed: int, *, drop_last: bool = False) -> list[Ints]:
+    """Every position once, in random order. A last batch too small for a fair BatchNorm can be dropped."""
+    order = np.random.default_rng(seed).permutation(count)
+    batches = [order[start : start + size] for start in range(0, count, size)]
+    return batches[:-1] if drop_last and len(batches) > 1 and len(batches[-1]) < size else batches
+
+
+def class_balanced(labels: Ints, per_class: int, size: int, seed: int) -> list[Ints]:
+    """`per_class` positions of every class in random order: without repeats where a class has enough samples."""
+    rng = np.random.default_rng(seed)
+    chosen = []
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        chosen.append(np.resize(members, per_class))
+    order = rng.permutation(np.concatenate(chosen))
+    return [order[start : start + size] for start in range(0, len(order), size)]

@@ -1,0 +1,89 @@
+"""From a decoded picture to what a network was trained to see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+
+from branchout.errors import BranchoutError
+
+RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Size, colour and normalisation of a network's input; mean and std are on the 0–1 scale, one per channel."""
+
+    size: int
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str = "bilinear"
+    crop: float = 1.0
+    """The share of the resized picture's shorter side that the centre crop keeps."""
+
+    def __post_init__(self) -> None:
+        if self.channels not in (1, 3):
+            raise BranchoutError(f"a network sees 1 channel (grey) or 3 (colour), not {self.channels}")
+        if not len(self.mean) == len(self.std) == self.channels:
+            raise BranchoutError(
+                f"{self.channels} channels need as many means and deviations, not {self.mean} and {self.std}"
+            )
+        if self.interpolation not in RESAMPLING:
+            raise BranchoutError(f"interpolation is {' or '.join(RESAMPLING)}, not {self.interpolation!r}")
+        if self.size < 1 or not 0 < self.crop <= 1:
+            raise BranchoutError(f"size must be positive and crop in (0, 1], not {self.size} and {self.crop}")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "mean": list(self.mean), "std": list(self.std)}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Preprocessing:
+        return cls(**{**fields, "mean": tuple(fields["mean"]), "std": tuple(fields["std"])})
+
+    def prepare(self, image: npt.NDArray[np.uint8], box: Sequence[float] | None = None) -> Tensor:
+        """One picture (H×W, or H×W×C with 1, 3 or 4 channels) as a uint8 tensor C×size×size.
+
+        Without a box it is what the network sees at test time; with one (left, top, width and height as shares of the
+        picture) that part of it.
+        """
+        if image.dtype != np.uint8:
+            raise BranchoutError(f"pictures are 8-bit (uint8), not {image.dtype}")
+        if image.ndim == 3 and image.shape[2] == 1:
+            image = image[:, :, 0]
+        picture = Image.fromarray(image).convert("L" if self.channels == 1 else "RGB")
+        how = RESAMPLING[self.interpolation]
+        if box is not None:
+            width, height = picture.size
+            left, top = box[0] * width, box[1] * height
+            corners = (left, top, min(left + box[2] * width, width), min(top + box[3] * height, height))
+            picture = picture.resize((self.size, self.size), how, box=corners)
+        elif self.crop < 1 or picture.size != (self.size, self.size):
+            target = int(self.size / self.crop)  # rounded as timm and torchvision do, to see the very same pixels
+            width, height = (side * target // min(picture.size) for side in picture.size)
+            left, top = round((width - self.size) / 2), round((height - self.size) / 2)
+            picture = picture.resize((width, height), how).crop((left, top, left + self.size, top + self.size))
+        pixels = np.array(picture)
+        return torch.from_numpy(pixels.reshape(self.size, self.size, self.channels)).permute(2, 0, 1).contiguous()
+
+    def normalise(self, batch: Tensor) -> Tensor:
+        """A batch N×C×H×W of bytes, or of floats between 0 and 1, as the network wants it."""
+        if not batch.is_floating_point():
+            batch = batch.float() / 255
+        mean, std = _constants(self.mean, self.std, batch.device)
+        return (batch - mean) / std
+
+
+@lru_cache(maxsize=16)
+def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """On the device once for all: a copy to a GPU in every batch would make it wait."""
+    both = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (mean, std))
+    return next(both), next(both)

@@ -1,0 +1,70 @@
+"""A contact sheet: a few pictures of every class under its name, on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from branchout.data.samples import Image, Samples
+from branchout.errors import BranchoutError
+
+PICTURE, GAP, CAPTION, COLUMNS = 64, 4, 20, 4
+INK, PAPER = (40, 40, 40), (255, 255, 255)
+
+
+def contact_sheet(samples: Samples, path: Path, *, classes: int = 60, each: int = 5) -> int:
+    """Draw `each` pictures of up to `classes` classes, evenly spread over all; returns how many classes are shown."""
+    from PIL import Image as Pillow
+    from PIL import ImageDraw, ImageFont
+
+    shown = np.unique(np.linspace(0, len(samples.classes) - 1, min(classes, len(samples.classes))).round().astype(int))
+    columns = min(COLUMNS, len(shown))
+    width = each * (PICTURE + GAP) + 4 * GAP
+    height = CAPTION + PICTURE + 3 * GAP
+    sheet = Pillow.new("RGB", (columns * width + 2 * GAP, -(-len(shown) // columns) * height + 2 * GAP), PAPER)
+    pen = ImageDraw.Draw(sheet)
+    font = ImageFont.truetype(_typeface(), 13)
+    for cell, label in enumerate(shown):
+        left = 2 * GAP + (cell % columns) * width
+        top = 2 * GAP + (cell // columns) * height
+        pen.text((left, top), _fitted(samples.classes[label], font, width - 3 * GAP), INK, font)
+        members = np.flatnonzero(samples.labels == label)
+        for place, index in enumerate(members[np.linspace(0, len(members) - 1, min(each, len(members))).astype(int)]):
+            picture = _thumbnail(samples.read(int(index)))
+            sheet.paste(Pillow.fromarray(picture), (left + place * (PICTURE + GAP), top + CAPTION))
+    try:
+        sheet.save(path)
+    except (OSError, ValueError) as error:
+        raise BranchoutError(f"the sheet could not be written to {path}: {error}. Try: --sheet sheet.png") from None
+    return len(shown)
+
+
+def _thumbnail(picture: Image) -> Image:
+    """The middle square of a picture, in colour, at the sheet's size."""
+    from PIL import Image as Pillow
+
+    side = min(picture.shape[:2])
+    top, left = ((full - side) // 2 for full in picture.shape[:2])
+    square = np.ascontiguousarray(
+        np.broadcast_to(picture, (*picture.shape[:2], 3))[top : top + side, left : left + side]
+    )
+    small = side < PICTURE  # small drawings look truer with hard pixels
+    how = Pillow.Resampling.NEAREST if small else Pillow.Resampling.LANCZOS
+    return np.asarray(Pillow.fromarray(square).resize((PICTURE, PICTURE), how))
+
+
+def _typeface() -> str:
+    import matplotlib
+
+    return str(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf")
+
+
+def _fitted(text: str, font: object, width: float) -> str:
+    """The text, cut with an ellipsis where it would run into the next column."""
+    length = font.getlength  # type: ignore[attr-defined]
+    if length(text) <= width:
+        return text
+    while text and length(text + "…") > width:
+        text = text[:-1]
+    return text.rstrip() + "…"

@@ -1,0 +1,110 @@
+"""Every accuracy of the paper, from predictions and labels (section 5.1, "Metrics").
+
+The test images fall into parts by their class: known to the base alone, known to one step alone, or known to several
+branches (overlap). Acc_all counts images; Acc_avg is the mean over the parts that have any image, which is the paper's
+definition in all its cases: (base + novel)/2, (base + n1 + … + nT)/(T+1), (base + novel + overlap)/3 and, when every
+new class overlaps, (base + overlap)/2. Prediction is always among all classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from branchout.errors import BranchoutError
+from branchout.labels import OVERLAP, LabelSpace
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Accuracies:
+    """Fractions between 0 and 1; None for a part without images."""
+
+    all: float
+    base: float | None
+    novel: float | None
+    """Over the images of all classes that only steps know; `steps` has one figure for each step."""
+    steps: tuple[float | None, ...]
+    overlap: float | None
+    avg: float
+
+    @property
+    def balanced(self) -> float:
+        """What the paper's best-balanced point maximises."""
+        return (self.all + self.avg) / 2
+
+
+def part_of_class(space: LabelSpace) -> Ints:
+    """For every class its part: 0 the base's own, t step t's own, and after those one part for the overlap."""
+    return np.where(space.split_of_class == OVERLAP, len(space.branches), space.split_of_class)
+
+
+def accuracies(predicted: Ints, actual: Ints, space: LabelSpace) -> Accuracies:
+    """All accuracies of predictions, both given as class numbers of `space`."""
+    if predicted.shape != actual.shape:
+        raise BranchoutError(f"{predicted.shape} predictions for {actual.shape} labels")
+    if not len(actual):
+        raise BranchoutError("no images to measure an accuracy on")
+    part = part_of_class(space)[actual]
+    parts = len(space.branches) + 1
+    total = np.bincount(part, minlength=parts)
+    correct = np.bincount(part[predicted == actual], minlength=parts)
+    figures = {name: values.item() for name, values in from_counts(correct, total).items()}
+    per_part = [c / n if n else None for c, n in zip(correct.tolist(), total.tolist(), strict=True)]
+    return Accuracies(
+        all=figures["all"],
+        base=per_part[0],
+        novel=None if np.isnan(figures["novel"]) else figures["novel"],
+        steps=tuple(per_part[1:-1]),
+        overlap=per_part[-1],
+        avg=figures["avg"],
+    )
+
+
+def from_counts(correct: npt.NDArray[np.integer], total: npt.NDArray[np.integer]) -> dict[str, Floats]:
+    """Accuracies from how many images of each part are right, for many operating points at once.
+
+    `correct` has shape (…, parts), `total` (parts,); the result has the leading shape, NaN for parts without images.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        each = correct / total
+        return {
+            "all": correct.sum(-1) / total.sum(),
+            "base": each[..., 0],
+            "novel": correct[..., 1:-1].sum(-1) / total[1:-1].sum(),
+            "overlap": each[..., -1],
+            "avg": each[..., total > 0].mean(-1),
+        }
+
+
+def incremental(steps: Sequence[Accuracies]) -> float:
+    """Incremental accuracy: the mean of Acc_all after t = 0 (the base model), 1, …, T steps."""
+    return float(np.mean([step.all for step in steps]))
+
+
+def average_over_steps(steps: Sequence[Accuracies]) -> float:
+    """The mean of Acc_avg after t = 0 (the base model), 1, …, T steps."""
+    return float(np.mean([step.avg for step in steps]))
+
+
+def per_class(predicted: Ints, actual: Ints, space: LabelSpace) -> dict[str, float | None]:
+    """The accuracy of every class; None for a class without images."""
+    count = len(space.classes)
+    total = np.bincount(actual, minlength=count)
+    correct = np.bincount(actual[predicted == actual], minlength=count)
+    return {name: int(c) / int(n) if n else None for name, c, n in zip(space.classes, correct, total, strict=True)}
+
+
+def confusion_between_parts(predicted: Ints, actual: Ints, space: LabelSpace) -> Ints:
+    """How many images of each part (rows) are answered with a class of each part (columns).
+
+    Parts as in `part_of_class`; row 0, column 1 counts base images that a class of step 1 took.
+    """
+    part = part_of_class(space)
+    parts = len(space.branches) + 1
+    return np.bincount(part[actual] * parts + part[predicted], minlength=parts * parts).reshape(parts, parts)

@@ -1,0 +1,106 @@
+"""The whole model: a frozen base, one branch per step, and the fused head that speaks for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from branchout.data.preprocess import Preprocessing
+from branchout.labels import LabelSpace
+from branchout.model.fusion import FusedHead, Head
+from branchout.model.surgery import Backbone, Branch
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step added: the classes it taught, its branch and head, and where it branched off."""
+
+    names: tuple[str, ...]
+    where: str
+    """As the user named it: `layer4`, `layer4.0.conv2`, `fc`."""
+    start: int
+    """The backbone stage whose input the branch reads; the number of stages if it clones nothing."""
+    branch: Branch
+    head: Head
+
+
+class Classifier(nn.Module):
+    """Images in, one logit per class out. Nothing in here is trained; training makes new branches, heads and deltas."""
+
+    def __init__(
+        self,
+        arch: Mapping[str, Any],
+        backbone: Backbone,
+        head: Head,
+        classes: Sequence[str],
+        preprocessing: Preprocessing,
+        kind: str = "photo",
+        steps: Sequence[Step] = (),
+        pooler: str = "max",
+    ) -> None:
+        super().__init__()
+        self.arch = dict(arch)
+        self.backbone = backbone.freeze()
+        self.preprocessing = preprocessing
+        self.kind = kind
+        self.steps = tuple(steps)
+        self.branches = nn.ModuleList(step.branch.freeze() for step in steps)
+        heads = [head, *(step.head for step in steps)]
+        for each in heads:
+            each.requires_grad_(False).eval()
+        # Branches that clone nothing read the base's feature vector, number 0.
+        own = [step.start < len(backbone.names) for step in steps]
+        feature_of = [0, *(sum(own[: n + 1]) if mine else 0 for n, mine in enumerate(own))]
+        space = LabelSpace.of(classes, *(step.names for step in steps))
+        self.fused = FusedHead(space, heads, feature_of, pooler)
+
+    @property
+    def space(self) -> LabelSpace:
+        return self.fused.space
+
+    @property
+    def base_head(self) -> Head:
+        return self.fused.heads[0]  # type: ignore[return-value]
+
+    def extended(self, step: Step) -> Classifier:
+        """The model with one more branch, sharing everything that was there before; deltas start anew."""
+        return Classifier(
+            self.arch,
+            self.backbone,
+            self.base_head,
+            self.space.branches[0],
+            self.preprocessing,
+            self.kind,
+            [*self.steps, step],
+            self.fused.pooler.kind,
+        )
+
+    def activations(self, images: Tensor, starts: Sequence[int]) -> dict[int, Tensor]:
+        """What the backbone passes on at the stages numbered `starts`, each computed once on the way."""
+        found = {}
+        at = 0
+        for start in sorted(set(starts)):
+            images = self.backbone.run(images, at, start)
+            found[start] = images
+            at = start
+        return found
+
+    def features(self, images: Tensor) -> list[Tensor]:
+        """The distinct feature vectors: the base's, then one for every branch that clones something."""
+        end = len(self.backbone.names)
+        passed = self.activations(images, [*(step.start for step in self.steps), end])
+        return [passed[end], *(step.branch(passed[step.start]) for step in self.steps if step.start < end)]
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.fused(self.features(images))  # type: ignore[no-any-return]
+
+    def parameter_counts(self) -> dict[str, int]:
+        """Parameters of the base network, of each step's branch, and of heads and deltas."""
+        counts = {"base": sum(p.numel() for p in self.backbone.parameters())}
+        counts |= {f"step {n}": step.branch.parameter_count for n, step in enumerate(self.steps, 1)}
+        counts["heads"] = sum(p.numel() for p in self.fused.heads.parameters())
+        counts["deltas"] = sum(delta.numel() for delta in self.fused.deltas if delta is not None)
+        return counts

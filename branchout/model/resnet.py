@@ -1,0 +1,130 @@
+"""Residual networks: ResNet10, 18 and 50 with a stem for small or for large images, and CIFAR's ResNet-32."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from branchout.errors import BranchoutError
+from branchout.model.surgery import Backbone
+
+STEMS = ("small", "large")
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions around a shortcut."""
+
+    expansion = 1
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample = _shortcut(inputs, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        return F.relu(y + self.downsample(x))
+
+
+class Bottleneck(nn.Module):
+    """A 3×3 convolution, which carries the stride, between two 1×1 ones, around a shortcut."""
+
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = width * self.expansion
+        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.downsample = _shortcut(inputs, outputs, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        return F.relu(y + self.downsample(x))
+
+
+@dataclass(frozen=True)
+class Architecture:
+    block: type[BasicBlock] | type[Bottleneck]
+    depths: tuple[int, ...]
+    """Blocks per stage; each stage doubles the width of the one before."""
+    width: int = 64
+
+
+ARCHITECTURES = {
+    "resnet10": Architecture(BasicBlock, (1, 1, 1, 1)),
+    "resnet18": Architecture(BasicBlock, (2, 2, 2, 2)),
+    "resnet50": Architecture(Bottleneck, (3, 4, 6, 3)),
+    "resnet32": Architecture(BasicBlock, (5, 5, 5), width=16),
+}
+
+
+def build(
+    name: str, *, in_channels: int = 3, stem: str = "small", width: int | None = None, zero_gamma: bool = False
+) -> Backbone:
+    """A freshly initialised network.
+
+    `stem` is small (3×3, stride 1, for pictures up to about 64 pixels) or large (7×7, stride 2, then pooling); `width`
+    is the number of channels of the first stage. `zero_gamma` lets every block start as its shortcut.
+    """
+    if name not in ARCHITECTURES:
+        raise BranchoutError(f"no architecture is called {name!r}; there are {', '.join(ARCHITECTURES)}")
+    if stem not in STEMS:
+        raise BranchoutError(f"a stem is {' or '.join(STEMS)}, not {stem!r}")
+    architecture = ARCHITECTURES[name]
+    width = width or architecture.width
+    stages: list[tuple[str, nn.Module]] = [("stem", _stem(stem, in_channels, width))]
+    inputs = width
+    for number, depth in enumerate(architecture.depths):
+        blocks = nn.Sequential()
+        for position in range(depth):
+            stride = 2 if number > 0 and position == 0 else 1
+            blocks.append(architecture.block(inputs, width << number, stride))
+            inputs = (width << number) * architecture.block.expansion
+        stages.append((f"layer{number + 1}", blocks))
+    blocks.add_module("pool", nn.AdaptiveAvgPool2d(1))
+    blocks.add_module("flatten", nn.Flatten())
+    backbone = Backbone(stages, features=inputs)
+    _initialise(backbone, zero_gamma)
+    return backbone
+
+
+def _stem(kind: str, in_channels: int, width: int) -> nn.Sequential:
+    kernel, stride = (7, 2) if kind == "large" else (3, 1)
+    layers: dict[str, nn.Module] = {
+        "conv1": nn.Conv2d(in_channels, width, kernel, stride, padding=kernel // 2, bias=False),
+        "bn1": nn.BatchNorm2d(width),
+        "relu": nn.ReLU(inplace=True),
+    }
+    if kind == "large":
+        layers["maxpool"] = nn.MaxPool2d(3, stride=2, padding=1)
+    return nn.Sequential(OrderedDict(layers))
+
+
+def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+    if inputs == outputs and stride == 1:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+
+def _initialise(backbone: Backbone, zero_gamma: bool) -> None:
+    for module in backbone.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        if zero_gamma and isinstance(module, BasicBlock):
+            nn.init.zeros_(module.bn2.weight)
+        if zero_gamma and isinstance(module, Bottleneck):
+            nn.init.zeros_(module.bn3.weight)

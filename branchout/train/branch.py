@@ -1,0 +1,211 @@
+"""Stage I: learn a new branch beside the frozen network (the paper calls it feature augmentation).
+
+The trunk and every earlier branch are frozen, in eval mode, and run without gradients; where memory allows, what they
+make of a few augmented views is computed once and reused every epoch.
+
+The paper trains the clone and a head for the new classes on new images alone. With `replay` (our default) exemplars
+join in, the loss is taken over the frozen logits and the new ones together, and the clone also keeps a head over the
+old classes whose only task is to be told, by distillation, what the frozen network thinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from branchout.data import augment
+from branchout.data.batches import Images, in_order, on_device, shuffled
+from branchout.model.classifier import Classifier, Step
+from branchout.model.fusion import CosineHead, Head, Pooler, new_head
+from branchout.model.surgery import Branch, branch_point
+from branchout.train.loop import Event, Report, fit, precision, seed_for, silent
+from branchout.train.recipes import StageOne
+
+Ints = npt.NDArray[np.int64]
+CACHE_LIMIT = 4 << 30
+"""Bytes of trunk activations kept in memory; what does not fit is computed anew every epoch."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Pictures and their classes, as numbers of the label space after this step."""
+
+    images: Images
+    labels: Ints
+
+
+def learn_branch(
+    model: Classifier,
+    names: Sequence[str],
+    new: Labelled,
+    settings: StageOne,
+    *,
+    exemplars: Labelled | None = None,
+    where: str = "last",
+    seed: int = 0,
+    views: int = 0,
+    cache_limit: int = CACHE_LIMIT,
+    device: torch.device,
+    checkpoint: Path | None = None,
+    report: Report = silent,
+) -> tuple[Step, list[float]]:
+    """Train a branch and a head for the classes `names`; returns them with the loss of every epoch.
+
+    `views` > 0 caches the trunk's output for that many augmented views of each picture (epoch e sees view e modulo
+    `views`), if it fits under `cache_limit`; 0 runs the trunk live.
+    """
+    torch.manual_seed(seed_for(seed, len(model.steps)))
+    point = branch_point(model.backbone, where)
+    branch = Branch.clone(model.backbone, point).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    head = new_head(model.base_head, len(names)).to(device)
+    space = model.space.extend(names)
+    pooler = Pooler(space, model.fused.pooler.kind).to(device)
+    memory = _copied_rows(model) if settings.replay else nn.Identity()
+    trained = nn.ModuleDict({"branch": branch, "head": head, "memory": memory.to(device)})
+    replayed = exemplars if settings.replay else None
+    frozen = Frozen(model, point.start, logits=settings.replay, device=device)
+
+    size = min(settings.optimisation.batch, len(new.labels))
+    targets = [torch.from_numpy(part.labels).to(device) for part in (new, replayed) if part]
+    local = torch.from_numpy(space.class_of_column[space.slice_of(len(space.branches) - 1)]).to(device)
+
+    sources = [new.images] + ([replayed.images] if replayed else [])
+    kept = frozen.cache(sources, views, seed, cache_limit, report) if views else None
+
+    def epoch_batches(epoch: int) -> Iterator[tuple[list[Tensor], Tensor]]:
+        orders = [shuffled(len(new.labels), size, seed_for(seed, epoch, 0), drop_last=True)]
+        if replayed:
+            orders.append(_draws(len(replayed.labels), size, len(orders[0]), seed_for(seed, epoch, 1)))
+        if kept is not None:
+            streams = [kept.stream(n, order, epoch % views) for n, order in enumerate(orders)]
+        else:
+            streams = [
+                frozen.live(images, order, seed_for(seed, epoch, 2 + n))
+                for n, (images, order) in enumerate(zip(sources, orders, strict=True))
+            ]
+        chosen = zip(*(on_device(order, device) for order in orders), strict=True)
+        for parts, indices in zip(zip(*streams, strict=True), chosen, strict=True):
+            passed = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
+            yield passed, torch.cat([target[index] for target, index in zip(targets, indices, strict=True)])
+
+    def loss_of(batch: tuple[list[Tensor], Tensor]) -> Tensor:
+        passed, target = batch
+        with precision(device):
+            h = branch(passed[0]).float()
+        own = head(h)
+        if not settings.replay:
+            # The paper: the new head alone, over the new classes alone.
+            return F.cross_entropy(own, (target[:, None] == local).int().argmax(1))
+        before = passed[1]
+        logits = pooler(torch.cat([before, own], dim=1))
+        loss = F.cross_entropy(logits[:size], target[:size])
+        if len(target) > size:
+            loss = loss + F.cross_entropy(logits[size:], target[size:])
+        temperature = settings.temperature
+        student = F.log_softmax(torch.cat([rows(h) for rows in memory], dim=1) / temperature, dim=1)  # type: ignore[union-attr]
+        teacher = F.log_softmax(before / temperature, dim=1)
+        distilled = F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+        return loss + settings.distillation * temperature**2 * distilled
+
+    trained.train()
+    parameters = [*branch.own_parameters(), *head.parameters(), *memory.parameters()]
+    losses = fit(
+        trained,
+        parameters,
+        epoch_batches,
+        max(len(new.labels) // size, 1),
+        loss_of,
+        settings.optimisation,
+        device=device,
+        work="learn the branch",
+        checkpoint=checkpoint,
+        report=report,
+    )
+    return Step(tuple(names), where, point.start, branch, head), losses
+
+
+def _copied_rows(model: Classifier) -> nn.ModuleList:
+    """Heads over all earlier columns that read the clone's features, starting from the frozen ones."""
+    copies: list[Head] = []
+    for head in model.fused.heads:
+        classes, features = head.weight.shape  # type: ignore[misc]
+        copy: Head
+        copy = CosineHead(features, classes) if isinstance(head, CosineHead) else nn.Linear(features, classes)
+        copy.load_state_dict(head.state_dict(), strict=False)
+        copies.append(copy)
+    return nn.ModuleList(copies)
+
+
+def _draws(count: int, size: int, batches: int, seed: int) -> list[Ints]:
+    """`batches` batches of `size` positions, each position as often as any other, give or take one."""
+    rng = np.random.default_rng(seed)
+    rounds = -(-size * batches // count)
+    order = np.concatenate([rng.permutation(count) for _ in range(rounds)])
+    return [order[n * size : (n + 1) * size] for n in range(batches)]
+
+
+class Frozen:
+    """The frozen part of stage I: what enters the branch, and the logits of everything learned before."""
+
+    def __init__(self, model: Classifier, start: int, *, logits: bool, device: torch.device) -> None:
+        self.model = model
+        self.start = start
+        self.logits = logits
+        self.device = device
+        self.augmentation = augment.for_kind(model.kind, model.preprocessing.size)
+
+    @torch.no_grad()
+    def __call__(self, pictures: Tensor) -> list[Tensor]:
+        pictures = pictures.contiguous(memory_format=torch.channels_last)
+        with precision(self.device):
+            end = len(self.model.backbone.names)
+            starts = [step.start for step in self.model.steps] if self.logits else []
+            passed = self.model.activations(pictures, [*starts, self.start, *([end] if self.logits else [])])
+            if not self.logits:
+                return [passed[self.start]]
+            features = [passed[end], *(s.branch(passed[s.start]) for s in self.model.steps if s.start < end)]
+        return [passed[self.start], self.model.fused.frozen_columns([h.float() for h in features])]
+
+    def live(self, images: Images, order: Sequence[Ints], seed: int) -> Iterator[list[Tensor]]:
+        for pictures in images.views(order, self.augmentation, seed):
+            yield self(pictures)
+
+    def cache(self, sources: Sequence[Images], views: int, seed: int, limit: int, report: Report) -> Kept | None:
+        """The outputs for `views` views of every picture, or None if they do not fit under the limit."""
+        tables: list[list[list[Tensor]]] = []
+        total = views * sum(-(-len(images) // 256) for images in sources)
+        done = 0
+        for number, images in enumerate(sources):
+            rounds: list[list[Tensor]] = []
+            for view in range(views):
+                rows: list[list[Tensor]] = []
+                for outputs in self.live(images, in_order(len(images), 256), seed_for(seed, view, 7 + number)):
+                    if not rows and not rounds and not tables:
+                        each = sum(t[0].numel() * t.element_size() for t in outputs)
+                        if each * views * sum(len(images) for images in sources) > limit:
+                            return None
+                    rows.append(outputs)
+                    done += 1
+                    report(Event("cache the trunk", done, total))
+                rounds.append([torch.cat(tensors) for tensors in zip(*rows, strict=True)])
+            tables.append(rounds)
+        return Kept(tables)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Cached outputs: tables[source][view] is a list of tensors with one row per picture."""
+
+    tables: list[list[list[Tensor]]]
+
+    def stream(self, source: int, order: Sequence[Ints], view: int) -> Iterator[list[Tensor]]:
+        table = self.tables[source][view]
+        for index in on_device(order, table[0].device):
+            yield [tensor[index] for tensor in table]

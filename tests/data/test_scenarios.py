@@ -1,0 +1,220 @@
+"""Every scenario on glyphs, at the paper's sizes and in the small; the file; bad requests."""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from branchout.data import scenarios
+from branchout.data.dataset import Dataset
+from branchout.data.glyphs import glyphs
+from branchout.data.samples import ArrayPixels, Samples
+from branchout.data.scenarios import NAMES, Scenario, build
+from branchout.errors import BranchoutError
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    return glyphs(train_per_class=12, val_per_class=4)
+
+
+@pytest.fixture(scope="module")
+def features(data: Dataset) -> np.ndarray:
+    """Two clear clusters in every class, so that K-Means has something to find."""
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(len(data.train), 3)) + 20 * rng.integers(0, 2, (len(data.train), 1))
+
+
+PAPER_SIZES = [
+    # scenario, base, novel, overlap, steps → classes of base, of a step, shared, in all
+    ("disjoint", 800, 40, 0, 1, 840),
+    ("disjoint", 800, 200, 0, 1, 1000),
+    ("disjoint-domain", 800, 40, 0, 1, 840),
+    ("steps", 500, 50, 0, 10, 1000),
+    ("overlap-random-shuffled", 800, 40, 5, 1, 835),
+    ("overlap-random-clustered", 800, 40, 5, 1, 835),
+    ("overlap-domain-shuffled", 800, 40, 5, 1, 835),
+    ("overlap-domain-clustered", 800, 40, 5, 1, 835),
+    ("overlap-style", 800, 40, 5, 1, 835),
+    ("overlap-full", 800, 40, 40, 1, 800),
+]
+
+
+@pytest.mark.parametrize(("name", "base", "novel", "overlap", "steps", "classes"), PAPER_SIZES)
+def test_counts_are_the_papers(
+    data: Dataset, features: np.ndarray, name: str, base: int, novel: int, overlap: int, steps: int, classes: int
+) -> None:
+    plan = build(name, data, base=base, novel=novel, overlap=overlap or 5, steps=steps, features=features)
+    assert [len(names) for names in plan.branches] == [base] + [novel] * steps
+    assert len(plan.space.overlap) == overlap
+    assert len(plan.space.classes) == classes
+    train = plan.train(data)
+    assert set(train.classes) == set(plan.space.classes)
+    for number, names in enumerate(plan.branches):
+        assert set(train.select(train.origin == number).classes) == set(names)
+    dev, test = plan.dev(data), plan.test(data)
+    assert set(dev.classes) == set(test.classes) == set(plan.space.classes)
+    assert not set(dev.ids) & set(test.ids)
+    assert set(dev.counts().values()) == set(test.counts().values()) == {2}
+
+
+def test_every_scenario_is_covered_above() -> None:
+    assert {row[0] for row in PAPER_SIZES} == set(NAMES)
+
+
+def test_disjoint_scenarios_use_every_training_sample_of_their_classes(data: Dataset) -> None:
+    plan = build("steps", data, base=20, novel=5, steps=3)
+    train = plan.train(data)
+    assert len(train) == (20 + 3 * 5) * 12
+    assert len(set(train.ids)) == len(train)
+    after_first = plan.dev(data, step=1)
+    assert set(after_first.classes) == set(plan.branches[0]) | set(plan.branches[1])
+
+
+def test_a_domain_change_draws_each_side_from_its_domain(data: Dataset, features: np.ndarray) -> None:
+    for name in ("disjoint-domain", "overlap-domain-shuffled", "overlap-domain-clustered"):
+        plan = build(name, data, base=60, novel=20, overlap=5, features=features)
+        assert {data.domains[c] for c in plan.branches[0]} == {data.base_domain}
+        new = set(plan.branches[1]) - set(plan.branches[0])
+        assert data.base_domain not in {data.domains[c] for c in new}
+        assert len(new) == (15 if "overlap" in name else 20)
+
+
+@pytest.mark.parametrize("name", ["overlap-random-shuffled", "overlap-random-clustered", "overlap-full"])
+def test_every_class_is_halved_and_the_sides_never_share_a_sample(
+    data: Dataset, features: np.ndarray, name: str
+) -> None:
+    plan = build(name, data, base=30, novel=10, overlap=4, features=features)
+    train = plan.train(data)
+    assert len(set(train.ids)) == len(train)
+    for origin in (0, 1):
+        counts = train.select(train.origin == origin).counts()
+        assert all(0 < n < 12 for n in counts.values())
+        if "shuffled" in name:
+            assert set(counts.values()) == {6}
+    shared = train.of_classes(plan.space.overlap)
+    assert set(shared.counts().values()) == {12}  # both halves together are the class
+
+
+def test_clusters_are_what_k_means_finds(data: Dataset, features: np.ndarray) -> None:
+    plan = build("overlap-full", data, base=30, novel=10, features=features)
+    high = dict(zip(data.train.ids.tolist(), features.mean(1) > 10, strict=True))
+    train = plan.train(data).of_classes(plan.space.overlap)
+    for name in plan.space.overlap:
+        of_class = train.of_classes([name])
+        for origin in (0, 1):
+            assert len({high[i] for i in of_class.select(of_class.origin == origin).ids.tolist()}) == 1
+
+
+def test_a_style_change_gives_each_side_its_own_typefaces(data: Dataset) -> None:
+    plan = build("overlap-style", data, base=30, novel=10, overlap=4)
+    train = plan.train(data)
+    assert data.style_sides is not None
+    for origin in (0, 1):
+        styles = train.select(train.origin == origin).of_classes(plan.space.overlap).attributes["style"]
+        assert set(styles.tolist()) <= data.style_sides[origin]
+    others = train.of_classes(sorted(set(plan.branches[0]) - set(plan.space.overlap)))
+    assert set(others.counts().values()) == {12}
+
+
+def siblings_dataset() -> Dataset:
+    names = [f"class {n}" for n in range(12)]
+
+    def table(split: str, count: int) -> Samples:
+        every = [name for name in names for _ in range(count)]
+        pixels = ArrayPixels(np.zeros((len(every), 2, 2, 3), dtype=np.uint8))
+        return Samples.build(pixels, every, [f"{split}/{name}/{i}" for i, name in enumerate(every)])
+
+    pairs = (("zero-one", "class 0", "class 1"), ("two-three", "class 2", "class 3"))
+    return Dataset("siblings", table("train", 6), table("val", 4), siblings=pairs)
+
+
+def test_siblings_are_merged_with_one_on_each_side() -> None:
+    data = siblings_dataset()
+    plan = build("overlap-style", data, base=6, novel=4, overlap=2)
+    assert set(plan.space.overlap) == {"zero-one", "two-three"}
+    train = plan.train(data).of_classes(["zero-one"])
+    sides = {origin: {i.split("/")[1] for i in train.select(train.origin == origin).ids} for origin in (0, 1)}
+    assert sides == {0: {"class 0"}, 1: {"class 1"}}
+    seen = {i.split("/")[1] for i in plan.test(data).of_classes(["zero-one"]).ids}
+    assert seen == {"class 0", "class 1"}  # the merged class is tested on both looks
+    assert len(plan.space.classes) == 6 + 4 - 2
+
+
+@given(st.sampled_from([n for n in NAMES if n not in scenarios.CLUSTERED]), st.integers(0, 99))
+def test_a_seed_repeats_its_scenario_and_another_does_not(name: str, seed: int) -> None:
+    data = few_glyphs()
+    plan = build(name, data, base=12, novel=6, overlap=3, seed=seed)
+    assert plan == build(name, data, base=12, novel=6, overlap=3, seed=seed)
+    assert plan != build(name, data, base=12, novel=6, overlap=3, seed=seed + 1)
+
+
+@cache
+def few_glyphs() -> Dataset:
+    return glyphs(train_per_class=8, val_per_class=4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_file_gives_the_very_same_split(name: str, data: Dataset, features: np.ndarray, tmp_path: Path) -> None:
+    plan = build(name, data, base=20, novel=8, overlap=3, features=features, seed=3)
+    plan.save(tmp_path / "split.json")
+    again = Scenario.load(tmp_path / "split.json")
+    assert again == plan
+    a, b = plan.train(data), again.train(data)
+    assert a.ids.tolist() == b.ids.tolist()
+    assert a.origin.tolist() == b.origin.tolist()
+    assert a.names.tolist() == b.names.tolist()
+
+
+def test_the_order_in_which_samples_are_listed_does_not_matter(data: Dataset) -> None:
+    plan = build("overlap-random-shuffled", data, base=20, novel=8, overlap=3)
+    mixed = Dataset(
+        **{**data.__dict__, "train": data.train.select(np.random.default_rng(1).permutation(len(data.train)))}
+    )
+    a, b = plan.train(data), plan.train(mixed)
+    assert sorted(zip(a.ids, a.origin, strict=True)) == sorted(zip(b.ids, b.origin, strict=True))
+
+
+def test_other_samples_are_refused(data: Dataset) -> None:
+    plan = build("disjoint", data, base=20, novel=8)
+    with pytest.raises(BranchoutError, match="made from other samples"):
+        plan.train(glyphs(train_per_class=6, val_per_class=4))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("disjoined", {"novel": 5}, "known are: disjoint"),
+        ("disjoint", {"base": 5000, "novel": 5}, r"5005 base and novel classes were asked for.* has \d+"),
+        ("disjoint-domain", {"base": 10, "novel": 5000}, "5000 novel classes"),
+        ("disjoint", {"base": 5, "novel": 0}, "--novel must be at least 1"),
+        ("disjoint", {"base": 5, "novel": 5, "steps": 3}, "'steps'"),
+        ("overlap-random-shuffled", {"base": 20, "novel": 4, "overlap": 9}, "between 1 and the 4 novel"),
+        ("overlap-full", {"base": 5, "novel": 9}, "cannot be shared"),
+        ("overlap-random-clustered", {"base": 20, "novel": 9}, "none were given"),
+        ("overlap-style", {"base": 2, "novel": 9}, "cannot be shared"),
+    ],
+)
+def test_impossible_requests_say_what_is_there(data: Dataset, name: str, options: dict[str, int], words: str) -> None:
+    with pytest.raises(BranchoutError, match=words):
+        build(name, data, **options)  # type: ignore[arg-type]
+
+
+def test_a_dataset_without_domains_or_styles_says_how_to_give_them() -> None:
+    data = Dataset(**{**siblings_dataset().__dict__, "siblings": ()})
+    with pytest.raises(BranchoutError, match="base_domain"):
+        build("disjoint-domain", data, base=3, novel=2)
+    with pytest.raises(BranchoutError, match="siblings"):
+        build("overlap-style", data, base=3, novel=2, overlap=1)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "branchout-scenario-1", "name": "x"}'])
+def test_a_bad_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.json").write_text(text)
+    with pytest.raises(BranchoutError, match=r"bad\.json"):
+        Scenario.load(tmp_path / "bad.json")
+    with pytest.raises(BranchoutError, match="branchout scenario"):
+        Scenario.load(tmp_path / "none.json")

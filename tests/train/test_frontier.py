@@ -1,0 +1,141 @@
+"""The dial's curve against brute force over b; goals; honest scoring."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from branchout.errors import BranchoutError
+from branchout.labels import LabelSpace
+from branchout.metrics import accuracies
+from branchout.train.frontier import Frontier, dial_frontier, grid_frontier, predict, score_dial, step_offsets
+
+SPACES = {
+    "disjoint": LabelSpace.of(["a", "b", "c"], ["d", "e"]),
+    "some overlap": LabelSpace.of(["a", "b", "c"], ["c", "d"]),
+    "all overlap": LabelSpace.of(["a", "b", "c"], ["c", "a"]),
+    "three steps": LabelSpace.of(["a", "b"], ["c", "a"], ["d"], ["a", "e"]),
+}
+
+
+def scores(space: LabelSpace, seed: int, images: int = 40) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(images, space.columns)) * 2, rng.integers(0, len(space.classes), images)
+
+
+def brute_predict(columns: np.ndarray, space: LabelSpace, offsets: list[float], pooler: str) -> np.ndarray:
+    answers = []
+    for row in columns:
+        per_class: dict[str, list[float]] = {}
+        column = 0
+        for d, names in enumerate(space.branches):
+            for name in names:
+                per_class.setdefault(name, []).append(row[column] + offsets[d])
+                column += 1
+        pooled = [max(per_class[n]) if pooler == "max" else np.mean(per_class[n]) for n in space.classes]
+        answers.append(int(np.argmax(pooled)))
+    return np.array(answers)
+
+
+@pytest.mark.parametrize("pooler", ["max", "average"])
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES.keys())
+@given(seed=st.integers(0, 50))
+def test_the_curve_equals_brute_force_over_b(space: LabelSpace, pooler: str, seed: int) -> None:
+    columns, labels = scores(space, seed)
+    frontier = dial_frontier(columns, labels, space, pooler)
+    b_values = frontier.settings[:, 0]
+    assert (np.diff(b_values) > 0).all()
+    # Every point of the curve says what is measured there …
+    for point, b in enumerate(b_values):
+        offsets = [0.0] + [b] * (len(space.branches) - 1)
+        real = accuracies(brute_predict(columns, space, offsets, pooler), labels, space)
+        assert frontier.at(point) == pytest.approx(
+            {"all": real.all, "base": real.base, "novel": real.novel, "overlap": real.overlap, "avg": real.avg}
+        )
+    # … and no value of b anywhere gives accuracies that are not on the curve.
+    on_curve = {tuple(np.round(row, 9)) for row in np.nan_to_num(np.stack(list(frontier.figures.values()), 1))}
+    for b in np.linspace(-15, 15, 61):
+        real = accuracies(predict(columns, space, float(b), pooler), labels, space)
+        row = [real.all, real.base or 0, real.novel or 0, real.overlap or 0, real.avg]
+        assert tuple(np.round(row, 9)) in on_curve
+
+
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES.keys())
+@pytest.mark.parametrize("pooler", ["max", "average"])
+def test_predict_against_a_loop(space: LabelSpace, pooler: str) -> None:
+    columns, _ = scores(space, 3)
+    offsets = [0.3 * t for t in range(1, len(space.branches))]
+    assert (predict(columns, space, offsets, pooler) == brute_predict(columns, space, [0.0, *offsets], pooler)).all()
+
+
+@given(st.integers(0, 30), st.sampled_from(["all", "avg", "balanced", "novel", "base"]))
+def test_a_goal_takes_the_best_point(seed: int, goal: str) -> None:
+    space = SPACES["some overlap"]
+    frontier = dial_frontier(*scores(space, seed), space)
+    assert frontier.score(goal)[frontier.choose(goal)] == pytest.approx(np.nanmax(frontier.score(goal)))
+
+
+def test_a_condition_takes_the_best_overall_accuracy_that_meets_it() -> None:
+    figures = {
+        "all": np.array([0.6, 0.7, 0.65]),
+        "base": np.array([0.9, 0.8, 0.6]),
+        "novel": np.array([0.1, 0.5, 0.8]),
+        "overlap": np.full(3, np.nan),
+        "avg": np.array([0.5, 0.65, 0.7]),
+    }
+    frontier = Frontier("dial", np.array([[-1.0], [0.0], [1.0]]), figures, 100)
+    assert frontier.choose("novel>=0.4") == 1
+    assert frontier.choose("novel >= 60%") == 2
+    assert frontier.choose("novel>=60") == 2
+    assert frontier.choose("base>=0.85") == 0
+    with pytest.raises(BranchoutError, match=r"highest novel accuracy .* 80\.0%.*novel>=0\.80"):
+        frontier.choose("novel>=0.9")
+    with pytest.raises(BranchoutError, match="no dev images"):
+        frontier.choose("overlap")
+    with pytest.raises(BranchoutError, match="all, avg, balanced"):
+        frontier.choose("best")
+    with pytest.raises(BranchoutError, match="cannot be 500%"):
+        frontier.choose("novel>=500")
+    assert Frontier.from_dict(frontier.to_dict()).choose("novel>=0.4") == 1
+
+
+@given(st.integers(0, 30))
+def test_pareto_points_are_exactly_the_undominated_ones(seed: int) -> None:
+    space = SPACES["some overlap"]
+    columns, labels = scores(space, seed)
+    rng = np.random.default_rng(seed)
+    grid = [(a / 5, b / 5) for a in range(6) for b in range(6)]
+    predicted = np.where(rng.random((36, 40)) < rng.random((36, 1)), labels, columns.argmax(1) % len(space.classes))
+    frontier = grid_frontier(predicted, labels, space, grid, "mean")
+    rows = [tuple(frontier.at(n)[m] for m in ("base", "novel", "overlap")) for n in range(36)]
+    kept = set(frontier.pareto().tolist())
+    for n, row in enumerate(rows):
+        beaten = any(all(x >= y for x, y in zip(o, row, strict=True)) and o != row for o in rows)
+        assert (n in kept) == (not beaten and row not in rows[:n])
+
+
+def test_balanced_by_product_differs_from_the_mean() -> None:
+    figures = {m: np.array([0.9, 0.64]) for m in ("base", "novel", "overlap")}
+    figures |= {"all": np.array([0.9, 0.64]), "avg": np.array([0.4, 0.64])}
+    assert Frontier("grid", np.zeros((2, 2)), figures, 1, "mean").choose("balanced") == 0
+    assert Frontier("grid", np.zeros((2, 2)), figures, 1, "product").choose("balanced") == 1
+
+
+@given(st.integers(0, 20))
+def test_step_offsets_never_lose_to_the_shared_dial(seed: int) -> None:
+    space = SPACES["three steps"]
+    columns, labels = scores(space, seed)
+    shared = dial_frontier(columns, labels, space)
+    best = shared.score("balanced")[shared.choose("balanced")]
+    own = accuracies(predict(columns, space, step_offsets(columns, labels, space).tolist()), labels, space)
+    assert own.balanced >= best - 1e-9
+
+
+def test_two_fold_scores_swap_the_halves() -> None:
+    space = SPACES["disjoint"]
+    dev, test = scores(space, 1), scores(space, 2)
+    forward, back = score_dial(dev, test, space, "avg"), score_dial(test, dev, space, "avg")
+    assert forward.two_fold == pytest.approx((forward.test.avg + back.test.avg) / 2)
+    assert forward.spread == pytest.approx(abs(forward.test.avg - back.test.avg) / 2)
+    curve = dial_frontier(*dev, space)
+    assert forward.setting == (curve.settings[curve.choose("avg"), 0],)
