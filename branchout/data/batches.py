@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from branchout.data import augment
 from branchout.data.augment import Augmentation
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples, digest
+from branchout.errors import BranchoutError
 
 Ints = npt.NDArray[np.int64]
 SMALL = 128
@@ -132,20 +133,33 @@ class CroppedSamples(torch.utils.data.Dataset[Tensor]):
         position, box = job
         return self.preprocessing.prepare(self.samples.read(position), box)
 
+    def __getitems__(self, jobs: list[Job]) -> Tensor | BranchoutError:
+        """A whole batch. An error is handed over as it is: raised in a worker, it would arrive as a traceback."""
+        try:
+            return torch.stack([self[job] for job in jobs])
+        except BranchoutError as error:
+            return error
+
 
 def load(
     samples: Samples, preprocessing: Preprocessing, jobs: Sequence[list[Job]], workers: int, pin: bool = False
 ) -> Iterator[Tensor]:
     """Decoded batches, one per list of jobs, made by `workers` processes (0: by this one)."""
-    loader: Iterator[Tensor] = iter(
-        torch.utils.data.DataLoader(
-            CroppedSamples(samples, preprocessing),
-            batch_sampler=jobs,
-            num_workers=min(workers, len(jobs)),
-            pin_memory=pin,
-        )
+    loader = torch.utils.data.DataLoader(
+        CroppedSamples(samples, preprocessing),
+        batch_sampler=jobs,
+        num_workers=min(workers, len(jobs)),
+        collate_fn=_as_it_is,
+        pin_memory=pin,
     )
-    return loader
+    for batch in loader:
+        if isinstance(batch, BranchoutError):
+            raise batch
+        yield batch
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def cores() -> int:
@@ -159,10 +173,9 @@ def decoded(samples: Samples, preprocessing: Preprocessing, cache: Path | None) 
     kept = None
     if cache is not None:
         kept = cache / "pixels" / f"{digest(samples.fingerprint(), repr(preprocessing))}.npy"
-        if kept.exists():
-            stored: npt.NDArray[np.uint8] = np.load(kept, mmap_mode="c")
-            if stored.shape == shape:
-                return stored
+        stored = _stored(kept)
+        if stored is not None and stored.shape == shape:
+            return stored
     pixels = np.empty(shape, dtype=np.uint8)
     jobs: list[list[Job]] = [[(int(i), None) for i in positions] for positions in in_order(len(samples), 512)]
     workers = cores() if len(jobs) > 4 else 0  # starting processes costs more than decoding a few pictures
@@ -177,6 +190,15 @@ def decoded(samples: Samples, preprocessing: Preprocessing, cache: Path | None) 
     return pixels
 
 
+def _stored(kept: Path) -> npt.NDArray[np.uint8] | None:
+    """The array in a file; None where there is none, or none that can be read: it is then decoded anew."""
+    try:
+        stored: npt.NDArray[np.uint8] = np.load(kept, mmap_mode="c")
+    except (OSError, ValueError, EOFError):
+        return None
+    return stored
+
+
 def cache_folder() -> Path:
     """Where decoded pictures and features are kept: $BRANCHOUT_CACHE, or the user's cache folder."""
     chosen = os.environ.get("BRANCHOUT_CACHE")
@@ -188,6 +210,8 @@ def cache_folder() -> Path:
 
 def on_device(batches: Sequence[Ints], device: torch.device) -> Sequence[Tensor]:
     """Batches of positions as tensors, moved in one copy: one in every step would make a GPU wait."""
+    if not batches:
+        return []
     whole = torch.from_numpy(np.concatenate(batches)).to(device)
     return torch.split(whole, [len(batch) for batch in batches])
 

@@ -400,3 +400,16 @@ def _grouped(names: Iterable[str], key: Callable[[str], str]) -> dict[str, list[
 
 def _listed(names: list[str]) -> str:
     return ", ".join(f"{name}/" for name in names)
+
+
+def pictures_in(place: Path) -> list[Path]:
+    """A picture file itself, or all pictures below a folder, whatever its layout."""
+    if place.is_file():
+        return [place]
+    if not place.is_dir():
+        raise BranchoutError(f"there is no picture or folder {place}")
+    found = sorted(path for path in place.rglob("*") if path.is_file() and not path.name.startswith("."))
+    pictures = [path for path in found if looks_like_image(path)]
+    if not pictures:
+        raise BranchoutError(f"{place} holds no pictures: {len(found):,} other files were found")
+    return pictures

@@ -63,7 +63,7 @@ class ArrayPixels:
         return image
 
     def fingerprint(self, rows: Ints) -> str:
-        return digest(*(self.images[row].tobytes() for row in rows))
+        return digest(str(self.shape), *(self.images[row].tobytes() for row in rows))
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ class JoinedPixels:
     def fingerprint(self, rows: Ints) -> str:
         part_of = np.searchsorted(self.starts, rows, side="right") - 1
         inner = rows - self.starts[part_of]
-        return digest(*(part.fingerprint(inner[part_of == n]) for n, part in enumerate(self.parts)), inner.tobytes())
+        of_parts = (part.fingerprint(inner[part_of == n]) for n, part in enumerate(self.parts))
+        return digest(*of_parts, part_of.tobytes())  # each part knows its own order, not how they alternate
 
 
 @dataclass(frozen=True)

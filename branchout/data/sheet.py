@@ -35,7 +35,7 @@ def contact_sheet(samples: Samples, path: Path, *, classes: int = 60, each: int 
             sheet.paste(Pillow.fromarray(picture), (left + place * (PICTURE + GAP), top + CAPTION))
     try:
         sheet.save(path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:  # KeyError: a format that Pillow only reads
         raise BranchoutError(f"the sheet could not be written to {path}: {error}. Try: --sheet sheet.png") from None
     return len(shown)
 
@@ -63,6 +63,7 @@ def _typeface() -> str:
 def _fitted(text: str, font: object, width: float) -> str:
     """The text, cut with an ellipsis where it would run into the next column."""
     length = font.getlength  # type: ignore[attr-defined]
+    text = " ".join(text.split())  # a folder's name may hold a line break
     if length(text) <= width:
         return text
     while text and length(text + "…") > width:

@@ -65,8 +65,8 @@ class Classifier(nn.Module):
     def base_head(self) -> Head:
         return self.fused.heads[0]  # type: ignore[return-value]
 
-    def extended(self, step: Step) -> Classifier:
-        """The model with one more branch, sharing everything that was there before; deltas start anew."""
+    def rebuilt(self, steps: Sequence[Step], pooler: str | None = None) -> Classifier:
+        """The same base with these steps, sharing all weights; deltas and dial start anew."""
         return Classifier(
             self.arch,
             self.backbone,
@@ -74,9 +74,13 @@ class Classifier(nn.Module):
             self.space.branches[0],
             self.preprocessing,
             self.kind,
-            [*self.steps, step],
-            self.fused.pooler.kind,
+            steps,
+            pooler or self.fused.pooler.kind,
         )
+
+    def extended(self, step: Step) -> Classifier:
+        """The model with one more branch."""
+        return self.rebuilt([*self.steps, step])
 
     def activations(self, images: Tensor, starts: Sequence[int]) -> dict[int, Tensor]:
         """What the backbone passes on at the stages numbered `starts`, each computed once on the way."""

@@ -11,7 +11,7 @@ old classes whose only task is to be told, by distillation, what the frozen netw
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ from branchout.model.classifier import Classifier, Step
 from branchout.model.fusion import CosineHead, Head, Pooler, new_head
 from branchout.model.surgery import Branch, branch_point
 from branchout.train.loop import Event, Report, fit, precision, seed_for, silent
-from branchout.train.recipes import StageOne
+from branchout.train.recipes import Optimisation, StageOne
 
 Ints = npt.NDArray[np.int64]
 CACHE_LIMIT = 4 << 30
@@ -72,7 +72,8 @@ def learn_branch(
     replayed = exemplars if settings.replay else None
     frozen = Frozen(model, point.start, logits=settings.replay, device=device)
 
-    size = min(settings.optimisation.batch, len(new.labels))
+    optimisation = fitted(settings.optimisation, len(new.labels))
+    size = optimisation.batch
     targets = [torch.from_numpy(part.labels).to(device) for part in (new, replayed) if part]
     local = torch.from_numpy(space.class_of_column[space.slice_of(len(space.branches) - 1)]).to(device)
 
@@ -100,17 +101,19 @@ def learn_branch(
         with precision(device):
             h = branch(passed[0]).float()
         own = head(h)
+        if replayed:
+            before = passed[1]
+            logits = pooler(torch.cat([before, own], dim=1))
+            loss = F.cross_entropy(logits[:size], target[:size]) + F.cross_entropy(logits[size:], target[size:])
+        else:
+            # The new head alone, over the new classes alone. Against frozen logits, and with no old image to say
+            # otherwise, it would learn to outshout them on every picture.
+            loss = F.cross_entropy(own, (target[:, None] == local).int().argmax(1))
         if not settings.replay:
-            # The paper: the new head alone, over the new classes alone.
-            return F.cross_entropy(own, (target[:, None] == local).int().argmax(1))
-        before = passed[1]
-        logits = pooler(torch.cat([before, own], dim=1))
-        loss = F.cross_entropy(logits[:size], target[:size])
-        if len(target) > size:
-            loss = loss + F.cross_entropy(logits[size:], target[size:])
+            return loss
         temperature = settings.temperature
         student = F.log_softmax(torch.cat([rows(h) for rows in memory], dim=1) / temperature, dim=1)  # type: ignore[union-attr]
-        teacher = F.log_softmax(before / temperature, dim=1)
+        teacher = F.log_softmax(passed[1] / temperature, dim=1)
         distilled = F.kl_div(student, teacher, reduction="batchmean", log_target=True)
         return loss + settings.distillation * temperature**2 * distilled
 
@@ -122,13 +125,19 @@ def learn_branch(
         epoch_batches,
         max(len(new.labels) // size, 1),
         loss_of,
-        settings.optimisation,
+        optimisation,
         device=device,
         work="learn the branch",
         checkpoint=checkpoint,
         report=report,
     )
     return Step(tuple(names), where, point.start, branch, head), losses
+
+
+def fitted(optimisation: Optimisation, images: int) -> Optimisation:
+    """The same training for few images: a smaller batch, so that an epoch still has ten steps, and a rate to match."""
+    size = min(optimisation.batch, max(16, images // 10), images)
+    return replace(optimisation, batch=size, lr=optimisation.lr * size / optimisation.batch)
 
 
 def _copied_rows(model: Classifier) -> nn.ModuleList:

@@ -58,10 +58,9 @@ class Frontier:
 
         Under a condition it is the point with the best Acc_all among those that meet it.
         """
-        condition = CONDITION.match(goal)
+        condition = self.check_goal(goal)
         if condition:
-            metric, number, percent = condition.groups()
-            wanted = _share(number, percent)
+            metric, wanted = condition
             figures = self._measured(metric)
             met = figures >= wanted - 1e-12
             if not met.any():
@@ -70,14 +69,23 @@ class Frontier:
                     f"{np.nanmax(figures):.1%}. Try: --goal '{metric}>={np.floor(np.nanmax(figures) * 100) / 100:.2f}'"
                 )
             score = np.where(met, self.figures["all"], -np.inf)
-        elif goal in GOALS:
-            score = self.score(goal) if goal == "balanced" else self._measured(goal)
         else:
+            score = self.score(goal) if goal == "balanced" else self._measured(goal)
+        best = np.flatnonzero(score >= np.nanmax(score) - 1e-12)
+        return int(best[np.argmax(self.figures["all"][best])])
+
+    @staticmethod
+    def check_goal(goal: str) -> tuple[str, float] | None:
+        """The metric and the least share of a condition, None for a plain goal; anything else is an error."""
+        condition = CONDITION.match(goal)
+        if condition:
+            metric, number, percent = condition.groups()
+            return metric, _share(number, percent)
+        if goal not in GOALS:
             raise BranchoutError(
                 f"no goal is called {goal!r}; known are: {', '.join(GOALS)}, or a condition such as 'novel>=0.80'"
             )
-        best = np.flatnonzero(score >= np.nanmax(score) - 1e-12)
-        return int(best[np.argmax(self.figures["all"][best])])
+        return None
 
     def _measured(self, metric: str) -> Floats:
         figures = self.figures[metric]

@@ -1,0 +1,334 @@
+"""What `import branchout` offers: load, pretrain, and a model that predicts, extends, tunes and evaluates."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from branchout import __version__
+from branchout.data.batches import cache_folder, open_images
+from branchout.data.decode import decode
+from branchout.data.folders import Problems, scan
+from branchout.data.preprocess import Preprocessing
+from branchout.data.samples import ArrayPixels, Samples, digest
+from branchout.errors import BranchoutError
+from branchout.evaluate.compare import Comparison, compare, logits
+from branchout.model import artefact, bases, resnet
+from branchout.model.artefact import Artefact, is_artefact
+from branchout.model.classifier import Classifier
+from branchout.train import frontier as frontiers
+from branchout.train.extend import Extension, Material, Request, apply_fusion, divide
+from branchout.train.features import weights_digest
+from branchout.train.frontier import Frontier
+from branchout.train.loop import Report, best_device, silent
+from branchout.train.pretrain import FAST
+from branchout.train.pretrain import pretrain as train_base
+from branchout.train.recipes import Optimisation
+
+Pictures = str | Path | np.ndarray
+Answer = list[tuple[str, float]]
+WEIGHTS = (".safetensors", ".pth", ".pt", ".bin")
+
+
+def load(base: str | Path, *, arch: str | None = None, classes: Sequence[str] | None = None) -> Model:
+    """Open a model: a saved one (a folder), `glyphs` (built in), a timm name, or a checkpoint file with `arch`."""
+    path = Path(base)
+    if is_artefact(path):
+        return Model(artefact.load(path), path)
+    if str(base) == "glyphs":
+        with as_file(files("branchout") / "assets" / "glyphs-base") as folder:
+            return Model(artefact.load(folder), folder)
+    if path.suffix in WEIGHTS and path.is_file():
+        if arch is None:
+            raise BranchoutError(f"{path} holds weights, but not of what; name the timm network: --arch resnet18")
+        return _opened(bases.open_timm(arch, checkpoint=path, classes=classes), str(base))
+    if path.exists() or "/" in str(base):
+        artefact.load(path)  # says what a saved model is and what was found instead
+    return _opened(bases.open_timm(str(base), classes=classes), str(base))
+
+
+def _opened(base: bases.OpenedBase, name: str) -> Model:
+    classifier = Classifier(base.arch, base.backbone, base.head, base.classes, base.preprocessing)
+    return Model(Artefact(classifier, (), ({"what": "opened", "base": name, "version": __version__},)), None)
+
+
+def pretrain(
+    train: Samples,
+    *,
+    arch: str = "resnet10",
+    width: int | None = None,
+    size: int = 64,
+    kind: str = "photo",
+    optimisation: Optimisation = FAST,
+    seed: int = 0,
+    checkpoint: Path | None = None,
+    device: torch.device | None = None,
+    report: Report = silent,
+) -> Model:
+    """Train a base model from scratch: one of our ResNets with a cosine head."""
+    device = device or best_device()
+    if arch not in resnet.ARCHITECTURES:
+        raise BranchoutError(f"no architecture is called {arch!r}; there are {', '.join(resnet.ARCHITECTURES)}")
+    channels = 1 if kind == "glyph" else 3
+    preprocessing = Preprocessing(size, channels, (0.5,) * channels, (0.25,) * channels)
+    start = time.perf_counter()
+    model = train_base(
+        open_images(train, preprocessing, device, cache=cache_folder()),
+        train.labels,
+        train.classes,
+        preprocessing,
+        arch=arch,
+        width=width,
+        kind=kind,
+        optimisation=optimisation,
+        seed=seed,
+        device=device,
+        checkpoint=checkpoint,
+        report=report,
+    )
+    event = {
+        "what": "pretrain",
+        "images": len(train),
+        "seed": seed,
+        **asdict(optimisation),
+        "seconds": round(time.perf_counter() - start, 1),
+        "version": __version__,
+    }
+    return Model(Artefact(model.cpu(), (), (event,)), None)
+
+
+def samples_in(source: str | Path | Samples, report: list[str] | None = None) -> Samples:
+    """Samples as they are, or all usable images of a folder of class folders."""
+    if isinstance(source, Samples):
+        return source
+    found, problems = scan(Path(source))
+    if report is not None and len(problems):
+        report += _told(source, problems)
+    return found
+
+
+def _told(source: str | Path, problems: Problems) -> list[str]:
+    return [f"{source}: {line}" for line in problems.summary()]
+
+
+class Model:
+    """A classifier that can be asked, extended and tuned."""
+
+    def __init__(self, kept: Artefact, folder: Path | None, device: torch.device | None = None) -> None:
+        self.artefact = kept
+        self.folder = folder
+        self.device = device or best_device()
+        # One memory layout everywhere: another would round differently, and a model must answer as it did when saved.
+        self.classifier = kept.model().to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.classifier.space.classes
+
+    @property
+    def frontier(self) -> Frontier:
+        """What the dial, or the grid, can reach after the last step."""
+        if not self.artefact.fusions:
+            raise BranchoutError("a base model has no operating points; extend it first")
+        return Frontier.from_dict(self.artefact.fusions[-1].frontier)
+
+    def save(self, out: str | Path, *, half: bool = False) -> Model:
+        artefact.save(self.artefact, Path(out), source=self.folder, half=half)
+        self.folder = Path(out)
+        return self
+
+    # Asking.
+
+    def predict(self, pictures: Pictures | Iterable[Pictures], *, top: int = 5, flip: bool = False) -> Any:
+        """The most probable classes of a picture, as (name, probability); a list of such lists for several.
+
+        A picture is a file, or an array (height × width × channels, uint8).
+        """
+        if isinstance(pictures, str | Path | np.ndarray):
+            return self.predict([pictures], top=top, flip=flip)[0]
+        if flip and self.classifier.kind == "glyph":
+            raise BranchoutError("a mirrored character is another character: --flip is for photographs")
+        prepare = self.classifier.preprocessing.prepare
+        answers: list[Answer] = []
+        batch: list[torch.Tensor] = []
+        everything = list(pictures)
+        for number, picture in enumerate(everything, 1):
+            pixels = picture if isinstance(picture, np.ndarray) else decode(Path(picture))
+            batch.append(prepare(pixels))
+            if len(batch) == 64 or number == len(everything):
+                answers += self._answer(torch.stack(batch), top, flip)
+                batch = []
+        return answers
+
+    def _answer(self, pixels: torch.Tensor, top: int, flip: bool) -> list[Answer]:
+        images = self.classifier.preprocessing.normalise(pixels.to(self.device))
+        probabilities = logits(self.classifier, images, flip).softmax(1)
+        best = probabilities.topk(min(top, len(self.classes)), dim=1)
+        return [
+            [(self.classes[c], p) for p, c in zip(values, indices, strict=True)]
+            for values, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ]
+
+    # Choosing an operating point.
+
+    def tune(self, goal: str) -> dict[str, float | None]:
+        """Move to the best point for a goal, at once and without images; saved if the model lies in a folder.
+
+        Returns the point's accuracies on the images it was chosen with.
+        """
+        point = self.frontier.choose(goal)
+        *earlier, last = self.artefact.fusions
+        self.artefact = replace(self.artefact, fusions=(*earlier, replace(last, point=point, goal=goal)))
+        apply_fusion(self.classifier, self.artefact.fusions[-1])
+        if self.folder is not None:
+            artefact.rewrite(self.artefact, self.folder)
+        return self.frontier.at(point)
+
+    # Measuring.
+
+    def evaluate(self, test: str | Path | Samples, *, flip: bool = False, report: Report = silent) -> Comparison:
+        """Before → after on labelled images of known classes."""
+        samples = samples_in(test)
+        strangers = sorted(set(samples.classes) - set(self.classes))
+        if strangers:
+            raise BranchoutError(
+                f"these classes are not the model's: {', '.join(strangers[:5])}; it knows {len(self.classes):,} classes"
+            )
+        if flip and self.classifier.kind == "glyph":
+            raise BranchoutError("a mirrored character is another character: --flip is for photographs")
+        images = open_images(samples, self.classifier.preprocessing, self.device, cache=cache_folder())
+        labels = self.classifier.space.index(samples.classes)[samples.labels]
+        steps = len(self.classifier.steps)
+        before = self.artefact.model(steps - 1).to(self.device) if steps else None
+        return compare(self.classifier, before, images, labels, flip=flip, report=report)
+
+    def two_fold(self, comparison: Comparison, goal: str = "balanced", seed: int = 0) -> frontiers.Scored:
+        """Choose b on one half of the images and measure on the other; swap; average."""
+        order = np.random.default_rng(seed).permutation(len(comparison.labels))
+        order = order[np.argsort(comparison.labels[order], kind="stable")]
+        halves = [(comparison.columns[order[s::2]], comparison.labels[order[s::2]]) for s in (0, 1)]
+        return frontiers.score_dial(halves[0], halves[1], comparison.space, goal, self.classifier.fused.pooler.kind)
+
+    # Growing.
+
+    def material(
+        self,
+        new: str | Path | Samples,
+        memory: str | Path | Samples | None = None,
+        val: str | Path | Samples | None = None,
+        *,
+        seed: int = 0,
+        problems: list[str] | None = None,
+    ) -> Material:
+        """The images of an extension, divided into what trains, what chooses and what reports."""
+        return divide(
+            self.artefact.classifier,
+            samples_in(new, problems),
+            None if memory is None else samples_in(memory, problems),
+            None if val is None else samples_in(val, problems),
+            seed,
+        )
+
+    def extend(
+        self,
+        new: str | Path | Samples,
+        *,
+        memory: str | Path | Samples | None = None,
+        val: str | Path | Samples | None = None,
+        out: str | Path | None = None,
+        pooler: str = "max",
+        report: Report = silent,
+        **options: Any,
+    ) -> Model:
+        """Learn the classes of `new` beside the old ones; options are those of `Request` (recipe, branch, goal, …).
+
+        With `out` the model is saved there, and a run that was stopped goes on when it is called again.
+        """
+        request = Request(**options)
+        out = None if out is None else Path(out)
+        if out is not None and out.exists():
+            raise BranchoutError(f"{out} is there already; choose another --out, or remove it first")
+        material = self.material(new, memory, val, seed=request.seed)
+        work = None if out is None else claim(out, self._identity(material, request, pooler))
+        base = self.classifier
+        if base.fused.pooler.kind != pooler:
+            if base.steps:
+                raise BranchoutError(f"this model pools with {base.fused.pooler.kind!r}; that is set by its first step")
+            base = base.rebuilt((), pooler)
+        extension = Extension(
+            base, material, request, device=self.device, work=work, cache=cache_folder(), report=report
+        )
+        outcome = extension.run()
+        event = {
+            "what": "extend",
+            **asdict(request),
+            "images": len(material.new),
+            "exemplars kept": 0 if material.memory is None else len(material.memory),
+            "chosen on": material.measured,
+            "measured": outcome.measured,
+            "losses": [round(loss, 5) for loss in outcome.losses],
+            "seconds": {key: round(value, 2) for key, value in outcome.seconds.items()},
+            "version": __version__,
+        }
+        grown = Artefact(
+            outcome.model.rebuilt(outcome.model.steps).cpu(),
+            (*self.artefact.fusions, outcome.fusion),
+            (*self.artefact.history, event),
+        )
+        if out is not None:
+            artefact.save(grown, out, source=self.folder)
+            shutil.rmtree(work_folder(out), ignore_errors=True)
+        return Model(grown, out, self.device)
+
+    def _identity(self, material: Material, request: Request, pooler: str) -> dict[str, Any]:
+        """All that decides the result, for telling whether a stopped run may go on."""
+        memory = material.memory
+        return {
+            **asdict(request),
+            "pooler": pooler,
+            "base": weights_digest(self.classifier.backbone, self.classifier.branches, self.classifier.fused.heads),
+            "new images": material.new.fingerprint(),
+            "memory": "none" if memory is None else memory.fingerprint(),
+            "validation": digest(material.dev.fingerprint(), material.test.fingerprint()),
+        }
+
+
+def work_folder(out: Path) -> Path:
+    """Where a running extension keeps its checkpoints."""
+    return out.with_name(f".{out.name}.work")
+
+
+def claim(out: Path, identity: dict[str, Any]) -> Path:
+    """The work folder of a run, new or left by one that was stopped; one of another run is refused."""
+    work = work_folder(out)
+    note = work / "request.json"
+    if note.exists():
+        before = json.loads(note.read_text(encoding="utf-8"))
+        differing = [
+            f"{key}: {before.get(key)} then, {identity.get(key)} now"
+            for key in {**before, **identity}
+            if before.get(key) != identity.get(key)
+        ]
+        if differing:
+            raise BranchoutError(
+                f"a run into {out} was stopped and is not the same as this one:\n  "
+                + "\n  ".join(differing)
+                + f"\nGo on with the same settings, choose another --out, or remove {work}"
+            )
+    work.mkdir(parents=True, exist_ok=True)
+    note.write_text(json.dumps(identity, indent=1), encoding="utf-8")
+    return work
+
+
+def as_samples(images: np.ndarray, names: Sequence[str]) -> Samples:
+    """Samples from arrays: images (number × height × width × channels, uint8) and their class names."""
+    return Samples.build(ArrayPixels(images), names, [f"{name}/{n}" for n, name in enumerate(names)])

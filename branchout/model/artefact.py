@@ -1,0 +1,278 @@
+"""A model on disk: a folder of safetensors and JSON that can be moved, shared and checked.
+
+    branchout.json        labels, architecture, preprocessing, history, frontiers, operating points, checksums
+    base.safetensors      the base network and its head, never changed by any step
+    step-1.safetensors    what step 1 added: its branch and its head
+    fusion-1.safetensors  the deltas between all branches after step 1, if any were learned
+    README.md             the model card
+
+A folder gets its name only when it is complete. Extending adds files; those that stay the same are shared with the
+model they came from where the file system allows. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from branchout.data.preprocess import Preprocessing
+from branchout.errors import BranchoutError
+from branchout.model.bases import rebuild
+from branchout.model.card import model_card
+from branchout.model.classifier import Classifier, Step
+from branchout.model.fusion import CosineHead, Head
+from branchout.model.surgery import Branch, branch_point
+
+FORMAT = "branchout-1"
+MANIFEST = "branchout.json"
+Deltas = list[Tensor | None]
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """How the branches speak together after one step: what can be reached, and what was picked."""
+
+    frontier: Mapping[str, Any]
+    """A train.frontier.Frontier as plain data."""
+    deltas: Sequence[Deltas]
+    """For a dial one set of deltas, or none; for a grid one set for every point of the frontier."""
+    point: int
+    goal: str
+
+    @property
+    def offset(self) -> float:
+        """The dial's b at the chosen point."""
+        return float(self.frontier["settings"][self.point][0]) if self.frontier["kind"] == "dial" else 0.0
+
+    def chosen_deltas(self) -> Deltas | None:
+        if not self.deltas:
+            return None
+        return self.deltas[0 if self.frontier["kind"] == "dial" else self.point]
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """All that a saved model holds."""
+
+    classifier: Classifier
+    fusions: tuple[Fusion, ...] = ()
+    """One for each step."""
+    history: tuple[Mapping[str, Any], ...] = ()
+    """What made the base, then what made each step."""
+
+    def model(self, step: int | None = None) -> Classifier:
+        """The classifier as it was after `step` steps (by default the last), at its operating point."""
+        step = len(self.classifier.steps) if step is None else step
+        model = self.classifier.rebuilt(self.classifier.steps[:step])
+        if step:
+            fusion = self.fusions[step - 1]
+            deltas = fusion.chosen_deltas()
+            if deltas is not None:
+                model.fused.deltas = list(deltas)
+            model.fused.turn(fusion.offset)
+        return model
+
+
+def save(artefact: Artefact, out: Path, *, source: Path | None = None, half: bool = False) -> None:
+    """Write the folder in one move. `source` is the model it was extended from, whose files are shared.
+
+    `half` stores weights in half precision, for models that should be small.
+    """
+    if out.exists():
+        raise BranchoutError(f"{out} is there already; choose another --out, or remove it first")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        for name, tensors in _files(artefact):
+            old = source / name if source else None
+            if old is not None and old.exists() and not half:
+                _share(old, partial / name)
+            else:
+                save_file({key: _storable(value, half) for key, value in tensors.items()}, partial / name)
+                _flush(partial / name)
+        _describe(artefact, partial)
+        partial.rename(out)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise BranchoutError(f"the model could not be written to {out}: {error}") from None
+
+
+def rewrite(artefact: Artefact, folder: Path) -> None:
+    """Replace the description of a model whose weights stay as they are: a new operating point."""
+    _describe(artefact, folder)
+
+
+def load(folder: Path) -> Artefact:
+    """Read a model back, after checking that every file is what was written."""
+    manifest = _manifest(folder)
+    for name, checksum in manifest["files"].items():
+        if not (folder / name).exists():
+            raise BranchoutError(f"{folder} lacks {name}, which {MANIFEST} lists; copy the whole folder again")
+        if _checksum(folder / name) != checksum:
+            raise BranchoutError(f"{folder / name} is not the file that was written: it was changed or cut short")
+    try:
+        return _assemble(folder, manifest)
+    except (KeyError, IndexError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+        raise BranchoutError(
+            f"{folder} cannot be put together ({error!r}); its {MANIFEST} and weights disagree"
+        ) from error
+
+
+def is_artefact(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file()
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise BranchoutError(f"there is no model {folder}; a saved model is a folder that holds {MANIFEST}")
+    if not is_artefact(folder):
+        inside = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+        raise BranchoutError(f"{folder} is not a saved model: expected {MANIFEST} in it, found {inside}")
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        written = manifest["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BranchoutError(f"{folder / MANIFEST} cannot be read: {error!r}") from None
+    if written != FORMAT:
+        raise BranchoutError(f"{folder} is of format {written!r}, and this version reads {FORMAT!r}; update Branchout")
+    return manifest
+
+
+# Writing.
+
+
+def _files(artefact: Artefact) -> list[tuple[str, dict[str, Tensor]]]:
+    model = artefact.classifier
+    base = {f"backbone/{key}": value for key, value in model.backbone.state_dict().items()}
+    base |= {f"head/{key}": value for key, value in model.base_head.state_dict().items()}
+    files = [("base.safetensors", base)]
+    for number, (step, fusion) in enumerate(zip(model.steps, artefact.fusions, strict=True), 1):
+        tensors = {f"branch/{key}": value for key, value in step.branch.own_state_dict().items()}
+        tensors |= {f"head/{key}": value for key, value in step.head.state_dict().items()}
+        files.append((f"step-{number}.safetensors", tensors))
+        deltas = {
+            f"{point}/{branch}": delta
+            for point, each in enumerate(fusion.deltas)
+            for branch, delta in enumerate(each)
+            if delta is not None
+        }
+        if deltas:
+            files.append((f"fusion-{number}.safetensors", deltas))
+    return files
+
+
+def _describe(artefact: Artefact, folder: Path) -> None:
+    """The manifest and the model card; the manifest last, since it vouches for the rest."""
+    model = artefact.classifier
+    manifest = {
+        "format": FORMAT,
+        "arch": model.arch,
+        "head": "cosine" if isinstance(model.base_head, CosineHead) else "linear",
+        "kind": model.kind,
+        "preprocessing": model.preprocessing.to_dict(),
+        "pooler": model.fused.pooler.kind,
+        "classes": [list(names) for names in model.space.branches],
+        "steps": [{"where": step.where} for step in model.steps],
+        "fusions": [
+            {"frontier": f.frontier, "point": f.point, "goal": f.goal, "deltas": len(f.deltas)}
+            for f in artefact.fusions
+        ],
+        "history": list(artefact.history),
+        "files": {name: _checksum(folder / name) for name, _ in _files(artefact)},
+    }
+    _write(folder / "README.md", model_card(manifest, model.parameter_counts()))
+    _write(folder / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_text(text, encoding="utf-8")
+    _flush(partial)
+    partial.replace(path)
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _share(old: Path, new: Path) -> None:
+    try:
+        os.link(old, new)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(old, new)
+
+
+def _storable(tensor: Tensor, half: bool) -> Tensor:
+    tensor = tensor.detach().cpu().contiguous()
+    return tensor.half() if half and tensor.is_floating_point() else tensor
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# Reading.
+
+
+def _assemble(folder: Path, manifest: Mapping[str, Any]) -> Artefact:
+    backbone, _ = rebuild(manifest["arch"])
+    base = _read(folder / "base.safetensors")
+    backbone.load_state_dict(_part(base, "backbone"))
+    steps: list[Step] = []
+    fusions: list[Fusion] = []
+    described = zip(manifest["steps"], manifest["fusions"], manifest["classes"][1:], strict=True)
+    for number, (about, fused, names) in enumerate(described, 1):
+        tensors = _read(folder / f"step-{number}.safetensors")
+        point = branch_point(backbone, about["where"])
+        branch = Branch.clone(backbone, point)
+        branch.load_own(_part(tensors, "branch"))
+        steps.append(
+            Step(tuple(names), about["where"], point.start, branch, _head(manifest["head"], _part(tensors, "head")))
+        )
+        deltas: list[Deltas] = []
+        if fused["deltas"]:
+            stored = _read(folder / f"fusion-{number}.safetensors")
+            deltas = [[stored.get(f"{p}/{d}") for d in range(number + 1)] for p in range(fused["deltas"])]
+        fusions.append(Fusion(fused["frontier"], deltas, fused["point"], fused["goal"]))
+    classifier = Classifier(
+        manifest["arch"],
+        backbone,
+        _head(manifest["head"], _part(base, "head")),
+        manifest["classes"][0],
+        Preprocessing.from_dict(manifest["preprocessing"]),
+        manifest["kind"],
+        steps,
+        manifest["pooler"],
+    )
+    return Artefact(classifier, tuple(fusions), tuple(manifest["history"]))
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    return {key: value.float() if value.is_floating_point() else value for key, value in load_file(path).items()}
+
+
+def _part(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    return {key.removeprefix(f"{part}/"): value for key, value in tensors.items() if key.startswith(f"{part}/")}
+
+
+def _head(kind: str, tensors: Mapping[str, Tensor]) -> Head:
+    classes, features = tensors["weight"].shape
+    head: Head = CosineHead(features, classes) if kind == "cosine" else nn.Linear(features, classes, "bias" in tensors)
+    with torch.no_grad():
+        head.load_state_dict(dict(tensors))
+    return head

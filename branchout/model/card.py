@@ -1,0 +1,87 @@
+"""The model card: a page that tells a person what a saved model is, written from its description."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def model_card(about: Mapping[str, Any], parameters: Mapping[str, int]) -> str:
+    """Markdown, with the front matter that model hubs read."""
+    base, *steps = about["classes"]
+    known = list(dict.fromkeys(name for names in about["classes"] for name in names))
+    arch = about["arch"]
+    lines = [
+        "---",
+        "library_name: branchout",
+        "pipeline_tag: image-classification",
+        "tags: [image-classification, class-incremental-learning]",
+        "---",
+        "",
+        f"# A classifier of {len(known):,} classes",
+        "",
+        f"Base: {arch['name']} with {len(base):,} classes. "
+        + (
+            f"{len(steps)} step{'s' * (len(steps) > 1)} added more; the base's weights are as they were."
+            if steps
+            else ""
+        ),
+        "",
+        "| part | classes | new | parameters |",
+        "|---|---:|---:|---:|",
+        f"| base | {len(base):,} | {len(base):,} | {parameters['base']:,} |",
+    ]
+    seen = set(base)
+    for number, names in enumerate(steps, 1):
+        fresh = [name for name in names if name not in seen]
+        seen.update(names)
+        lines.append(f"| step {number} | {len(names):,} | {len(fresh):,} | {parameters[f'step {number}']:,} |")
+    lines += ["", f"Heads have {parameters['heads']:,} parameters, deltas between branches {parameters['deltas']:,}."]
+    size = about["preprocessing"]["size"]
+    lines += ["", f"Input: {size}×{size} pixels, {about['preprocessing']['channels']} channel(s)."]
+    for number, fusion in enumerate(about["fusions"], 1):
+        lines += ["", f"## Operating point after step {number}", "", *_operating_point(fusion)]
+        measured = about["history"][number].get("measured") if len(about["history"]) > number else None
+        if measured:
+            lines += ["", *_measured(measured)]
+    if about["history"]:
+        lines += ["", "## How it was made", ""]
+        lines += [f"{n}. {_event(event)}" for n, event in enumerate(about["history"], 1)]
+    lines += [
+        "",
+        "Use it: `branchout predict FOLDER photo.jpg`; move its dial: `branchout tune FOLDER --goal avg`.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _operating_point(fusion: Mapping[str, Any]) -> list[str]:
+    frontier, point = fusion["frontier"], fusion["point"]
+    setting = frontier["settings"][point]
+    place = (
+        f"dial at b = {setting[0]:+.3f}" if frontier["kind"] == "dial" else f"α = {setting[0]:g}, β = {setting[1]:g}"
+    )
+    figures = {name: values[point] for name, values in frontier["figures"].items() if values[point] is not None}
+    where = {
+        "dev": f"{frontier['images']:,} dev images",
+        "held-out": f"{frontier['images']:,} images held out from training",
+        "pseudo": "pseudo-exemplars, made from the head's weights: not a measurement of base accuracy",
+    }[frontier["measured"]]
+    listed = ", ".join(f"{name} {100 * value:.1f}%" for name, value in figures.items())
+    return [f"Goal `{fusion['goal']}`: {place}. Chosen on {where}: {listed}."]
+
+
+def _measured(measured: Mapping[str, Any]) -> list[str]:
+    """Before → after on images that neither trained nor chose anything."""
+    lines = ["| accuracy on other images | before | after |", "|---|---:|---:|"]
+    for name in ("all", "base", "novel", "overlap", "avg"):
+        after = measured["after"].get(name)
+        if after is not None:
+            before = measured["before"].get(name)
+            lines.append(f"| {name} | {'' if before is None else f'{100 * before:.1f}%'} | {100 * after:.1f}% |")
+    return lines
+
+
+def _event(event: Mapping[str, Any]) -> str:
+    told = ", ".join(f"{key} {value}" for key, value in event.items() if isinstance(value, str | int) and key != "what")
+    return f"{event.get('what', 'made')}: {told}" if told else str(event.get("what", "made"))

@@ -1,0 +1,90 @@
+"""How the command line shows things: progress bars, tables of operating points, sizes and times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from branchout.train.loop import Event, Report
+
+COLUMNS = ("all", "base", "novel", "overlap", "avg")
+
+
+@contextmanager
+def progress(console: Console) -> Iterator[Report]:
+    """A bar for every piece of work that reports itself: how far, how long still, and the figure that matters."""
+    bars = Progress(
+        TextColumn("{task.description:<16}"),
+        BarColumn(bar_width=32),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        TextColumn("{task.fields[figures]}"),
+        console=console,
+    )
+    tasks: dict[str, TaskID] = {}
+
+    def report(event: Event) -> None:
+        if event.work not in tasks or event.done < bars.tasks[tasks[event.work]].completed:
+            tasks[event.work] = bars.add_task(event.work, total=event.total, figures="")
+        figures = "  ".join(f"{name} {value:.3f}" for name, value in event.figures.items())
+        bars.update(tasks[event.work], completed=event.done, total=event.total, figures=figures)
+
+    with bars:
+        yield report
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
+
+
+def operating_points(measured: Mapping[str, Any], chosen: str) -> Table:
+    """Each goal's point on the test images, with base accuracy before → after."""
+    before = measured["before"]
+    shown = [name for name in COLUMNS if measured["after"].get(name) is not None]
+    table = Table(
+        title=f"accuracy in % on {measured['images']:,} images that neither trained nor chose", title_justify="left"
+    )
+    table.add_column("goal")
+    for name in shown:
+        table.add_column(f"{name} before → after" if name == "base" else name, justify="right")
+    rows = {**measured["goals"]}
+    if chosen not in rows:
+        rows[chosen] = measured["after"]
+    for goal, figures in rows.items():
+        cells = []
+        for name in shown:
+            arrow = f"{percent(before.get('base'))} → " if name == "base" and before.get("base") is not None else ""
+            cells.append(arrow + percent(figures[name]))
+        table.add_row(f"[bold]{goal} ◂[/]" if goal == chosen else goal, *cells)
+    return table
+
+
+def before_after(before: Mapping[str, Any] | None, after: Mapping[str, Any], images: int) -> Table:
+    """Accuracies of one evaluation."""
+    table = Table(title=f"accuracy in % on {images:,} images", title_justify="left")
+    for heading in ("split", "before", "after"):
+        table.add_column(heading, justify="left" if heading == "split" else "right")
+    for name in COLUMNS:
+        if after.get(name) is not None:
+            table.add_row(name, percent((before or {}).get(name)), percent(after[name]))
+    return table
+
+
+def size(count: float) -> str:
+    """Bytes or parameters, as people say them."""
+    for unit, step in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= step:
+            return f"{count / step:.1f}{unit}"
+    return f"{count:.0f}"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
