@@ -132,7 +132,8 @@ class Model:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return self.classifier.space.classes
+        names: tuple[str, ...] = self.classifier.space.classes
+        return names
 
     @property
     def frontier(self) -> Frontier:
