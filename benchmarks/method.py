@@ -121,7 +121,6 @@ def extend_dial(
         where="layer4",
         seed=seed,
         views=views,
-        cache_limit=60 << 30,
         device=DEVICE,
         report=show,
     )
@@ -273,7 +272,7 @@ def main() -> None:
     start = now()
     step, _ = learn_branch(
         base, names[1], setting.labelled(setting.novel), PAPER.stage_one, where="layer4", seed=options.split,
-        views=options.views, cache_limit=60 << 30, device=DEVICE, report=show,
+        views=options.views, device=DEVICE, report=show,
     )  # fmt: skip
     stage_one = now() - start
     model = base.extended(step)

@@ -30,7 +30,7 @@ from branchout.train.recipes import Optimisation, StageOne
 
 Ints = npt.NDArray[np.int64]
 CACHE_LIMIT = 4 << 30
-"""Bytes of trunk activations kept in memory; what does not fit is computed anew every epoch."""
+"""Bytes of trunk activations kept in memory, or half of what a GPU has free; else they are computed every epoch."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def learn_branch(
     where: str = "last",
     seed: int = 0,
     views: int = 0,
-    cache_limit: int = CACHE_LIMIT,
+    cache_limit: int | None = None,
     device: torch.device,
     checkpoint: Path | None = None,
     report: Report = silent,
@@ -78,6 +78,8 @@ def learn_branch(
     local = torch.from_numpy(space.class_of_column[space.slice_of(len(space.branches) - 1)]).to(device)
 
     sources = [new.images] + ([replayed.images] if replayed else [])
+    if cache_limit is None:
+        cache_limit = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CACHE_LIMIT
     kept = frozen.cache(sources, views, seed, cache_limit, report) if views else None
 
     def epoch_batches(epoch: int) -> Iterator[tuple[list[Tensor], Tensor]]:

@@ -29,6 +29,8 @@ from branchout.train.loop import Event, Report, silent
 from branchout.train.pseudo import pseudo_exemplars
 from branchout.train.recipes import Recipe, recipe_named
 
+VIEWS = {"cuda": 8, "cpu": 4}
+"""Cached views in stage I: more cost memory and the time to make them, fewer cost accuracy."""
 HELD_OUT = 0.2
 """Share of each class held out when no validation images are given."""
 
@@ -197,8 +199,8 @@ class Extension:
 
     def learn_branch(self) -> tuple[Step, list[float]]:
         views = self.request.views
-        if views is None:  # a GPU runs the trunk faster than it fills its memory; two cores do not
-            views = 0 if self.device.type == "cuda" else 4
+        if views is None:
+            views = VIEWS[self.device.type]
         memory = self.material.memory
         return learn_branch(
             self.base,
@@ -242,8 +244,7 @@ class Extension:
         labels = torch.from_numpy(self.labels(seen)).to(self.device)
         origin = torch.from_numpy(seen.origin).to(self.device)
         if memory is None:
-            drawn = pseudo_exemplars(model, features[0], labels, self.request.exemplars, self.request.seed)
-            made, made_labels, made_origin = drawn
+            made, made_labels, made_origin = self.pseudo(model, self.request.seed)
             features = torch.cat([made.expand(len(features), *made.shape), features], dim=1)
             labels, origin = torch.cat([made_labels, labels]), torch.cat([made_origin, origin])
         data = fusion_data(model, features, labels, origin)
@@ -290,11 +291,19 @@ class Extension:
         labels = self.labels(self.material.dev)
         if self.material.measured != "pseudo":
             return features, labels
-        new = self.features(model, self.material.new)[0]
-        new_labels = torch.from_numpy(self.labels(self.material.new)).to(self.device)
         # Another seed than stage II's: what trained must not choose.
-        made, made_labels, _ = pseudo_exemplars(model, new, new_labels, self.request.exemplars, self.request.seed + 1)
+        made, made_labels, _ = self.pseudo(model, self.request.seed + 1)
         return torch.cat([made, features]), np.concatenate([made_labels.cpu().numpy(), labels])
+
+    def pseudo(self, model: Classifier, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Made-up exemplars of the old classes: features, labels and origins."""
+        new = self.material.new
+        fresh = self.material.dev.of_classes(new.classes)
+        tables = [
+            (self.features(model, part)[0], torch.from_numpy(self.labels(part)).to(self.device))
+            for part in (new, fresh if len(fresh) else new)
+        ]
+        return pseudo_exemplars(model, tables[0], tables[1], self.request.exemplars, seed)
 
     def measure(self, model: Classifier, fusion: Fusion, points: Frontier) -> dict[str, Any] | None:
         """Before and after on the test images, at the chosen point and at the point of every plain goal."""

@@ -1,16 +1,21 @@
 """Exemplars of old classes when none were kept, made up from what the heads remember.
 
-A head's weight vector points to where its class lies in feature space. Around it new images tell how a class spreads
-(their covariance within classes), and how the features of one branch go with those of another (ridge regression).
+A head's weight vector points to where its class lies in feature space, but real images lie some way off. How far is
+read from fresh images of the new classes, off their own new rows: the cosines between the two. In which directions
+they stray is read from new images too (the covariance within classes), and so is how the features of one branch go
+with those of another (ridge regression).
+
+The cosines matter most. Made-up features that sit on their weight vectors are classified too well, and a dial placed
+with them gives base images away to new classes.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from branchout.model.classifier import Classifier
-from branchout.model.fusion import NORM, CosineHead, to_norm
 
 RIDGE = 0.1
 """Ridge strength, as a share of the mean variance of the features."""
@@ -18,33 +23,49 @@ RIDGE = 0.1
 
 @torch.no_grad()
 def pseudo_exemplars(
-    model: Classifier, new_features: Tensor, new_labels: Tensor, per_class: int, seed: int
+    model: Classifier, new: tuple[Tensor, Tensor], fresh: tuple[Tensor, Tensor], per_class: int, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Made-up features (M, feature vectors, k), class numbers and origins for every class of every earlier branch.
 
-    `new_features` (N, feature vectors, k) and `new_labels` are those of the newest step's images.
+    `new` and `fresh` are features (N, feature vectors, k) and class numbers of images of the newest step: those it was
+    trained with, and others it was not.
     """
-    cosine = isinstance(model.base_head, CosineHead)
-    real = to_norm(new_features) if cosine else new_features
-    generator = torch.Generator(real.device).manual_seed(seed)
-    features, labels, origins = [], [], []
+    features, labels = new
+    generator = torch.Generator(features.device).manual_seed(seed)
+    cosines = alignment(model, *fresh)
+    made, numbers, origins = [], [], []
     for branch, head in enumerate(list(model.fused.heads)[:-1]):
         own = model.fused.feature_of[branch]
-        length = NORM if cosine else real[:, own].norm(dim=1).mean()
-        centres = torch.nn.functional.normalize(head.weight, dim=1) * length  # type: ignore[arg-type]
-        spread = within_class_spread(real[:, own], new_labels)
-        count = len(centres) * per_class
-        noise = torch.randn(count, len(spread), generator=generator, device=real.device, dtype=real.dtype) @ spread
-        drawn = centres.repeat_interleave(per_class, 0) + noise
-        vectors = [
-            drawn if other == own else predict_features(real[:, own], real[:, other], drawn)
-            for other in range(real.shape[1])
-        ]
-        features.append(torch.stack(vectors, dim=1))
-        numbers = torch.from_numpy(model.space.index(model.space.branches[branch])).to(real.device)
-        labels.append(numbers.repeat_interleave(per_class))
-        origins.append(torch.full((count,), branch, device=real.device))
-    return torch.cat(features), torch.cat(labels), torch.cat(origins)
+        rows = F.normalize(head.weight, dim=1).repeat_interleave(per_class, 0)  # type: ignore[arg-type]
+        spread = within_class_spread(F.normalize(features[:, own], dim=1), labels)
+        noise = torch.randn(len(rows), len(spread), generator=generator, device=rows.device, dtype=rows.dtype) @ spread
+        aside = F.normalize(noise - (noise * rows).sum(1, keepdim=True) * rows, dim=1)
+        drawn = cosines[torch.randint(len(cosines), (len(rows),), generator=generator, device=rows.device)][:, None]
+        length = features[:, own].norm(dim=1).mean()
+        vectors = (drawn * rows + (1 - drawn**2).clamp(min=0).sqrt() * aside) * length
+        others = range(features.shape[1])
+        made.append(
+            torch.stack(
+                [vectors if f == own else predict_features(features[:, own], features[:, f], vectors) for f in others],
+                dim=1,
+            )
+        )
+        known = torch.from_numpy(model.space.index(model.space.branches[branch])).to(rows.device)
+        numbers.append(known.repeat_interleave(per_class))
+        origins.append(torch.full((len(rows),), branch, device=rows.device))
+    return torch.cat(made), torch.cat(numbers), torch.cat(origins)
+
+
+def alignment(model: Classifier, features: Tensor, labels: Tensor) -> Tensor:
+    """Cosines between images of the newest step and the rows of their own classes in its head."""
+    head = list(model.fused.heads)[-1]
+    row_of = torch.full((len(model.space.classes),), -1, dtype=torch.long)
+    taught = model.space.branches[-1]
+    row_of[torch.from_numpy(model.space.index(taught))] = torch.arange(len(taught))
+    rows = row_of.to(labels.device)[labels]
+    known = rows >= 0
+    h = F.normalize(features[known, model.fused.feature_of[-1]], dim=1)
+    return (h * F.normalize(head.weight, dim=1)[rows[known]]).sum(1)  # type: ignore[arg-type]
 
 
 def within_class_spread(features: Tensor, labels: Tensor) -> Tensor:
