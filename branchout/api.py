@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterable, Sequence
@@ -32,7 +33,7 @@ from branchout.train.frontier import Frontier
 from branchout.train.loop import Report, best_device, silent
 from branchout.train.pretrain import FAST
 from branchout.train.pretrain import pretrain as train_base
-from branchout.train.recipes import Optimisation
+from branchout.train.recipes import Optimisation, recipe_named
 
 Pictures = str | Path | np.ndarray
 Answer = list[tuple[str, float]]
@@ -147,6 +148,12 @@ class Model:
         self.folder = Path(out)
         return self
 
+    def note(self, **facts: Any) -> Model:
+        """Add facts to the last entry of the model's history."""
+        *earlier, last = self.artefact.history
+        self.artefact = replace(self.artefact, history=(*earlier, {**last, **facts}))
+        return self
+
     # Asking.
 
     def predict(self, pictures: Pictures | Iterable[Pictures], *, top: int = 5, flip: bool = False) -> Any:
@@ -255,6 +262,8 @@ class Model:
         With `out` the model is saved there, and a run that was stopped goes on when it is called again.
         """
         request = Request(**options)
+        Frontier.check_goal(request.goal)  # a typo is answered before anything is trained
+        recipe_named(request.recipe)
         out = None if out is None else Path(out)
         if out is not None and out.exists():
             raise BranchoutError(f"{out} is there already; choose another --out, or remove it first")
@@ -291,10 +300,12 @@ class Model:
         return Model(grown, out, self.device)
 
     def _identity(self, material: Material, request: Request, pooler: str) -> dict[str, Any]:
-        """All that decides the result, for telling whether a stopped run may go on."""
+        """All that decides what is trained, for telling whether a stopped run may go on; its goal may still change."""
         memory = material.memory
+        settings = asdict(request)
+        del settings["goal"]
         return {
-            **asdict(request),
+            **settings,
             "pooler": pooler,
             "base": weights_digest(self.classifier.backbone, self.classifier.branches, self.classifier.fused.heads),
             "new images": material.new.fingerprint(),
@@ -326,10 +337,14 @@ def claim(out: Path, identity: dict[str, Any]) -> Path:
                 + f"\nGo on with the same settings, choose another --out, or remove {work}"
             )
     work.mkdir(parents=True, exist_ok=True)
-    note.write_text(json.dumps(identity, indent=1), encoding="utf-8")
+    partial = note.with_name(f"{note.name}.{os.getpid()}.partial")
+    partial.write_text(json.dumps(identity, indent=1), encoding="utf-8")
+    partial.replace(note)  # a kill leaves a whole note or none
     return work
 
 
 def as_samples(images: np.ndarray, names: Sequence[str]) -> Samples:
     """Samples from arrays: images (number × height × width × channels, uint8) and their class names."""
+    if len(images) != len(names):
+        raise BranchoutError(f"{len(images)} images were given with {len(names)} names; each needs one")
     return Samples.build(ArrayPixels(images), names, [f"{name}/{n}" for n, name in enumerate(names)])

@@ -2,51 +2,108 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+from typer.core import TyperGroup
 
 from branchout.errors import BranchoutError
 
 if TYPE_CHECKING:
+    from branchout.api import Model
     from branchout.data.dataset import Dataset
 
+GOES_ON = ("pretrain", "extend")
+"""Commands that, stopped at any moment, take up their work when they are typed again."""
+BATCH_PICTURES, BATCH_PIXELS = 64, 64_000_000
+"""How much `predict` decodes before the network is asked."""
+
+
+class Stopped(Exception):  # noqa: N818 – not an error
+    """Ctrl-C. Typer would end the program at once if it saw the interrupt itself."""
+
+
+class NobodyReads(Exception):  # noqa: N818 – not an error
+    """The reader of our output has gone, as `| head` does; typer would call it a failure."""
+
+
+class Commands(TyperGroup):
+    """The commands in the order in which one needs them."""
+
+    first = ("demo", "pretrain", "check", "extend", "tune", "predict", "evaluate")
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=lambda name: [*self.first, name].index(name))
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Stopped from None
+        except BrokenPipeError:
+            raise NobodyReads from None
+
+
+class Output(Console):
+    def on_broken_pipe(self) -> NoReturn:
+        raise NobodyReads from None
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Add classes to a trained image classifier without making it forget the old ones.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-console = Console()
+console = Output()
 
 
 def main() -> None:
     """What the `branchout` command runs: errors that a user can mend are printed without a traceback."""
+    goes_on = sys.argv[1:2] in [[name] for name in GOES_ON]
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where it is known what to do if nobody reads it
     except BranchoutError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {_plain(str(error))}", highlight=False)
+        _say(str(error), "error:", "bold red", error=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("stopped; the same command again goes on from here", highlight=False)
+    except (Stopped, KeyboardInterrupt):
+        _say("stopped; the same command again goes on from here" if goes_on else "stopped", error=True)
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output has gone, as `| head` does
-        sys.stderr.close()
-        sys.exit(0)
+    except (NobodyReads, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if goes_on:
+            _say("stopped, since nobody reads the output; the same command again goes on from here", error=True)
+        sys.exit(1 if goes_on else 0)
 
 
-def _plain(text: str) -> str:
-    from rich.markup import escape
+def _say(text: str, label: str = "", style: str = "yellow", *, error: bool = False) -> None:
+    """Print text as it is, square brackets and all; in a file a sentence stays on one line."""
+    to = Output(stderr=True) if error else console
+    to.print(
+        Text.assemble((f"{label} ", style), text) if label else Text(text),
+        highlight=False,
+        soft_wrap=not to.is_terminal,
+    )
 
-    return escape(text)
 
+OFTEN, MORE = "Commands", "Data and experiments"
 
-Data = Annotated[str, typer.Argument(help="A folder with one folder per class, a benchmark's folder, or 'glyphs'.")]
+Data = Annotated[
+    str,
+    typer.Argument(metavar="DATA", help="A folder with one folder per class, a benchmark's folder, or 'glyphs'."),
+]
 ClassFacts = Annotated[
     Path | None,
     typer.Option("--classes", help='JSON with "domains", "base_domain" and "siblings" of the classes.'),
@@ -64,7 +121,7 @@ def _dataset(data: str, facts: Path | None = None) -> Dataset:
     return dataset if facts is None else with_facts(dataset, facts)
 
 
-@app.command()
+@app.command(rich_help_panel=MORE)
 def data(
     data: Data,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet to this picture file.")] = None,
@@ -76,7 +133,7 @@ def data(
     from branchout.data.sheet import contact_sheet
 
     dataset = _dataset(data)
-    table = Table(title=_plain(dataset.name), title_justify="left")
+    table = Table(title=Text(dataset.name), title_justify="left")
     for heading in ("", "classes", "images", "fewest", "median", "most", "pixels"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, samples in (("train", dataset.train), ("val", dataset.val)):
@@ -92,10 +149,10 @@ def data(
     for attribute in dataset.train.attributes:
         values, counts_of = np.unique(dataset.train.attributes[attribute], return_counts=True)
         listed = ", ".join(f"{v} {n:,}" for v, n in zip(values[:8], counts_of, strict=False))
-        console.print(f"{attribute}: {listed}{', …' if len(values) > 8 else ''}", highlight=False)
+        _say(f"{attribute}: {listed}{', …' if len(values) > 8 else ''}")
     if sheet:
         shown = contact_sheet(dataset.train, sheet, classes=classes)
-        console.print(f"{shown} of {len(dataset.train.classes):,} classes are on {sheet}", highlight=False)
+        _say(f"{shown} of {len(dataset.train.classes):,} classes are on {sheet}")
 
 
 def _sizes(samples: Any) -> str:
@@ -112,9 +169,11 @@ def _sizes(samples: Any) -> str:
     return " … ".join(f"{w}×{h}" for h, w in (ordered[0], ordered[len(ordered) // 2], ordered[-1]))
 
 
-@app.command()
+@app.command(rich_help_panel=MORE)
 def scenario(
-    name: Annotated[str, typer.Argument(help="disjoint, steps, overlap-style, …; an unknown name lists them all.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="disjoint, steps, overlap-style, …; an unknown name lists them all.")
+    ],
     data: Data,
     base: Annotated[int | None, typer.Option(help="Base classes; all that are left if not given.")] = None,
     novel: Annotated[int, typer.Option(help="Novel classes, at each step.")] = 40,
@@ -127,7 +186,7 @@ def scenario(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the scenario to this JSON file.")] = None,
 ) -> None:
-    """Draw one of the paper's scenarios from a dataset, and write it to a file that others can use."""
+    """Draw one of the paper's scenarios, and write it to a file."""
     from branchout.data import scenarios
 
     if name not in scenarios.NAMES:
@@ -143,7 +202,7 @@ def scenario(
         seed=seed,
         features=_array(features) if features else None,
     )
-    table = Table(title=_plain(str(plan)), title_justify="left")
+    table = Table(title=Text(str(plan)), title_justify="left")
     for heading in ("split", "classes", "images"):
         table.add_column(heading, justify="left" if heading == "split" else "right")
     for split, count, images in scenarios.describe(plan, dataset):
@@ -151,7 +210,7 @@ def scenario(
     console.print(table)
     if out:
         plan.save(out)
-        console.print(f"written to {out}", highlight=False)
+        _say(f"written to {out}")
 
 
 def _array(path: Path) -> Any:
@@ -159,24 +218,45 @@ def _array(path: Path) -> Any:
 
     try:
         return np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise BranchoutError(f"{path} is not a readable .npy file of features: {error}") from None
 
 
 Base = Annotated[
-    str, typer.Option("--base", help="A saved model, a timm name, efficientnet_lite0, 'glyphs', or a checkpoint file.")
+    str,
+    typer.Option("--base", help="A saved model, efficientnet_lite0, 'glyphs', a timm name, or a checkpoint file."),
+]
+New = Annotated[
+    Path, typer.Argument(metavar="NEW", help="New images: one folder per class. A class the base knows is extended.")
 ]
 Memory = Annotated[Path | None, typer.Option(help="Old images that were kept: one folder per old class.")]
 Val = Annotated[Path | None, typer.Option(help="Labelled images to choose and report with; else some are held out.")]
-Saved = Annotated[Path, typer.Argument(help="A saved model.")]
+Saved = Annotated[str, typer.Argument(metavar="MODEL", help="A saved model: a folder.")]
 Goal = Annotated[str, typer.Option(help="all, avg, balanced, novel, or a condition such as 'novel>=0.80'.")]
 Recipe = Annotated[str, typer.Option(help="branchout (ours), paper (the text) or reference (the authors' runs).")]
 Where = Annotated[str, typer.Option("--branch", help="What is cloned: last, a stage, a module, or fc for nothing.")]
 Arch = Annotated[str | None, typer.Option(help="The timm network of a checkpoint file.")]
 Flip = Annotated[bool, typer.Option("--flip", help="Average over the mirror image: twice the time.")]
+Seed = Annotated[int, typer.Option(help="Another number draws and trains differently.")]
 
 
-@app.command()
+def _model(name: str, arch: str | None = None, *, base: bool = False) -> Model:
+    """Open a model; a name that is none is answered with the saved models nearby, and for a base with timm's."""
+    from branchout import api
+
+    place = Path(name)
+    try:
+        return api.load(name, arch=arch)
+    except BranchoutError as error:
+        if place.exists() or name == "glyphs":
+            raise
+        nearby = sorted(str(file.parent) for file in place.parent.glob("*/branchout.json"))
+        there = f"; there is: {', '.join(nearby[:6])}" if nearby else ", which is a folder that holds branchout.json"
+        also = f". As for timm: {error}" if base and "/" not in name else ""
+        raise BranchoutError(f"there is no saved model {place}{there}{also}") from None
+
+
+@app.command(rich_help_panel=OFTEN)
 def pretrain(
     data: Data,
     out: Annotated[Path, typer.Option(help="Where the base model is saved.")],
@@ -189,19 +269,22 @@ def pretrain(
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs, if not the schedule's.")] = None,
     scenario: Annotated[Path | None, typer.Option(help="Train on the base classes of this scenario file.")] = None,
     half: Annotated[bool, typer.Option("--half", help="Save in half precision.")] = False,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> None:
     """Train a base model from scratch."""
     from dataclasses import replace
 
     from branchout import api
     from branchout.data.scenarios import Scenario
+    from branchout.model.resnet import ARCHITECTURES
     from branchout.show import progress
     from branchout.train.pretrain import SCHEDULES
 
     _must_be_free(out)
     if schedule not in SCHEDULES:
         raise BranchoutError(f"no schedule is called {schedule!r}; known are: {', '.join(SCHEDULES)}")
+    if arch not in ARCHITECTURES:
+        raise BranchoutError(f"no architecture is called {arch!r}; known are: {', '.join(ARCHITECTURES)}")
     optimisation = SCHEDULES[schedule] if epochs is None else replace(SCHEDULES[schedule], epochs=epochs)
     dataset = _dataset(data)
     train, val = dataset.train, dataset.val
@@ -226,35 +309,40 @@ def pretrain(
         accuracy = model.evaluate(val.of_classes(model.classes), report=report).after.all
     model.save(out, half=half)
     _clear(work)
-    console.print(f"{len(model.classes):,} classes, {100 * accuracy:.1f}% right on {len(val):,} validation images")
-    _next(f"branchout extend NEW/ --base {out} --memory OLD/ --out v2/")
+    _say(
+        f"{len(model.classes):,} classes, {100 * accuracy:.1f}% right on {len(val):,} validation images; saved in {out}"
+    )
+    _next(f"branchout extend NEW/ --base {_quoted(out)} --memory OLD/ --out v2/")
 
 
-@app.command()
+@app.command(rich_help_panel=OFTEN)
 def check(
-    new: Annotated[Path, typer.Argument(help="New images: one folder per class.")],
+    new: New,
     base: Base,
     memory: Memory = None,
     val: Val = None,
     branch: Where = "last",
     arch: Arch = None,
 ) -> None:
-    """Say what `extend` would do: counts, problems, overlaps, time and space."""
-    from branchout import api
+    """Say what `extend` would do: counts, problems, overlaps, time, space."""
+    from branchout.model.surgery import branch_point
     from branchout.plan import forecast
 
-    model = api.load(base, arch=arch)
+    model = _model(base, arch, base=True)
+    branch_point(model.classifier.backbone, branch)
     problems: list[str] = []
     material = model.material(new, memory, val, problems=problems)
     _warn(problems)
     for line in forecast(model, material, branch):
-        console.print(line, highlight=False)
-    _next(_extend_command(new, base, memory, val))
+        _say(line)
+    options = {"base": base, "memory": memory, "val": val, "branch": branch, "arch": arch, "out": "v2"}
+    given = [f"--{name} {_quoted(value)}" for name, value in options.items() if value not in (None, "last")]
+    _next(f"branchout extend {_quoted(new)} {' '.join(given)}")
 
 
-@app.command()
+@app.command(rich_help_panel=OFTEN)
 def extend(
-    new: Annotated[Path, typer.Argument(help="New images: one folder per class. A class the base knows is extended.")],
+    new: New,
     base: Base,
     out: Annotated[Path, typer.Option(help="Where the new model is saved.")],
     memory: Memory = None,
@@ -263,14 +351,20 @@ def extend(
     goal: Goal = "balanced",
     recipe: Recipe = "branchout",
     fuse: Annotated[bool, typer.Option("--fuse", help="Learn deltas even if no class is shared.")] = False,
-    pooler: Annotated[str, typer.Option(help="max or average, for classes that several branches know.")] = "max",
+    pooler: Annotated[
+        str | None, typer.Option(help="max or average, for classes that several branches know. [default: max]")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of stage I, if not the recipe's.")] = None,
     arch: Arch = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> None:
-    """Add the classes of NEW to a model. Stopped at any moment, the same command goes on."""
+    """Add the classes of NEW to a model.
+
+    Stopped at any moment, the same command goes on.
+    """
     from branchout import api
     from branchout.model.fusion import POOLERS
+    from branchout.model.surgery import branch_point
     from branchout.show import progress
     from branchout.train.frontier import Frontier
     from branchout.train.recipes import recipe_named
@@ -278,9 +372,13 @@ def extend(
     _must_be_free(out)
     recipe_named(recipe)  # a typo is answered before anything is loaded
     Frontier.check_goal(goal)
-    if pooler not in POOLERS:
+    if pooler not in (None, *POOLERS):
         raise BranchoutError(f"no pooler is called {pooler!r}; known are: {', '.join(POOLERS)}")
-    model = api.load(base, arch=arch)
+    model = _model(base, arch, base=True)
+    branch_point(model.classifier.backbone, branch)
+    pools = model.classifier.fused.pooler.kind
+    if model.classifier.steps and pooler not in (None, pools):
+        raise BranchoutError(f"{base} pools with {pools!r}, which its first step has set; leave --pooler out")
     problems: list[str] = []
     images = [None if folder is None else api.samples_in(folder, problems) for folder in (new, memory, val)]
     _warn(problems)
@@ -291,7 +389,7 @@ def extend(
             memory=images[1],
             val=images[2],
             out=out,
-            pooler=pooler,
+            pooler=pooler or pools,
             report=report,
             branch=branch,
             goal=goal,
@@ -303,70 +401,92 @@ def extend(
     _tell(grown, out)
 
 
-@app.command()
+@app.command(rich_help_panel=OFTEN)
 def tune(model: Saved, goal: Goal = "balanced") -> None:
-    """Move a model to another operating point, at once: nothing is trained and no images are needed."""
-    from branchout import api
-    from branchout.show import percent
+    """Turn the dial to another operating point, at once.
 
-    loaded = api.load(model)
+    Nothing is trained and no images are needed.
+    """
+    from branchout.show import percent
+    from branchout.train.frontier import Frontier
+
+    Frontier.check_goal(goal)
+    loaded = _model(model)
     figures = loaded.tune(goal)
     frontier = loaded.frontier
     told = ", ".join(f"{name} {percent(value)}%" for name, value in figures.items() if value is not None)
-    console.print(
-        f"{goal}: {told} on the {frontier.images:,} images that chose it ({frontier.measured})", highlight=False
-    )
-    _next(f"branchout evaluate {model} TEST/", f"branchout predict {model} photo.jpg")
+    whence = {
+        "dev": "given for it",
+        "held-out": "held out for it",
+        "pseudo": "new ones, and stand-ins for old ones",
+    }
+    _say(f"{goal}: {told}, on the {frontier.images:,} images that chose it ({whence[frontier.measured]})")
+    _next(f"branchout evaluate {_quoted(model)} TEST/", f"branchout predict {_quoted(model)} photo.jpg")
 
 
-@app.command()
+@app.command(rich_help_panel=OFTEN)
 def predict(
     model: Saved,
-    pictures: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    pictures: Annotated[list[Path], typer.Argument(metavar="PICTURES", help="Image files, or folders of them.")],
     top: Annotated[int, typer.Option(min=1, help="How many answers for each picture.")] = 3,
     flip: Flip = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Name what is in pictures."""
-    import json
-
-    from branchout import api
+    from branchout.data.decode import UnreadableImage, decode
     from branchout.data.folders import pictures_in
 
     files = [file for given in pictures for file in pictures_in(given)]
-    loaded = api.load(model)
-    for file in files:
+    loaded = _model(model)
+    waiting: list[tuple[Path, Any]] = []
+    pixels = answered = 0
+    for number, file in enumerate(files, 1):
         try:
-            answers = loaded.predict(file, top=top, flip=flip)
-        except BranchoutError as error:
+            waiting.append((file, decode(file)))
+            pixels += waiting[-1][1].size
+        except UnreadableImage as error:
             if len(files) == 1:
                 raise
-            Console(stderr=True).print(f"[yellow]left out:[/] {_plain(str(error))}", highlight=False)
-            continue
-        if as_json:
-            listed = [{"class": name, "probability": round(p, 6)} for name, p in answers]
-            print(json.dumps({"file": str(file), "answers": listed}, ensure_ascii=False))
-        else:
-            told = ", ".join(f"{name} {100 * p:.1f}%" for name, p in answers)
-            console.print(f"{_plain(str(file))}: {_plain(told)}", highlight=False, soft_wrap=True)
+            _say(str(error), "left out:", error=True)
+        if waiting and (len(waiting) == BATCH_PICTURES or pixels >= BATCH_PIXELS or number == len(files)):
+            answers = loaded.predict([image for _, image in waiting], top=top, flip=flip)
+            for (name, _), answer in zip(waiting, answers, strict=True):
+                _answer(name, answer, as_json)
+            answered += len(waiting)
+            waiting, pixels = [], 0
+    if not answered:
+        raise BranchoutError(f"none of these {len(files):,} pictures could be read")
 
 
-@app.command()
+def _answer(file: Path, answer: list[tuple[str, float]], as_json: bool) -> None:
+    import json
+
+    from branchout.data.decode import printable
+
+    if as_json:
+        listed = [{"class": name, "probability": round(p, 6)} for name, p in answer]
+        print(json.dumps({"file": printable(file), "answers": listed}, ensure_ascii=False))
+    else:
+        told = ", ".join(f"{name} {100 * p:.1f}%" for name, p in answer)
+        console.print(Text(f"{printable(file)}: {told}"), highlight=False, soft_wrap=True)
+
+
+@app.command(rich_help_panel=OFTEN)
 def evaluate(
     model: Saved,
-    test: Annotated[Path, typer.Argument(help="Labelled images: one folder per class.")],
+    test: Annotated[Path, typer.Argument(metavar="TEST", help="Labelled images: one folder per class.")],
     flip: Flip = False,
     two_fold: Annotated[
         bool, typer.Option("--two-fold", help="Also choose on one half, score on the other, swap.")
     ] = False,
 ) -> None:
-    """Measure a model before → after its last step, per split and per class."""
+    """Measure a model before → after its last step; what was forgotten."""
     from dataclasses import asdict
 
     from branchout import api
     from branchout.show import before_after, percent, progress
 
-    loaded = api.load(model)
+    loaded = _model(model)
     problems: list[str] = []
     samples = api.samples_in(test, problems)
     _warn(problems)
@@ -380,21 +500,23 @@ def evaluate(
         for heading in ("class", "images", "before", "after"):
             table.add_column(heading, justify="left" if heading == "class" else "right")
         for row in losses:
-            table.add_row(_plain(row["class"]), str(row["images"]), percent(row["before"]), percent(row["after"]))
+            table.add_row(Text(row["class"]), str(row["images"]), percent(row["before"]), percent(row["after"]))
         console.print(table)
-    if two_fold:
+    if two_fold and not loaded.classifier.steps:
+        _say("--two-fold is about operating points, and a base model has none")
+    elif two_fold:
         for goal in ("all", "balanced", "avg"):
             scored = loaded.two_fold(found, goal)
-            console.print(f"two-fold {goal}: {percent(scored.two_fold)} ± {percent(scored.spread)}", highlight=False)
+            _say(f"two-fold {goal}: {percent(scored.two_fold)} ± {percent(scored.spread)}")
     if flip:
-        console.print("averaged over mirror images: every picture was run twice", highlight=False)
+        _say("averaged over mirror images: every picture was run twice")
 
 
-@app.command()
+@app.command(rich_help_panel=OFTEN)
 def demo(
     out: Annotated[Path, typer.Option(help="Where the demo writes; made anew each time.")] = Path("demo"),
 ) -> None:
-    """Everything on built-in data: 800 characters are extended by 40, 5 of them in a new typeface."""
+    """Everything on built-in data: 800 characters and 40 more."""
     from branchout import demo as play
 
     grown = play.run(out, console)
@@ -413,48 +535,41 @@ def _tell(model: Any, out: Path) -> None:
     step = f"step {len(model.classifier.steps)}"
     measured = event["measured"]
     if event["chosen on"] == "pseudo":
-        told = (
-            [f"novel {percent(measured['after']['novel'])}%"]
-            if measured and measured["after"]["novel"] is not None
-            else []
-        )
-        console.print(
-            "[yellow]base accuracy could not be measured:[/] no image of the old classes was given. The operating "
-            "point was placed with pseudo-exemplars, made from the base's own weights. "
-            + (f"On held-out new images: {', '.join(told)}. " if told else "")
-            + f"To measure, put old images in folders by class and type: branchout evaluate {out} FOLDER/",
-            highlight=False,
+        novel = measured["after"]["novel"] if measured else None
+        _say(
+            "no image of the old classes was given. The operating point was placed with stand-ins made from the base's "
+            "own weights. "
+            + (f"On held-out new images: novel {percent(novel)}%. " if novel is not None else "")
+            + f"To measure, put old images in folders by class and type: branchout evaluate {_quoted(out)} FOLDER/",
+            "base accuracy could not be measured:",
         )
     elif measured:
         if event["chosen on"] == "held-out":
-            console.print(
-                "no --val was given: a fifth of the images was held out to choose and report with", highlight=False
-            )
+            _say("no --val was given: a fifth of the images was held out to choose and report with")
         console.print(operating_points(measured, event["goal"]))
-    console.print(
+    _say(
         f"{len(model.classes):,} classes; base {size(counts['base'])} parameters, this branch {size(counts[step])}, "
         f"all branches {size(sum(v for k, v in counts.items() if k not in ('heads', 'deltas')))} without heads; "
-        f"saved in {out}",
-        highlight=False,
+        f"saved in {out}"
     )
-    _next(f"branchout predict {out} photo.jpg", f"branchout tune {out} --goal avg", f"branchout evaluate {out} TEST/")
+    here = _quoted(out)
+    _next(
+        f"branchout predict {here} photo.jpg", f"branchout tune {here} --goal avg", f"branchout evaluate {here} TEST/"
+    )
 
 
 def _next(*commands: str) -> None:
-    console.print("next:", *(f"\n  {_plain(command)}" for command in commands), highlight=False, soft_wrap=True)
+    """Commands to type next, each on a line of its own that can be copied."""
+    console.print(Text("\n  ".join(["next:", *commands])), highlight=False, soft_wrap=True)
+
+
+def _quoted(value: object) -> str:
+    return shlex.quote(str(value))
 
 
 def _warn(problems: list[str]) -> None:
     if problems:
-        console.print("[yellow]left out or worth a look:[/]")
-        for line in problems:
-            console.print(f"  {_plain(line)}", highlight=False)
-
-
-def _extend_command(new: Path, base: str, memory: Path | None, val: Path | None) -> str:
-    kept = f" --memory {memory}" if memory else ""
-    chosen = f" --val {val}" if val else ""
-    return f"branchout extend {new} --base {base}{kept}{chosen} --out v2"
+        _say("\n  ".join(["", *problems]), "left out or worth a look:")
 
 
 def _must_be_free(out: Path) -> None:
@@ -468,9 +583,9 @@ def _clear(work: Path) -> None:
     shutil.rmtree(work, ignore_errors=True)
 
 
-@app.command()
+@app.command(rich_help_panel=MORE)
 def version() -> None:
     """Print the version."""
     from branchout import __version__
 
-    console.print(__version__, highlight=False)
+    _say(__version__)

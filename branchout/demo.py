@@ -40,7 +40,8 @@ def run(out: Path, console: Console) -> api.Model:
         highlight=False,
     )
     with progress(console) as report:
-        model = base.extend(new, memory=old, val=val, out=out / "v2", report=report)
+        # Fewer epochs and cached views than the default: characters are learned quickly, and nobody likes to wait.
+        model = base.extend(new, memory=old, val=val, out=out / "v2", report=report, epochs=12, views=2)
     picture = out / "predictions.png"
     draw_predictions(base, model, plan.test(data), plan.branches[1], picture)
     console.print(f"a few answers, before and after: {picture}", highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,14 +17,25 @@ if TYPE_CHECKING:
 COLUMNS = ("all", "base", "novel", "overlap", "avg")
 
 
+QUIET_SECONDS = 30.0
+"""How long a log file waits for the next line about the same work."""
+
+
 @contextmanager
 def progress(console: Console) -> Iterator[Report]:
-    """A bar for every piece of work that reports itself: how far, how long still, and the figure that matters."""
+    """What work reports of itself: how far, how long still, and the figure that matters.
+
+    On a terminal a bar for each piece of work; in a log file a line now and then.
+    """
+    if not console.is_terminal:
+        yield _lines(console)
+        return
+    roomy = console.width >= 76
     bars = Progress(
         TextColumn("{task.description:<16}"),
-        BarColumn(bar_width=32),
+        BarColumn(bar_width=32 if roomy else 8),
         MofNCompleteColumn(),
-        TimeRemainingColumn(elapsed_when_finished=True),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
         TextColumn("{task.fields[figures]}"),
         console=console,
     )
@@ -32,11 +44,28 @@ def progress(console: Console) -> Iterator[Report]:
     def report(event: Event) -> None:
         if event.work not in tasks or event.done < bars.tasks[tasks[event.work]].completed:
             tasks[event.work] = bars.add_task(event.work, total=event.total, figures="")
-        figures = "  ".join(f"{name} {value:.3f}" for name, value in event.figures.items())
-        bars.update(tasks[event.work], completed=event.done, total=event.total, figures=figures)
+        bars.update(tasks[event.work], completed=event.done, total=event.total, figures=_figures(event))
 
     with bars:
         yield report
+
+
+def _lines(console: Console) -> Report:
+    said: dict[str, float] = {}
+
+    def report(event: Event) -> None:
+        now = time.monotonic()
+        if event.done < event.total and now - said.setdefault(event.work, now) < QUIET_SECONDS:
+            return
+        said[event.work] = now
+        line = f"{event.work} {event.done:,}/{event.total:,}  {_figures(event)}"
+        console.print(line.rstrip(), highlight=False, soft_wrap=True)
+
+    return report
+
+
+def _figures(event: Event) -> str:
+    return "  ".join(f"{name} {value:.3f}" for name, value in event.figures.items())
 
 
 def percent(value: float | None) -> str:
@@ -67,12 +96,13 @@ def operating_points(measured: Mapping[str, Any], chosen: str) -> Table:
 
 def before_after(before: Mapping[str, Any] | None, after: Mapping[str, Any], images: int) -> Table:
     """Accuracies of one evaluation."""
-    table = Table(title=f"accuracy in % on {images:,} images", title_justify="left")
-    for heading in ("split", "before", "after"):
+    table = Table(title=f"accuracy in % on {images:,} images", title_justify="left", min_width=36)
+    for heading in ("split", "accuracy") if before is None else ("split", "before", "after"):
         table.add_column(heading, justify="left" if heading == "split" else "right")
     for name in COLUMNS:
         if after.get(name) is not None:
-            table.add_row(name, percent((before or {}).get(name)), percent(after[name]))
+            earlier = [] if before is None else [percent(before.get(name))]
+            table.add_row(name, *earlier, percent(after[name]))
     return table
 
 

@@ -221,7 +221,7 @@ def test_more_classes_than_there_are_is_an_error(run: Run, tmp_path: Path) -> No
     assert not (tmp_path / "s.json").exists()
 
 
-@pytest.mark.parametrize("content", [None, b"not an array", b"\x93NUMPY\x01\x00"])
+@pytest.mark.parametrize("content", [None, b"", b"not an array", b"\x93NUMPY\x01\x00"])
 def test_features_that_cannot_be_read_are_an_error(
     photos: Path, tmp_path: Path, run: Run, content: bytes | None
 ) -> None:

@@ -173,7 +173,7 @@ def decoded(samples: Samples, preprocessing: Preprocessing, cache: Path | None) 
     kept = None
     if cache is not None:
         kept = cache / "pixels" / f"{digest(samples.fingerprint(), repr(preprocessing))}.npy"
-        stored = _stored(kept)
+        stored = stored_array(kept)
         if stored is not None and stored.shape == shape:
             return stored
     pixels = np.empty(shape, dtype=np.uint8)
@@ -190,10 +190,10 @@ def decoded(samples: Samples, preprocessing: Preprocessing, cache: Path | None) 
     return pixels
 
 
-def _stored(kept: Path) -> npt.NDArray[np.uint8] | None:
-    """The array in a file; None where there is none, or none that can be read: it is then decoded anew."""
+def stored_array(kept: Path) -> npt.NDArray[Any] | None:
+    """The array in a file; None where there is none, or none that can be read: it is then made anew."""
     try:
-        stored: npt.NDArray[np.uint8] = np.load(kept, mmap_mode="c")
+        stored: npt.NDArray[Any] = np.load(kept, mmap_mode="c")
     except (OSError, ValueError, EOFError):
         return None
     return stored

@@ -49,11 +49,13 @@ class Fusion:
     """For a dial one set of deltas, or none; for a grid one set for every point of the frontier."""
     point: int
     goal: str
+    shifts: tuple[float, ...] = ()
+    """What each step's branch is moved by whatever the dial says; empty for a dial that is all there is."""
 
-    @property
-    def offset(self) -> float:
-        """The dial's b at the chosen point."""
-        return float(self.frontier["settings"][self.point][0]) if self.frontier["kind"] == "dial" else 0.0
+    def offsets(self, steps: int) -> list[float]:
+        """What is added to each step's logits: the dial's b at the chosen point, and the step's own shift."""
+        b = float(self.frontier["settings"][self.point][0]) if self.frontier["kind"] == "dial" else 0.0
+        return [b + shift for shift in self.shifts or (0.0,) * steps]
 
     def chosen_deltas(self) -> Deltas | None:
         if not self.deltas:
@@ -80,7 +82,7 @@ class Artefact:
             deltas = fusion.chosen_deltas()
             if deltas is not None:
                 model.fused.deltas = list(deltas)
-            model.fused.turn(fusion.offset)
+            model.fused.turn(fusion.offsets(step))
         return model
 
 
@@ -102,6 +104,7 @@ def save(artefact: Artefact, out: Path, *, source: Path | None = None, half: boo
                 _share(old, partial / name)
             else:
                 save_file({key: _storable(value, half) for key, value in tensors.items()}, partial / name)
+                (partial / name).chmod(0o644)  # safetensors keeps files to their owner; models are for sharing
                 _flush(partial / name)
         _describe(artefact, partial)
         partial.rename(out)
@@ -125,7 +128,7 @@ def load(folder: Path) -> Artefact:
             raise BranchoutError(f"{folder / name} is not the file that was written: it was changed or cut short")
     try:
         return _assemble(folder, manifest)
-    except (KeyError, IndexError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, KeyError, IndexError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         raise BranchoutError(
             f"{folder} cannot be put together ({error!r}); its {MANIFEST} and weights disagree"
         ) from error
@@ -148,6 +151,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise BranchoutError(f"{folder / MANIFEST} cannot be read: {error!r}") from None
     if written != FORMAT:
         raise BranchoutError(f"{folder} is of format {written!r}, and this version reads {FORMAT!r}; update Branchout")
+    if not isinstance(manifest.get("files"), dict):
+        raise BranchoutError(f"{folder / MANIFEST} cannot be read: it does not list the model's files")
     return manifest
 
 
@@ -187,8 +192,14 @@ def _describe(artefact: Artefact, folder: Path) -> None:
         "classes": [list(names) for names in model.space.branches],
         "steps": [{"where": step.where} for step in model.steps],
         "fusions": [
-            {"frontier": f.frontier, "point": f.point, "goal": f.goal, "deltas": len(f.deltas)}
-            for f in artefact.fusions
+            {
+                "frontier": fusion.frontier,
+                "point": fusion.point,
+                "goal": fusion.goal,
+                "deltas": len(fusion.deltas),
+                "shifts": list(fusion.shifts),
+            }
+            for fusion in artefact.fusions
         ],
         "history": list(artefact.history),
         "files": {name: _checksum(folder / name) for name, _ in _files(artefact)},
@@ -248,7 +259,7 @@ def _assemble(folder: Path, manifest: Mapping[str, Any]) -> Artefact:
         if fused["deltas"]:
             stored = _read(folder / f"fusion-{number}.safetensors")
             deltas = [[stored.get(f"{p}/{d}") for d in range(number + 1)] for p in range(fused["deltas"])]
-        fusions.append(Fusion(fused["frontier"], deltas, fused["point"], fused["goal"]))
+        fusions.append(Fusion(fused["frontier"], deltas, fused["point"], fused["goal"], tuple(fused["shifts"])))
     classifier = Classifier(
         manifest["arch"],
         backbone,

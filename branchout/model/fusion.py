@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.errors import BranchoutError
-from branchout.labels import LabelSpace
+from branchout.labels import LabelSpace, branch_name
 
 NORM = 4.0
 """Features and class weights are scaled to this length, so that a logit is 16·cos."""
@@ -114,6 +114,11 @@ class FusedHead(nn.Module):
         self, space: LabelSpace, heads: Sequence[Head], feature_of: Sequence[int], pooler: str = "max"
     ) -> None:
         super().__init__()
+        for number, (names, head) in enumerate(zip(space.branches, heads, strict=True)):
+            if len(head.weight) != len(names):
+                raise BranchoutError(
+                    f"the head of {branch_name(number)} has {len(head.weight)} rows for {len(names)} classes"
+                )
         self.space = space
         self.heads = nn.ModuleList(heads)
         self.feature_of = tuple(feature_of)

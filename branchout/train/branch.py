@@ -77,6 +77,8 @@ def learn_branch(
     targets = [torch.from_numpy(part.labels).to(device) for part in (new, replayed) if part]
     local = torch.from_numpy(space.class_of_column[space.slice_of(len(space.branches) - 1)]).to(device)
 
+    old_classes = torch.from_numpy(model.space.class_of_column).to(device)
+
     sources = [new.images] + ([replayed.images] if replayed else [])
     if cache_limit is None:
         cache_limit = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CACHE_LIMIT
@@ -105,8 +107,12 @@ def learn_branch(
         own = head(h)
         if replayed:
             before = passed[1]
-            logits = pooler(torch.cat([before, own], dim=1))
-            loss = F.cross_entropy(logits[:size], target[:size]) + F.cross_entropy(logits[size:], target[size:])
+            # A new image of an old class must win in the new branch: pooled with an old column that is larger from the
+            # start, the new one would never get a gradient. So that old column does not compete.
+            rivals = before[:size].masked_fill(old_classes == target[:size, None], -torch.inf)
+            columns = (target[:size, None] == local).int().argmax(1) + before.shape[1]
+            loss = F.cross_entropy(torch.cat([rivals, own[:size]], dim=1), columns)
+            loss = loss + F.cross_entropy(pooler(torch.cat([before, own], dim=1)[size:]), target[size:])
         else:
             # The new head alone, over the new classes alone. Against frozen logits, and with no old image to say
             # otherwise, it would learn to outshout them on every picture.
@@ -148,8 +154,10 @@ def _copied_rows(model: Classifier) -> nn.ModuleList:
     for head in model.fused.heads:
         classes, features = head.weight.shape  # type: ignore[misc]
         copy: Head
-        copy = CosineHead(features, classes) if isinstance(head, CosineHead) else nn.Linear(features, classes)
-        copy.load_state_dict(head.state_dict(), strict=False)
+        copy = CosineHead(features, classes)
+        if isinstance(head, nn.Linear):
+            copy = nn.Linear(features, classes, bias=head.bias is not None)
+        copy.load_state_dict(head.state_dict())
         copies.append(copy)
     return nn.ModuleList(copies)
 

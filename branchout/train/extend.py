@@ -50,6 +50,8 @@ class Request:
     """Stage I epochs, if not the recipe's."""
     views: int | None = None
     """Augmented views whose trunk output is cached in stage I; None decides by the device."""
+    per_step: bool = False
+    """Move each step's branch by a number of its own, found on dev, before the dial moves all of them."""
     seed: int = 0
 
 
@@ -268,13 +270,13 @@ class Extension:
             model.fused.deltas = list(deltas[0]) if deltas else [None] * len(model.fused.heads)
             with torch.no_grad():
                 columns = model.fused.columns(features.unbind(1)).double().cpu().numpy()
+            pooler = model.fused.pooler.kind
+            shifts: tuple[float, ...] = ()
+            if self.request.per_step:
+                shifts = tuple(frontiers.step_offsets(columns, labels, self.space, self.request.goal, pooler).tolist())
+                columns = columns + np.array([0.0, *shifts])[self.space.branch_of_column]
             points = frontiers.dial_frontier(
-                columns,
-                labels,
-                self.space,
-                model.fused.pooler.kind,
-                balanced_by=self.recipe.balanced,
-                measured=self.material.measured,
+                columns, labels, self.space, pooler, balanced_by=self.recipe.balanced, measured=self.material.measured
             )
         else:
             answers = grid_answers(model, features, fused, 0).cpu().numpy()
@@ -282,8 +284,9 @@ class Extension:
             kept = whole.pareto()
             points = replace(whole.select(kept), measured=self.material.measured)
             deltas = [_on_cpu(fused.at(0, int(n))) for n in kept]
+            shifts = ()
         point = points.choose(self.request.goal)
-        return Fusion(points.to_dict(), deltas, point, self.request.goal), points
+        return Fusion(points.to_dict(), deltas, point, self.request.goal, shifts), points
 
     def dev(self, model: Classifier) -> tuple[Tensor, np.ndarray]:
         """Features and labels of the dev images, with made-up ones of the old classes if there are none."""
@@ -331,7 +334,7 @@ def apply_fusion(model: Classifier, fusion: Fusion) -> None:
     """Set a model's deltas and dial to a fusion's chosen point."""
     deltas = fusion.chosen_deltas()
     model.fused.deltas = [None] * len(model.fused.heads) if deltas is None else list(deltas)
-    model.fused.turn(fusion.offset)
+    model.fused.turn(fusion.offsets(len(model.steps)))
 
 
 @torch.no_grad()

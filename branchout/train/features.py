@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from branchout.data import augment
 from branchout.data.augment import Augmentation
-from branchout.data.batches import Images, in_order
+from branchout.data.batches import Images, in_order, stored_array
 from branchout.data.samples import digest
 from branchout.model.classifier import Classifier
 from branchout.train.loop import Event, Report, seed_for, silent
@@ -56,6 +56,8 @@ def extract(
 
     With `cache` and the pictures' `fingerprint` the result is kept on disk and read back memory-mapped.
     """
+    augmentation = augmentation or augment.for_kind(model.kind, model.preprocessing.size)
+    shape = (max(views, 1), len(images), 1 + max(model.fused.feature_of), model.backbone.features)
     kept = None
     if cache is not None and fingerprint:
         weights = weights_digest(model.backbone, model.branches)
@@ -67,9 +69,9 @@ def extract(
             repr(model.preprocessing),
         )
         kept = cache / "features" / f"{key}.npy"
-        if kept.exists():
-            return torch.from_numpy(np.load(kept, mmap_mode="c")).to(device)
-    augmentation = augmentation or augment.for_kind(model.kind, model.preprocessing.size)
+        stored = stored_array(kept)
+        if stored is not None and stored.shape == shape:
+            return torch.from_numpy(stored).to(device)
     batches = in_order(len(images), BATCH)
     rounds = []
     for view in range(max(views, 1)):

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from safetensors.torch import safe_open, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from branchout.train.recipes import Optimisation
@@ -138,12 +139,14 @@ def resume(
     optimiser: torch.optim.Optimizer,
     optimisation: Optimisation,
 ) -> list[float]:
-    """Take up training where the checkpoint left it; a checkpoint of other settings is not used."""
-    if not path.exists():
+    """Take up training where the checkpoint left it; one of other settings, or one cut short, is not used."""
+    try:
+        opened = safe_open(path, "pt")
+    except (OSError, SafetensorError):
         return []
-    with safe_open(path, "pt") as file:
+    with opened as file:
         about = file.metadata()
-        if json.loads(about["settings"]) != asdict(optimisation):
+        if not about or json.loads(about["settings"]) != asdict(optimisation):
             return []
         names = [name for name in file.keys() if name.startswith("state/")]  # noqa: SIM118 (not a dict)
         state = {name.removeprefix("state/"): file.get_tensor(name) for name in names}

@@ -1,0 +1,87 @@
+"""Small things that several tests need: few pictures of few characters, tiny networks, and ways to compare them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from branchout.data.glyphs import glyphs
+from branchout.data.memory import keep
+from branchout.data.preprocess import Preprocessing
+from branchout.data.samples import ArrayPixels, Samples
+from branchout.model.classifier import Classifier, Step
+from branchout.model.fusion import CosineHead
+from branchout.model.resnet import build
+from branchout.model.surgery import Branch, branch_point
+
+CPU = torch.device("cpu")
+BASE = (
+    "ampersand",
+    "black heart suit",
+    "digit eight",
+    "digit three",
+    "greek capital letter omega",
+    "latin capital letter q",
+    "latin capital letter r",
+    "latin small letter a",
+)
+NEW = ("infinity", "latin small letter g", "upwards arrow")
+LATER = ("commercial at", "number sign", "question mark")
+SIZES = Preprocessing(32, 1, (0.5,), (0.25,))
+ARCH = {"family": "resnet", "name": "resnet10", "stem": "small", "width": 4, "in_channels": 1}
+
+
+def drawn(train: int, val: int) -> tuple[Samples, Samples]:
+    """Pictures of all the characters above, drawn once and kept as arrays."""
+    data = glyphs(train, val, classes=[*BASE, *NEW, *LATER])
+    tables = []
+    for table in (data.train, data.val):
+        pixels = np.stack([table.read(n) for n in range(len(table))])
+        tables.append(Samples.build(ArrayPixels(pixels), table.names, table.ids))
+    return tables[0], tables[1]
+
+
+def exemplars(train: Samples, names: Sequence[str] = BASE, per_class: int = 5) -> Samples:
+    return keep(train.of_classes(names), per_class=per_class, seed=3)
+
+
+def untrained(*branches: Sequence[str], where: Sequence[str] = (), seed: int = 0) -> Classifier:
+    """A tiny model with random weights and statistics: a base and one step for every further list of classes."""
+    torch.manual_seed(seed)
+    backbone = build("resnet10", width=4, in_channels=1)
+    for name, tensor in backbone.state_dict().items():
+        if name.endswith(("running_mean", "bias")):
+            tensor.normal_(std=0.1)
+        elif name.endswith("running_var") or (tensor.ndim == 1 and tensor.is_floating_point()):
+            tensor.uniform_(0.5, 1.5)
+    steps = []
+    for names, place in zip(branches[1:], where or ["last"] * (len(branches) - 1), strict=True):
+        point = branch_point(backbone, place)
+        branch = Branch.clone(backbone, point)
+        with torch.no_grad():
+            for parameter in branch.own_parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        steps.append(Step(tuple(names), place, point.start, branch, CosineHead(backbone.features, len(names))))
+    head = CosineHead(backbone.features, len(branches[0]))
+    return Classifier(ARCH, backbone, head, branches[0], SIZES, "glyph", steps)
+
+
+def fixed_batch(count: int = 12, seed: int = 5) -> Tensor:
+    """Random pictures for asking whether two models are the same."""
+    return torch.randn(count, 1, 32, 32, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def logits(model: Classifier, pictures: Tensor) -> Tensor:
+    return model.to(memory_format=torch.channels_last)(pictures.contiguous(memory_format=torch.channels_last))
+
+
+def snapshot(module: nn.Module) -> dict[str, Tensor]:
+    return {key: value.clone() for key, value in module.state_dict().items()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
