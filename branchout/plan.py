@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from branchout.data.batches import cores
 from branchout.model.surgery import Branch, branch_point
 from branchout.show import duration, size
+from branchout.train.extend import VIEWS, Request
 from branchout.train.recipes import BRANCHOUT
 
 if TYPE_CHECKING:
@@ -67,20 +69,62 @@ def _near_misses(new: tuple[str, ...], known: set[str]) -> list[tuple[str, str]]
     return [(name, old[simple(name)]) for name in new if name not in known and simple(name) in old]
 
 
-@torch.no_grad()
 def _seconds(model: Model, material: Material) -> float:
-    """A rough forecast from how long the network takes for a few random pictures."""
-    prep = model.classifier.preprocessing
-    count = 16
-    pictures = torch.rand(count, prep.channels, prep.size, prep.size, device=model.device)
-    model.classifier(pictures)
+    """A rough forecast, from how long a few pictures take to read, the network to run and the deltas to learn."""
+    new, memory = len(material.new), 0 if material.memory is None else len(material.memory)
+    replayed = 2 if memory else 1
+    # The trunk sees some views of every picture once; the branch alone is then trained on them, forwards and backwards.
+    reads = VIEWS[model.device.type] * (new + memory) + 2 * (new + memory + len(material.dev) + len(material.test))
+    training = BRANCHOUT.stage_one.optimisation.epochs * new * replayed
+    running = _running(model)
+    seconds = reads * (_reading(model, material) / cores() + running) + training * running
+    space = model.classifier.space
+    if material.memory is None or set(material.new.classes) & set(space.classes):
+        images = Request().exemplars * (len(space.classes) + len(material.new.classes))
+        batch = BRANCHOUT.stage_two.optimisation.batch
+        seconds += BRANCHOUT.stage_two.optimisation.epochs * -(-images // batch) * _fusing(model, min(images, batch))
+    return seconds
+
+
+def _reading(model: Model, material: Material, count: int = 8) -> float:
+    """Seconds to decode and cut one picture."""
+    rows = range(0, len(material.new), max(1, len(material.new) // count))
     start = time.perf_counter()
-    model.classifier(pictures)
-    if model.device.type == "cuda":
-        torch.cuda.synchronize()
-    each = (time.perf_counter() - start) / count
-    memory = 0 if material.memory is None else len(material.memory)
-    passes = 4 * (len(material.new) + memory) + 2 * (len(material.dev) + len(material.test))
-    # Training the branch runs a fraction of the network forwards and backwards.
-    training = BRANCHOUT.stage_one.optimisation.epochs * len(material.new) * (2 if memory else 1)
-    return each * (passes + training)
+    for row in rows:
+        model.classifier.preprocessing.prepare(material.new.read(row))
+    return (time.perf_counter() - start) / len(rows)
+
+
+@torch.no_grad()
+def _running(model: Model, count: int = 16) -> float:
+    """Seconds for one picture through the network."""
+    prep = model.classifier.preprocessing
+    pictures = torch.rand(count, prep.channels, prep.size, prep.size, device=model.device)
+    pictures = pictures.contiguous(memory_format=torch.channels_last)
+    return _timed(model, lambda: model.classifier(pictures)) / count
+
+
+def _fusing(model: Model, batch: int) -> float:
+    """Seconds for one step of stage II on the base's columns."""
+    width, classes = model.classifier.backbone.features, len(model.classifier.space.classes)
+    features = torch.rand(batch, width, device=model.device)
+    deltas = torch.zeros(width, classes, device=model.device, requires_grad=True)
+    optimiser = torch.optim.SGD([deltas], lr=0.0, momentum=0.9)
+
+    def step() -> None:
+        (features @ deltas).logsumexp(1).sum().backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+
+    return _timed(model, step)
+
+
+def _timed(model: Model, work: Callable[[], object]) -> float:
+    """The shortest of a few times: the first warms up, and others may wait for whatever else the machine does."""
+    times = []
+    for _ in range(4):
+        start = time.perf_counter()
+        work()
+        if model.device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return min(times)

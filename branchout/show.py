@@ -55,6 +55,8 @@ def _lines(console: Console) -> Report:
 
     def report(event: Event) -> None:
         now = time.monotonic()
+        if event.total == 1:
+            return  # over before it can be read
         if event.done < event.total and now - said.setdefault(event.work, now) < QUIET_SECONDS:
             return
         said[event.work] = now

@@ -204,7 +204,7 @@ def _describe(artefact: Artefact, folder: Path) -> None:
         "history": list(artefact.history),
         "files": {name: _checksum(folder / name) for name, _ in _files(artefact)},
     }
-    _write(folder / "README.md", model_card(manifest, model.parameter_counts()))
+    _write(folder / "README.md", model_card(manifest, artefact.model().parameter_counts()))
     _write(folder / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -275,9 +275,10 @@ class Extension:
             if self.request.per_step:
                 shifts = tuple(frontiers.step_offsets(columns, labels, self.space, self.request.goal, pooler).tolist())
                 columns = columns + np.array([0.0, *shifts])[self.space.branch_of_column]
-            points = frontiers.dial_frontier(
+            curve = frontiers.dial_frontier(
                 columns, labels, self.space, pooler, balanced_by=self.recipe.balanced, measured=self.material.measured
             )
+            points = curve.select(curve.pareto())  # no goal would pick another
         else:
             answers = grid_answers(model, features, fused, 0).cpu().numpy()
             whole = frontiers.grid_frontier(answers, labels, self.space, fused.grid, self.recipe.balanced)

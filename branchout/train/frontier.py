@@ -99,9 +99,9 @@ class Frontier:
 
     def pareto(self) -> Ints:
         """Points that no other point beats in one part without losing in another; of equal points the first."""
-        parts = np.stack(
-            [self.figures[m] for m in ("base", "novel", "overlap") if not np.isnan(self.figures[m]).all()], 1
-        )
+        # With several steps Acc_avg counts each of them, which `novel` over all does not tell.
+        compared = [self.figures[m] for m in ("base", "novel", "overlap", "avg")]
+        parts = np.stack([figures for figures in compared if not np.isnan(figures).all()], 1)
         keep = []
         for n, row in enumerate(parts):
             no_worse = (parts >= row).all(1)
