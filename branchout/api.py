@@ -26,6 +26,7 @@ from branchout.evaluate.compare import Comparison, compare, logits
 from branchout.model import artefact, bases, resnet
 from branchout.model.artefact import Artefact, is_artefact
 from branchout.model.classifier import Classifier
+from branchout.model.surgery import branch_point
 from branchout.train import frontier as frontiers
 from branchout.train.extend import Extension, Material, Request, apply_fusion, divide
 from branchout.train.features import weights_digest
@@ -221,6 +222,8 @@ class Model:
 
     def two_fold(self, comparison: Comparison, goal: str = "balanced", seed: int = 0) -> frontiers.Scored:
         """Choose b on one half of the images and measure on the other; swap; average."""
+        if self.frontier.kind == "grid":
+            raise BranchoutError("two-fold scores are for models with a dial; this one chooses among trained points")
         order = np.random.default_rng(seed).permutation(len(comparison.labels))
         order = order[np.argsort(comparison.labels[order], kind="stable")]
         halves = [(comparison.columns[order[s::2]], comparison.labels[order[s::2]]) for s in (0, 1)]
@@ -253,7 +256,7 @@ class Model:
         memory: str | Path | Samples | None = None,
         val: str | Path | Samples | None = None,
         out: str | Path | None = None,
-        pooler: str = "max",
+        pooler: str | None = None,
         report: Report = silent,
         **options: Any,
     ) -> Model:
@@ -267,13 +270,14 @@ class Model:
         out = None if out is None else Path(out)
         if out is not None and out.exists():
             raise BranchoutError(f"{out} is there already; choose another --out, or remove it first")
-        material = self.material(new, memory, val, seed=request.seed)
-        work = None if out is None else claim(out, self._identity(material, request, pooler))
         base = self.classifier
-        if base.fused.pooler.kind != pooler:
+        branch_point(base.backbone, request.branch)
+        if pooler not in (None, base.fused.pooler.kind):
             if base.steps:
                 raise BranchoutError(f"this model pools with {base.fused.pooler.kind!r}; that is set by its first step")
             base = base.rebuilt((), pooler)
+        material = self.material(new, memory, val, seed=request.seed)
+        work = None if out is None else claim(out, self._identity(material, request, base.fused.pooler.kind))
         extension = Extension(
             base, material, request, device=self.device, work=work, cache=cache_folder(), report=report
         )
@@ -290,7 +294,7 @@ class Model:
             "version": __version__,
         }
         grown = Artefact(
-            outcome.model.rebuilt(outcome.model.steps).cpu(),
+            outcome.model.rebuilt(outcome.model.steps).to(self.device),
             (*self.artefact.fusions, outcome.fusion),
             (*self.artefact.history, event),
         )

@@ -19,14 +19,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 BASE, NOVEL, OVERLAP, EXEMPLARS = 800, 40, 5, 10
+OURS = {"v2", ".v2.work", "predictions.png"}
+"""What the demo writes, and so may replace."""
 
 
 def run(out: Path, console: Console) -> api.Model:
     """Extend the shipped base; writes OUT/v2 and OUT/predictions.png."""
     if out.exists():
-        if not (out / "v2").exists() and any(out.iterdir()):
-            raise BranchoutError(f"{out} holds other things; choose another --out")
-        shutil.rmtree(out)
+        others = {path.name for path in out.iterdir()} - OURS if out.is_dir() else {out.name}
+        if others:
+            raise BranchoutError(f"{out} holds other things ({', '.join(sorted(others)[:3])}); choose another --out")
+        shutil.rmtree(out / "v2", ignore_errors=True)  # what a stopped demo left goes on
     data = glyphs()
     plan = scenarios.build("overlap-style", data, base=BASE, novel=NOVEL, overlap=OVERLAP)
     base = api.load("glyphs")

@@ -115,7 +115,7 @@ class FilePixels:
     def _stamp(self, path: str) -> bytes:
         try:
             status = (self.root / path).stat()
-            return os.fsencode(f"{path}\0{status.st_size}\0{status.st_mtime_ns}")
+            return os.fsencode(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}")
         except OSError:
             return os.fsencode(f"{path}\0missing")
 

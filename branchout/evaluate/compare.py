@@ -85,7 +85,10 @@ def compare(
     answers, old_answers, columns = [], [], []
     for number, pictures in enumerate(images.plain(batches)):
         answers.append(logits(model, pictures, flip).argmax(1).cpu())
-        columns.append(model.fused.columns(model.features(pictures)).double().cpu())
+        scores = model.fused.columns(model.features(pictures))
+        if flip:
+            scores = (scores + model.fused.columns(model.features(pictures.flip(3)))) / 2
+        columns.append(scores.double().cpu())
         if before is not None:
             old_answers.append(logits(before, pictures, flip).argmax(1).cpu())
         report(Event("evaluate", number + 1, len(batches)))

@@ -108,7 +108,7 @@ def save(artefact: Artefact, out: Path, *, source: Path | None = None, half: boo
                 _flush(partial / name)
         _describe(artefact, partial)
         partial.rename(out)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise BranchoutError(f"the model could not be written to {out}: {error}") from None
 
@@ -222,7 +222,7 @@ def _flush(path: Path) -> None:
 
 def _share(old: Path, new: Path) -> None:
     try:
-        os.link(old, new)
+        os.link(old.resolve(), new)  # the file itself, not a link to it
     except OSError:  # another file system, or one without hard links
         shutil.copyfile(old, new)
 

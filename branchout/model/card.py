@@ -41,9 +41,10 @@ def model_card(about: Mapping[str, Any], parameters: Mapping[str, int]) -> str:
     lines += ["", f"Input: {size}×{size} pixels, {about['preprocessing']['channels']} channel(s)."]
     for number, fusion in enumerate(about["fusions"], 1):
         lines += ["", f"## Operating point after step {number}", "", *_operating_point(fusion)]
-        measured = about["history"][number].get("measured") if len(about["history"]) > number else None
-        if measured:
-            lines += ["", *_measured(measured)]
+        event = about["history"][number] if len(about["history"]) > number else {}
+        figures = (event.get("measured") or {}).get("goals", {}).get(fusion["goal"])
+        if figures and figures["point"] == fusion["point"]:
+            lines += ["", *_measured(event["measured"]["before"], figures)]
     if about["history"]:
         lines += ["", "## How it was made", ""]
         lines += [f"{n}. {_event(event)}" for n, event in enumerate(about["history"], 1)]
@@ -71,14 +72,13 @@ def _operating_point(fusion: Mapping[str, Any]) -> list[str]:
     return [f"Goal `{fusion['goal']}`: {place}. Chosen on {where}: {listed}."]
 
 
-def _measured(measured: Mapping[str, Any]) -> list[str]:
-    """Before → after on images that neither trained nor chose anything."""
+def _measured(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Before → after on images that chose nothing; before only where both are over the same images."""
     lines = ["| accuracy on other images | before | after |", "|---|---:|---:|"]
     for name in ("all", "base", "novel", "overlap", "avg"):
-        after = measured["after"].get(name)
-        if after is not None:
-            before = measured["before"].get(name)
-            lines.append(f"| {name} | {'' if before is None else f'{100 * before:.1f}%'} | {100 * after:.1f}% |")
+        if after.get(name) is not None:
+            old = before.get(name) if name in ("base", "overlap") else None
+            lines.append(f"| {name} | {'' if old is None else f'{100 * old:.1f}%'} | {100 * after[name]:.1f}% |")
     return lines
 
 

@@ -11,7 +11,7 @@ old classes whose only task is to be told, by distillation, what the frozen netw
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ from branchout.model.classifier import Classifier, Step
 from branchout.model.fusion import CosineHead, Head, Pooler, new_head
 from branchout.model.surgery import Branch, branch_point
 from branchout.train.loop import Event, Report, fit, precision, seed_for, silent
-from branchout.train.recipes import Optimisation, StageOne
+from branchout.train.recipes import StageOne, fitted
 
 Ints = npt.NDArray[np.int64]
 CACHE_LIMIT = 4 << 30
@@ -140,12 +140,6 @@ def learn_branch(
         report=report,
     )
     return Step(tuple(names), where, point.start, branch, head), losses
-
-
-def fitted(optimisation: Optimisation, images: int) -> Optimisation:
-    """The same training for few images: a smaller batch, so that an epoch still has ten steps, and a rate to match."""
-    size = min(optimisation.batch, max(16, images // 10), images)
-    return replace(optimisation, batch=size, lr=optimisation.lr * size / optimisation.batch)
 
 
 def _copied_rows(model: Classifier) -> nn.ModuleList:

@@ -99,21 +99,31 @@ def divide(model: Classifier, new: Samples, memory: Samples | None, val: Samples
             raise BranchoutError("--val holds no image of the new classes; add some, or leave --val out")
         held = val
     else:
-        parts = []
-        new, kept_back = _hold_out(new, rng)
-        parts.append(kept_back)
-        if memory is not None:
-            memory, kept_back = _hold_out(memory, rng)
-            parts.append(kept_back)
-        held = concatenate([part for part in parts if len(part)])
-    first = _half(held, rng)
-    measured = "dev" if val is not None else "held-out"
-    if not set(held.classes) & (known - set(new.classes)):
+        new, held = _hold_out(new, rng)
+        if not len(held):
+            raise BranchoutError(
+                "there are too few new images to hold any out: no class has three. Add images, or give some with --val"
+            )
+    measured = "held-out" if val is None else "dev"
+    old = known - set(new.classes) or known  # where all old classes get a new look, they are measured by it
+    if memory is not None and (val is None or not set(held.classes) & old):
+        memory, kept_back = _hold_out(memory, rng)
+        held = concatenate([held, kept_back]) if len(kept_back) else held
+        measured = "held-out"
+    if not set(held.classes) & old:
         measured = "pseudo"
+    # New and old are halved apart, each beginning with dev: what chooses must see both.
+    is_new = np.isin(held.names, list(new.classes))
+    first = np.zeros(len(held), dtype=bool)
+    for part in (np.flatnonzero(is_new), np.flatnonzero(~is_new)):
+        first[part] = _half(held.labels[part], rng)
     step = len(model.steps) + 1
     if memory is not None:
+        # Samples that know where they came from keep it; those of a folder belong to the branch that first knew them.
         owners = {name: d for d in reversed(range(step)) for name in model.space.branches[d]}
-        memory = memory.placed(np.array([owners[name] for name in memory.classes])[memory.labels])
+        by_class = np.array([owners[name] for name in memory.classes])[memory.labels]
+        told = (memory.origin >= 0) & (memory.origin < step)
+        memory = memory.placed(np.where(told, memory.origin, by_class))
     return Material(new.placed(step), memory, held.select(first), held.select(~first), measured)
 
 
@@ -124,18 +134,14 @@ def _hold_out(samples: Samples, rng: np.random.Generator) -> tuple[Samples, Samp
         members = rng.permutation(np.flatnonzero(samples.labels == label))
         count = max(1, round(HELD_OUT * len(members))) if len(members) >= 3 else 0
         back[members[:count]] = True
-    if not back.any():
-        raise BranchoutError(
-            "there are too few images to hold any out: no class has three. Add images, or give others with --val"
-        )
     return samples.select(~back), samples.select(back)
 
 
-def _half(samples: Samples, rng: np.random.Generator) -> np.ndarray:
-    """A mask of half the images of each class; odd ones fall to either side in turn."""
-    order = rng.permutation(len(samples))
-    order = order[np.argsort(samples.labels[order], kind="stable")]
-    mask = np.zeros(len(samples), dtype=bool)
+def _half(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A mask of half the images of each class; odd ones fall to either side in turn, first to the one marked."""
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    mask = np.zeros(len(labels), dtype=bool)
     mask[order[::2]] = True
     return mask
 
@@ -202,7 +208,7 @@ class Extension:
     def learn_branch(self) -> tuple[Step, list[float]]:
         views = self.request.views
         if views is None:
-            views = VIEWS[self.device.type]
+            views = VIEWS.get(self.device.type, 4)
         memory = self.material.memory
         return learn_branch(
             self.base,

@@ -153,6 +153,8 @@ def resume(
         modules.load_state_dict(state)
         for number, parameter in enumerate(parameters):
             momentum = file.get_tensor(f"momentum/{number}")
-            optimiser.state[parameter]["momentum_buffer"] = momentum.to(parameter)
+            # In the parameter's own memory layout, which a fused optimiser insists on.
+            buffer = torch.empty_like(parameter, requires_grad=False)
+            optimiser.state[parameter]["momentum_buffer"] = buffer.copy_(momentum)
     losses: list[float] = json.loads(about["losses"])
     return losses

@@ -17,7 +17,7 @@ from branchout.model import resnet
 from branchout.model.classifier import Classifier
 from branchout.model.fusion import CosineHead
 from branchout.train.loop import Report, fit, precision, seed_for, silent
-from branchout.train.recipes import Optimisation
+from branchout.train.recipes import Optimisation, fitted
 
 PAPER = Optimisation(epochs=90, lr=0.1, batch=256, weight_decay=1e-4, schedule="thirds")
 """The paper's: 90 epochs, ×0.1 every 30."""
@@ -56,6 +56,7 @@ def pretrain(
     network = nn.ModuleDict({"backbone": backbone, "head": head})
     forward = torch.compile(backbone) if device.type == "cuda" else backbone
     augmentation = augment.for_kind(kind, preprocessing.size)
+    optimisation = fitted(optimisation, len(images))
     targets = torch.from_numpy(labels).to(device)
 
     def epoch_batches(epoch: int) -> Iterable[tuple[Tensor, Tensor]]:

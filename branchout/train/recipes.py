@@ -9,7 +9,7 @@ Optimiser settings that the text leaves open are those of the authors' experimen
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from branchout.errors import BranchoutError
 
@@ -28,6 +28,12 @@ class Optimisation:
     nesterov: bool = False
     schedule: str = "thirds"
     """`thirds`: ÷10 after each third of the epochs; `cosine`: a twentieth of warm-up, then down to 0; `constant`."""
+
+
+def fitted(optimisation: Optimisation, images: int) -> Optimisation:
+    """The same training for few images: a smaller batch, so that an epoch still has ten steps, and a rate to match."""
+    size = min(optimisation.batch, max(16, images // 10), images)
+    return replace(optimisation, batch=size, lr=optimisation.lr * size / optimisation.batch)
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from branchout.data.samples import Samples
 from branchout.model.classifier import Classifier, Step
 from branchout.model.surgery import branch_point
 from branchout.train import branch as stage_one
-from branchout.train.branch import Frozen, Labelled, fitted, learn_branch
+from branchout.train.branch import Frozen, Labelled, learn_branch
 from branchout.train.loop import seed_for, silent
-from branchout.train.recipes import BRANCHOUT, PAPER, Optimisation, StageOne
+from branchout.train.recipes import BRANCHOUT, PAPER, Optimisation, StageOne, fitted
 
 PLACES = ("last", "layer3", "layer4.0.conv2", "fc")
 
