@@ -16,7 +16,7 @@ $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Branchout needs Python 3.11 or newer; found $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[lite,serve,export,cluster,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e ".[lite,serve,export,cluster,dev]"
 	@touch $(READY)
 
 demo: $(READY)  ## base model → extended model → table, on built-in data

@@ -179,7 +179,7 @@ def scenario(
     novel: Annotated[int, typer.Option(help="Novel classes, at each step.")] = 40,
     overlap: Annotated[int, typer.Option(help="How many of the novel classes are base classes too.")] = 5,
     steps: Annotated[int, typer.Option(help="Number of steps, for the scenario 'steps'.")] = 1,
-    seed: Annotated[int, typer.Option(help="Draws classes and halves.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Draws classes and halves.")] = 0,
     classes: ClassFacts = None,
     features: Annotated[
         Path | None, typer.Option(help="For clustered scenarios: a .npy file with a row per training sample.")
@@ -237,7 +237,7 @@ Recipe = Annotated[str, typer.Option(help="branchout (ours), paper (the text) or
 Where = Annotated[str, typer.Option("--branch", help="What is cloned: last, a stage, a module, or fc for nothing.")]
 Arch = Annotated[str | None, typer.Option(help="The timm network of a checkpoint file.")]
 Flip = Annotated[bool, typer.Option("--flip", help="Average over the mirror image: twice the time.")]
-Seed = Annotated[int, typer.Option(help="Another number draws and trains differently.")]
+Seed = Annotated[int, typer.Option(min=0, help="Another number draws and trains differently.")]
 
 
 def _model(name: str, arch: str | None = None, *, base: bool = False) -> Model:
@@ -306,8 +306,9 @@ def pretrain(
             checkpoint=work / "pretrain.safetensors",
             report=report,
         )
-        accuracy = model.evaluate(val.of_classes(model.classes), report=report).after.all
-    model.save(out, half=half)
+        val = val.of_classes(model.classes)
+        accuracy = model.evaluate(val, report=report).after.all
+    model.note(accuracy=round(accuracy, 4)).save(out, half=half)
     _clear(work)
     _say(
         f"{len(model.classes):,} classes, {100 * accuracy:.1f}% right on {len(val):,} validation images; saved in {out}"
@@ -350,9 +351,12 @@ def extend(
     branch: Where = "last",
     goal: Goal = "balanced",
     recipe: Recipe = "branchout",
+    per_step: Annotated[
+        bool, typer.Option("--per-step", help="A number of its own for each step, then the dial.")
+    ] = False,
     fuse: Annotated[bool, typer.Option("--fuse", help="Learn deltas even if no class is shared.")] = False,
     pooler: Annotated[
-        str | None, typer.Option(help="max or average, for classes that several branches know. [default: max]")
+        str | None, typer.Option(help="max (the default) or average, for classes that several branches know.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of stage I, if not the recipe's.")] = None,
     arch: Arch = None,
@@ -395,6 +399,7 @@ def extend(
             goal=goal,
             recipe=recipe,
             fuse=fuse,
+            per_step=per_step,
             epochs=epochs,
             seed=seed,
         )
@@ -545,7 +550,10 @@ def _tell(model: Any, out: Path) -> None:
         )
     elif measured:
         if event["chosen on"] == "held-out":
-            _say("no --val was given: a fifth of the images was held out to choose and report with")
+            _say(
+                "a fifth of the images was held out to choose and report with. Old images that were kept probably "
+                "trained the base, so its accuracy looks better here than on images it never saw; --val avoids both"
+            )
         console.print(operating_points(measured, event["goal"]))
     _say(
         f"{len(model.classes):,} classes; base {size(counts['base'])} parameters, this branch {size(counts[step])}, "

@@ -38,12 +38,14 @@ def forecast(model: Model, material: Material, where: str) -> Iterator[str]:
     if near:
         yield "  nearly the name of an old class, but not quite: " + "; ".join(f"{a} / {b}" for a, b in near[:5])
     if material.memory is None:
-        yield "memory: none. Pseudo-exemplars will be made from the base's weights; base accuracy cannot be measured"
+        yield "memory: none. Pseudo-exemplars will be made from the base's weights"
     else:
         missing = sorted(known - set(material.memory.classes))
         yield f"memory: {len(material.memory):,} images of {len(material.memory.classes):,} old classes"
         if missing:
             yield f"  no image of: {_listed(missing)}"
+    if material.measured == "pseudo":
+        yield "  base accuracy cannot be measured: there are no images of old classes to do it with"
     how = {"dev": "given", "held-out": "held out from the images above", "pseudo": "of new classes only"}
     yield f"to choose and to report: {len(material.dev):,} + {len(material.test):,} images, {how[material.measured]}"
     point = branch_point(classifier.backbone, where)
@@ -65,7 +67,7 @@ def _near_misses(new: tuple[str, ...], known: set[str]) -> list[tuple[str, str]]
     def simple(name: str) -> str:
         return "".join(c for c in name.casefold() if c.isalnum())
 
-    old = {simple(name): name for name in known}
+    old = {simple(name): name for name in known if simple(name)}
     return [(name, old[simple(name)]) for name in new if name not in known and simple(name) in old]
 
 

@@ -75,22 +75,20 @@ def percent(value: float | None) -> str:
 
 
 def operating_points(measured: Mapping[str, Any], chosen: str) -> Table:
-    """Each goal's point on the test images, with base accuracy before → after."""
-    before = measured["before"]
+    """Each goal's point on the test images, with the accuracy of old classes before → after."""
+    before = {name: measured["before"].get(name) for name in ("base", "overlap")}
     shown = [name for name in COLUMNS if measured["after"].get(name) is not None]
-    table = Table(
-        title=f"accuracy in % on {measured['images']:,} images that neither trained nor chose", title_justify="left"
-    )
+    table = Table(title=f"accuracy in % on {measured['images']:,} images that chose nothing", title_justify="left")
     table.add_column("goal")
     for name in shown:
-        table.add_column(f"{name} before → after" if name == "base" else name, justify="right")
+        table.add_column(name if before.get(name) is None else f"{name} before → after", justify="right")
     rows = {**measured["goals"]}
     if chosen not in rows:
         rows[chosen] = measured["after"]
     for goal, figures in rows.items():
         cells = []
         for name in shown:
-            arrow = f"{percent(before.get('base'))} → " if name == "base" and before.get("base") is not None else ""
+            arrow = "" if before.get(name) is None else f"{percent(before[name])} → "
             cells.append(arrow + percent(figures[name]))
         table.add_row(f"[bold]{goal} ◂[/]" if goal == chosen else goal, *cells)
     return table
@@ -103,7 +101,8 @@ def before_after(before: Mapping[str, Any] | None, after: Mapping[str, Any], ima
         table.add_column(heading, justify="left" if heading == "split" else "right")
     for name in COLUMNS:
         if after.get(name) is not None:
-            earlier = [] if before is None else [percent(before.get(name))]
+            # Before is over old classes alone, so only these two are the same images on both sides.
+            earlier = [] if before is None else [percent(before.get(name)) if name in ("base", "overlap") else ""]
             table.add_row(name, *earlier, percent(after[name]))
     return table
 

