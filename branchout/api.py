@@ -29,7 +29,7 @@ from branchout.model.classifier import Classifier
 from branchout.model.surgery import branch_point
 from branchout.train import frontier as frontiers
 from branchout.train.extend import Extension, Material, Request, apply_fusion, divide
-from branchout.train.features import weights_digest
+from branchout.train.features import extract, weights_digest
 from branchout.train.frontier import Frontier
 from branchout.train.loop import Report, best_device, silent
 from branchout.train.pretrain import FAST
@@ -186,6 +186,12 @@ class Model:
             [(self.classes[c], p) for p, c in zip(values, indices, strict=True)]
             for values, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
+
+    def features(self, samples: Samples, *, report: Report = silent) -> np.ndarray:
+        """The base's penultimate features of every sample: one row each."""
+        images = open_images(samples, self.classifier.preprocessing, self.device, cache=cache_folder())
+        found: np.ndarray = extract(self.classifier, images, device=self.device, report=report)[0, :, 0].cpu().numpy()
+        return found
 
     # Choosing an operating point.
 

@@ -184,6 +184,9 @@ def scenario(
     features: Annotated[
         Path | None, typer.Option(help="For clustered scenarios: a .npy file with a row per training sample.")
     ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="For clustered scenarios: a saved model of all classes, whose features serve.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the scenario to this JSON file.")] = None,
 ) -> None:
     """Draw one of the paper's scenarios, and write it to a file."""
@@ -192,6 +195,12 @@ def scenario(
     if name not in scenarios.NAMES:
         raise BranchoutError(f"no scenario is called {name!r}; known are: {', '.join(scenarios.NAMES)}")
     dataset = _dataset(data, classes)
+    rows = _array(features) if features else None
+    if model and name in scenarios.CLUSTERED:
+        from branchout.show import progress
+
+        with progress(console) as report:
+            rows = _model(str(model)).features(dataset.train, report=report)
     plan = scenarios.build(
         name,
         dataset,
@@ -200,7 +209,7 @@ def scenario(
         overlap=overlap,
         steps=steps,
         seed=seed,
-        features=_array(features) if features else None,
+        features=rows,
     )
     table = Table(title=Text(str(plan)), title_justify="left")
     for heading in ("split", "classes", "images"):

@@ -40,6 +40,8 @@ def resolve(text: str, *, report: Callable[[Problems], None] | None = None) -> D
 
         return glyphs()
     root = Path(text).expanduser()
+    if root.is_file():
+        raise BranchoutError(f"{root} is a file; a dataset is a folder with one folder per class, or 'glyphs'")
     if not root.is_dir():
         raise BranchoutError(
             f"no dataset {text!r}: it is not built in, and there is no folder {root.absolute()}\n"

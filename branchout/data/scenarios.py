@@ -108,7 +108,10 @@ class Scenario:
 
     def save(self, path: Path) -> None:
         plan = {"format": FORMAT, **asdict(self)}
-        path.write_text(json.dumps(plan, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        try:
+            path.write_text(json.dumps(plan, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise BranchoutError(f"the scenario could not be written to {path}: {error.strerror}") from None
 
     @classmethod
     def load(cls, path: Path) -> Scenario:
@@ -167,8 +170,8 @@ def build(
     base_pool, novel_pool = _pools(dataset, by_domain="domain" in name)
     new = novel * steps - shared
     same_pool = base_pool == novel_pool
-    if base is None:
-        base = len(base_pool) - (new if same_pool else 0)
+    if base is None:  # all that are left, but at least one
+        base = max(len(base_pool) - (new if same_pool else 0), 1)
     _enough("base and novel" if same_pool else "base", base_pool, base + (new if same_pool else 0), dataset)
     if not same_pool:
         _enough("novel", novel_pool, new, dataset)
@@ -239,7 +242,7 @@ def _style_change(
             '{"siblings": [["corgi", "Pembroke", "Cardigan"], …]}'
         )
     free = [name for name in classes if name not in taken]
-    base = len(free) - (novel - overlap) + overlap if base is None else base
+    base = max(len(free) - (novel - overlap) + overlap, overlap) if base is None else base
     if base < overlap:
         raise BranchoutError(f"{overlap} classes cannot be shared with a base of {base} classes")
     _enough("base and novel", free, base + novel - 2 * overlap, dataset)
@@ -264,7 +267,10 @@ def _plan(
     used = [name for name in dataset.train.classes if merged.get(name, name) in wanted]
     unseen = sorted(set(used) - set(dataset.val.classes))
     if unseen:
-        raise BranchoutError(f"these classes have no validation images: {', '.join(unseen[:10])}")
+        raise BranchoutError(
+            f"these classes have no validation images: {', '.join(unseen[:10])}. Without a val/ folder some images of "
+            "each class are held out, which takes at least 4; add images, or leave these classes out"
+        )
     dev_or_test = _halve(dataset.val, used, rng)
     return Scenario(
         name=name,
@@ -313,7 +319,9 @@ def _halve(samples: Samples, classes: Sequence[str], rng: np.random.Generator) -
     counts = samples.counts()
     alone = [name for name in classes if counts[name] < 2]
     if alone:
-        raise BranchoutError(f"a class needs at least 2 images to be halved: {', '.join(alone[:10])}")
+        raise BranchoutError(
+            f"a class needs at least 2 training and 2 validation images to be halved: {', '.join(alone[:10])}"
+        )
     halves = {}
     for name in classes:
         count = counts[name]
@@ -327,7 +335,7 @@ def _cluster(samples: Samples, classes: Sequence[str], features: Floats | None, 
         found = "none were given" if features is None else f"{len(features)} rows were given"
         raise BranchoutError(
             f"samples are split by clustering their features, one row for each of {len(samples)} training samples; "
-            f"{found}"
+            f"{found}. Give a saved model that knows the classes with --model, or a .npy file with --features"
         )
     rng = np.random.default_rng(seed)
     members = _members_in_id_order(samples)

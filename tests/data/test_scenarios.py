@@ -190,6 +190,9 @@ def test_other_samples_are_refused(data: Dataset) -> None:
         ("disjoined", {"novel": 5}, "known are: disjoint"),
         ("disjoint", {"base": 5000, "novel": 5}, r"5005 base and novel classes were asked for.* has \d+"),
         ("disjoint-domain", {"base": 10, "novel": 5000}, "5000 novel classes"),
+        ("disjoint", {"novel": 5000}, "5001 base and novel classes were asked for"),
+        ("steps", {"novel": 500, "steps": 8}, "4001 base and novel classes were asked for"),
+        ("overlap-style", {"novel": 5000}, "base and novel classes were asked for"),
         ("disjoint", {"base": 5, "novel": 0}, "--novel must be at least 1"),
         ("disjoint", {"base": 5, "novel": 5, "steps": 3}, "'steps'"),
         ("overlap-random-shuffled", {"base": 20, "novel": 4, "overlap": 9}, "between 1 and the 4 novel"),
@@ -218,3 +221,9 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str) -> None:
         Scenario.load(tmp_path / "bad.json")
     with pytest.raises(BranchoutError, match="branchout scenario"):
         Scenario.load(tmp_path / "none.json")
+
+
+def test_a_place_that_cannot_be_written_is_named(data: Dataset, tmp_path: Path) -> None:
+    plan = build("disjoint", data, base=20, novel=8)
+    with pytest.raises(BranchoutError, match="nowhere"):
+        plan.save(tmp_path / "nowhere" / "split.json")
