@@ -84,11 +84,10 @@ def compare(
     batches = in_order(len(images), 256)
     answers, old_answers, columns = [], [], []
     for number, pictures in enumerate(images.plain(batches)):
-        answers.append(logits(model, pictures, flip).argmax(1).cpu())
-        scores = model.fused.columns(model.features(pictures))
-        if flip:
-            scores = (scores + model.fused.columns(model.features(pictures.flip(3)))) / 2
-        columns.append(scores.double().cpu())
+        pictures = pictures.contiguous(memory_format=torch.channels_last)
+        seen = [model.features(view) for view in ([pictures, pictures.flip(3)] if flip else [pictures])]
+        answers.append(torch.stack([model.fused(h) for h in seen]).mean(0).argmax(1).cpu())
+        columns.append(torch.stack([model.fused.columns(h) for h in seen]).mean(0).double().cpu())
         if before is not None:
             old_answers.append(logits(before, pictures, flip).argmax(1).cpu())
         report(Event("evaluate", number + 1, len(batches)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from branchout.data.batches import open_images
 from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
-from branchout.metrics import Accuracies, accuracies
+from branchout.metrics import accuracies
 from branchout.model.artefact import Deltas, Fusion
 from branchout.model.classifier import Classifier, Step
 from branchout.train import frontier as frontiers
@@ -352,8 +351,3 @@ def _answers(model: Classifier, features: Tensor) -> np.ndarray:
 
 def _on_cpu(deltas: list[Tensor]) -> Deltas:
     return [delta.cpu().contiguous() for delta in deltas]
-
-
-def figures(measured: Mapping[str, Any]) -> Accuracies:
-    """Accuracies back from plain data."""
-    return Accuracies(**{**measured, "steps": tuple(measured["steps"])})

@@ -23,7 +23,6 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-METRICS = ("all", "base", "novel", "overlap", "avg")
 GOALS = ("all", "avg", "balanced", "novel", "base", "overlap")
 CONDITION = re.compile(r"^\s*(all|base|novel|overlap|avg)\s*>=\s*([0-9.]+)\s*(%?)\s*$")
 
