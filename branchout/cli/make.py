@@ -1,0 +1,227 @@
+"""Making models: pretrain, check, extend, demo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from branchout.cli.app import (
+    OFTEN,
+    Arch,
+    Base,
+    Data,
+    Goal,
+    Memory,
+    New,
+    Recipe,
+    Seed,
+    Val,
+    Where,
+    app,
+    clear,
+    console,
+    must_be_free,
+    open_dataset,
+    open_model,
+    quoted,
+    say,
+    then,
+    warn,
+)
+from branchout.errors import BranchoutError
+
+
+@app.command(rich_help_panel=OFTEN)
+def pretrain(
+    data: Data,
+    out: Annotated[Path, typer.Option(help="Where the base model is saved.")],
+    arch: Annotated[str, typer.Option(help="resnet10, resnet18, resnet50 or resnet32.")] = "resnet10",
+    size: Annotated[int | None, typer.Option(min=8, help="Input size in pixels; 32 for glyphs, else 64.")] = None,
+    width: Annotated[
+        int | None, typer.Option(min=1, help="Channels of the first stage; less is a slimmer net.")
+    ] = None,
+    schedule: Annotated[str, typer.Option(help="fast (40 epochs, cosine) or paper (90 epochs, steps).")] = "fast",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs, if not the schedule's.")] = None,
+    scenario: Annotated[Path | None, typer.Option(help="Train on the base classes of this scenario file.")] = None,
+    half: Annotated[bool, typer.Option("--half", help="Save in half precision.")] = False,
+    seed: Seed = 0,
+) -> None:
+    """Train a base model from scratch."""
+    from dataclasses import replace
+
+    from branchout import api
+    from branchout.data.scenarios import Scenario
+    from branchout.model.resnet import ARCHITECTURES
+    from branchout.show import progress
+    from branchout.train.pretrain import SCHEDULES
+
+    must_be_free(out)
+    if schedule not in SCHEDULES:
+        raise BranchoutError(f"no schedule is called {schedule!r}; known are: {', '.join(SCHEDULES)}")
+    if arch not in ARCHITECTURES:
+        raise BranchoutError(f"no architecture is called {arch!r}; known are: {', '.join(ARCHITECTURES)}")
+    optimisation = SCHEDULES[schedule] if epochs is None else replace(SCHEDULES[schedule], epochs=epochs)
+    dataset = open_dataset(data)
+    train, val = dataset.train, dataset.val
+    if scenario:
+        plan = Scenario.load(scenario)
+        placed = plan.train(dataset)
+        train, val = placed.select(placed.origin == 0), plan.test(dataset, step=0)
+    work = api.claim(out, {"command": "pretrain", "arch": arch, "width": width, "size": size, "seed": seed,
+                           "optimisation": repr(optimisation), "images": train.fingerprint()})  # fmt: skip
+    with progress(console) as report:
+        model = api.pretrain(
+            train,
+            arch=arch,
+            width=width,
+            size=size or (32 if dataset.kind == "glyph" else 64),
+            kind=dataset.kind,
+            optimisation=optimisation,
+            seed=seed,
+            checkpoint=work / "pretrain.safetensors",
+            report=report,
+        )
+        val = val.of_classes(model.classes)
+        accuracy = model.evaluate(val, report=report).after.all
+    model.note(accuracy=round(accuracy, 4)).save(out, half=half)
+    clear(work)
+    say(
+        f"{len(model.classes):,} classes, {100 * accuracy:.1f}% right on {len(val):,} validation images; saved in {out}"
+    )
+    then(f"branchout extend NEW/ --base {quoted(out)} --memory OLD/ --out v2/")
+
+
+@app.command(rich_help_panel=OFTEN)
+def check(
+    new: New,
+    base: Base,
+    memory: Memory = None,
+    val: Val = None,
+    branch: Where = "last",
+    arch: Arch = None,
+) -> None:
+    """Say what `extend` would do: counts, problems, overlaps, time, space."""
+    from branchout.model.surgery import branch_point
+    from branchout.plan import forecast
+
+    model = open_model(base, arch, base=True)
+    branch_point(model.classifier.backbone, branch)
+    problems: list[str] = []
+    material = model.material(new, memory, val, problems=problems)
+    warn(problems)
+    for line in forecast(model, material, branch):
+        say(line)
+    options = {"base": base, "memory": memory, "val": val, "branch": branch, "arch": arch, "out": "v2"}
+    given = [f"--{name} {quoted(value)}" for name, value in options.items() if value not in (None, "last")]
+    then(f"branchout extend {quoted(new)} {' '.join(given)}")
+
+
+@app.command(rich_help_panel=OFTEN)
+def extend(
+    new: New,
+    base: Base,
+    out: Annotated[Path, typer.Option(help="Where the new model is saved.")],
+    memory: Memory = None,
+    val: Val = None,
+    branch: Where = "last",
+    goal: Goal = "balanced",
+    recipe: Recipe = "branchout",
+    per_step: Annotated[
+        bool, typer.Option("--per-step", help="A number of its own for each step, then the dial.")
+    ] = False,
+    fuse: Annotated[bool, typer.Option("--fuse", help="Learn deltas even if no class is shared.")] = False,
+    pooler: Annotated[
+        str | None, typer.Option(help="max (the default) or average, for classes that several branches know.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of stage I, if not the recipe's.")] = None,
+    arch: Arch = None,
+    seed: Seed = 0,
+) -> None:
+    """Add the classes of NEW to a model.
+
+    Stopped at any moment, the same command goes on.
+    """
+    from branchout import api
+    from branchout.model.fusion import POOLERS
+    from branchout.model.surgery import branch_point
+    from branchout.show import progress
+    from branchout.train.frontier import Frontier
+    from branchout.train.recipes import recipe_named
+
+    must_be_free(out)
+    recipe_named(recipe)  # a typo is answered before anything is loaded
+    Frontier.check_goal(goal)
+    if pooler not in (None, *POOLERS):
+        raise BranchoutError(f"no pooler is called {pooler!r}; known are: {', '.join(POOLERS)}")
+    model = open_model(base, arch, base=True)
+    branch_point(model.classifier.backbone, branch)
+    pools = model.classifier.fused.pooler.kind
+    if model.classifier.steps and pooler not in (None, pools):
+        raise BranchoutError(f"{base} pools with {pools!r}, which its first step has set; leave --pooler out")
+    problems: list[str] = []
+    images = [None if folder is None else api.samples_in(folder, problems) for folder in (new, memory, val)]
+    warn(problems)
+    assert images[0] is not None
+    with progress(console) as report:
+        grown = model.extend(
+            images[0],
+            memory=images[1],
+            val=images[2],
+            out=out,
+            pooler=pooler or pools,
+            report=report,
+            branch=branch,
+            goal=goal,
+            recipe=recipe,
+            fuse=fuse,
+            per_step=per_step,
+            epochs=epochs,
+            seed=seed,
+        )
+    _tell(grown, out)
+
+
+@app.command(rich_help_panel=OFTEN)
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the demo writes; made anew each time.")] = Path("demo"),
+) -> None:
+    """Everything on built-in data: 800 characters and 40 more."""
+    from branchout import demo as play
+
+    grown = play.run(out, console)
+    _tell(grown, out / "v2")
+
+
+def _tell(model: Any, out: Path) -> None:
+    """The end of an extension: the table of operating points, and what to type next."""
+    from branchout.show import operating_points, percent, size
+
+    event = model.artefact.history[-1]
+    counts = model.classifier.parameter_counts()
+    step = f"step {len(model.classifier.steps)}"
+    measured = event["measured"]
+    if event["chosen on"] == "pseudo":
+        novel = measured["after"]["novel"] if measured else None
+        say(
+            "no image of the old classes was given. The operating point was placed with stand-ins made from the base's "
+            "own weights. "
+            + (f"On held-out new images: novel {percent(novel)}%. " if novel is not None else "")
+            + f"To measure, put old images in folders by class and type: branchout evaluate {quoted(out)} FOLDER/",
+            "base accuracy could not be measured:",
+        )
+    elif measured:
+        if event["chosen on"] == "held-out":
+            say(
+                "a fifth of the images was held out to choose and report with. Old images that were kept probably "
+                "trained the base, so its accuracy looks better here than on images it never saw; --val avoids both"
+            )
+        console.print(operating_points(measured, event["goal"]))
+    say(
+        f"{len(model.classes):,} classes; base {size(counts['base'])} parameters, this branch {size(counts[step])}, "
+        f"all branches {size(sum(v for k, v in counts.items() if k not in ('heads', 'deltas')))} without heads; "
+        f"saved in {out}"
+    )
+    here = quoted(out)
+    then(f"branchout predict {here} photo.jpg", f"branchout tune {here} --goal avg", f"branchout evaluate {here} TEST/")

@@ -1,0 +1,135 @@
+"""Using models: tune, predict, evaluate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from branchout.cli.app import MORE, OFTEN, Flip, Goal, Saved, app, console, open_model, quoted, say, then, warn
+from branchout.errors import BranchoutError
+
+BATCH_PICTURES, BATCH_PIXELS = 64, 64_000_000
+"""How much `predict` decodes before the network is asked."""
+
+
+@app.command(rich_help_panel=OFTEN)
+def tune(model: Saved, goal: Goal = "balanced") -> None:
+    """Turn the dial to another operating point, at once.
+
+    Nothing is trained and no images are needed.
+    """
+    from branchout.show import percent
+    from branchout.train.frontier import Frontier
+
+    Frontier.check_goal(goal)
+    loaded = open_model(model)
+    figures = loaded.tune(goal)
+    frontier = loaded.frontier
+    told = ", ".join(f"{name} {percent(value)}%" for name, value in figures.items() if value is not None)
+    whence = {
+        "dev": "given for it",
+        "held-out": "held out for it",
+        "pseudo": "new ones, and stand-ins for old ones",
+    }
+    say(f"{goal}: {told}, on the {frontier.images:,} images that chose it ({whence[frontier.measured]})")
+    then(f"branchout evaluate {quoted(model)} TEST/", f"branchout predict {quoted(model)} photo.jpg")
+
+
+@app.command(rich_help_panel=OFTEN)
+def predict(
+    model: Saved,
+    pictures: Annotated[list[Path], typer.Argument(metavar="PICTURES", help="Image files, or folders of them.")],
+    top: Annotated[int, typer.Option(min=1, help="How many answers for each picture.")] = 3,
+    flip: Flip = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Name what is in pictures."""
+    from branchout.data.decode import UnreadableImage, decode
+    from branchout.data.folders import pictures_in
+
+    files = [file for given in pictures for file in pictures_in(given)]
+    loaded = open_model(model)
+    waiting: list[tuple[Path, Any]] = []
+    pixels = answered = 0
+    for number, file in enumerate(files, 1):
+        try:
+            waiting.append((file, decode(file)))
+            pixels += waiting[-1][1].size
+        except UnreadableImage as error:
+            if len(files) == 1:
+                raise
+            say(str(error), "left out:", error=True)
+        if waiting and (len(waiting) == BATCH_PICTURES or pixels >= BATCH_PIXELS or number == len(files)):
+            answers = loaded.predict([image for _, image in waiting], top=top, flip=flip)
+            for (name, _), answer in zip(waiting, answers, strict=True):
+                _answer(name, answer, as_json)
+            answered += len(waiting)
+            waiting, pixels = [], 0
+    if not answered:
+        raise BranchoutError(f"none of these {len(files):,} pictures could be read")
+
+
+def _answer(file: Path, answer: list[tuple[str, float]], as_json: bool) -> None:
+    import json
+
+    from branchout.data.decode import printable
+
+    if as_json:
+        listed = [{"class": name, "probability": round(p, 6)} for name, p in answer]
+        print(json.dumps({"file": printable(file), "answers": listed}, ensure_ascii=False))
+    else:
+        told = ", ".join(f"{name} {100 * p:.1f}%" for name, p in answer)
+        console.print(Text(f"{printable(file)}: {told}"), highlight=False, soft_wrap=True)
+
+
+@app.command(rich_help_panel=OFTEN)
+def evaluate(
+    model: Saved,
+    test: Annotated[Path, typer.Argument(metavar="TEST", help="Labelled images: one folder per class.")],
+    flip: Flip = False,
+    two_fold: Annotated[
+        bool, typer.Option("--two-fold", help="Also choose on one half, score on the other, swap.")
+    ] = False,
+) -> None:
+    """Measure a model before → after its last step; what was forgotten."""
+    from dataclasses import asdict
+
+    from branchout import api
+    from branchout.show import before_after, percent, progress
+
+    loaded = open_model(model)
+    problems: list[str] = []
+    samples = api.samples_in(test, problems)
+    warn(problems)
+    with progress(console) as report:
+        found = loaded.evaluate(samples, flip=flip, report=report)
+    before = found.before
+    console.print(before_after(None if before is None else asdict(before), asdict(found.after), len(found.labels)))
+    losses = [row for row in found.classes() if row["before"] is not None and row["after"] < row["before"]][:10]
+    if losses:
+        table = Table(title="what was forgotten, worst first", title_justify="left")
+        for heading in ("class", "images", "before", "after"):
+            table.add_column(heading, justify="left" if heading == "class" else "right")
+        for row in losses:
+            table.add_row(Text(row["class"]), str(row["images"]), percent(row["before"]), percent(row["after"]))
+        console.print(table)
+    if two_fold and not loaded.classifier.steps:
+        say("--two-fold is about operating points, and a base model has none")
+    elif two_fold:
+        for goal in ("all", "balanced", "avg"):
+            scored = loaded.two_fold(found, goal)
+            say(f"two-fold {goal}: {percent(scored.two_fold)} ± {percent(scored.spread)}")
+    if flip:
+        say("averaged over mirror images: every picture was run twice")
+
+
+@app.command(rich_help_panel=MORE)
+def version() -> None:
+    """Print the version."""
+    from branchout import __version__
+
+    say(__version__)
