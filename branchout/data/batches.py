@@ -20,7 +20,7 @@ from torch import Tensor
 from branchout.data import augment
 from branchout.data.augment import Augmentation
 from branchout.data.preprocess import Preprocessing
-from branchout.data.samples import Samples, digest
+from branchout.data.samples import JoinedPixels, Pixels, Samples, digest
 from branchout.errors import BranchoutError
 
 Ints = npt.NDArray[np.int64]
@@ -83,6 +83,38 @@ class ResidentImages:
             mirrored = augment.mirrors(len(images), augmentation, generator)
             images = augment.crop(images, boxes, mirrored)
             yield self.preprocessing.normalise(augment.recolour(images, augmentation, generator))
+
+
+class Gallery:
+    """Pictures of many tables that share their sources: every source is decoded once, tables are picked from it."""
+
+    def __init__(self, preprocessing: Preprocessing, device: torch.device, cache: Path | None = None) -> None:
+        self.preprocessing = preprocessing
+        self.device = device
+        self.cache = cache
+        self._sources: dict[int, tuple[Pixels, Tensor]] = {}
+
+    def images(self, samples: Samples) -> Images:
+        if self.preprocessing.size > SMALL:
+            return open_images(samples, self.preprocessing, self.device)
+        return ResidentImages(self._pick(samples.pixels, samples.rows), self.preprocessing, self.device)
+
+    def _pick(self, source: Pixels, rows: Ints) -> Tensor:
+        if isinstance(source, JoinedPixels):
+            part_of = np.searchsorted(source.starts, rows, side="right") - 1
+            inner = rows - source.starts[part_of]
+            picked = [self._pick(part, inner[part_of == n]) for n, part in enumerate(source.parts)]
+            back = np.argsort(np.argsort(part_of, kind="stable"), kind="stable")
+            joined = torch.cat(picked)
+            return joined[torch.from_numpy(back).to(joined.device)]
+        if id(source) not in self._sources:
+            count = len(source)
+            whole = Samples.build(source, np.full(count, "-"), np.arange(count).astype(np.str_))
+            resident = open_images(whole, self.preprocessing, self.device, cache=self.cache)
+            assert isinstance(resident, ResidentImages)
+            self._sources[id(source)] = (source, resident.pixels)  # the source too, so that its id stays its own
+        pixels = self._sources[id(source)][1]
+        return pixels[torch.from_numpy(rows).to(pixels.device)]
 
 
 class StreamedImages:

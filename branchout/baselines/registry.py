@@ -1,0 +1,52 @@
+"""The baselines by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from torch import nn
+
+from branchout.baselines.common import Task
+from branchout.errors import BranchoutError
+
+MODULES: tuple[str, ...] = ()
+"""One file per idea; each lists its `METHODS`."""
+
+Learn = Callable[[Any, Task], nn.Module]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of a table: how it is called, what it builds on, and where its idea applies."""
+
+    name: str
+    label: str
+    """As the paper's tables, or the field, write it."""
+    learn: Learn
+    on: str
+    """What `before` is. `features`: our base with one branch for each step so far, learned by the paper's stage I
+    (given anew at every step). `network` or `base`: the base model, then the method's own result of the step before."""
+    dial: bool = True
+    """Its scores are logits of one scale, so the dial may move those of new classes."""
+    overlap: bool = True
+    steps: bool = True
+    oracle: bool = False
+    """Sees all training images of all classes."""
+    note: str = ""
+    """Where it does not apply, and why."""
+
+
+def methods() -> dict[str, Method]:
+    """All baselines, in the order of the tables."""
+    rooms = (import_module(f"branchout.baselines.{name}") for name in MODULES)
+    return {method.name: method for room in rooms for method in room.METHODS}
+
+
+def method_named(name: str) -> Method:
+    found = methods()
+    if name not in found:
+        raise BranchoutError(f"no method is called {name!r}; known are: {', '.join(found)}")
+    return found[name]
