@@ -66,7 +66,7 @@ class Task:
 
     @property
     def augmentation(self) -> Augmentation:
-        return augment.for_kind(self.kind, self.size)
+        return augment.for_kind(self.kind, self.size, few=True)
 
     def labels(self, samples: Samples) -> Ints:
         """Class numbers of `space`."""

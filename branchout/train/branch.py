@@ -32,6 +32,11 @@ Ints = npt.NDArray[np.int64]
 CACHE_LIMIT = 4 << 30
 """Bytes of trunk activations kept in memory, or half of what a GPU has free; else they are computed every epoch."""
 
+FEWEST_VIEWS = 4
+"""Where not even so many views fit, the trunk runs live: seeing the same few views again and again costs accuracy."""
+CHUNK = 256
+"""Pictures that the trunk is given at once while its outputs are cached."""
+
 
 @dataclass(frozen=True)
 class Labelled:
@@ -58,8 +63,8 @@ def learn_branch(
 ) -> tuple[Step, list[float]]:
     """Train a branch and a head for the classes `names`; returns them with the loss of every epoch.
 
-    `views` > 0 caches the trunk's output for that many augmented views of each picture (epoch e sees view e modulo
-    `views`), if it fits under `cache_limit`; 0 runs the trunk live.
+    `views` > 0 caches the trunk's output for that many augmented views of each new picture (epoch e sees view e modulo
+    `views`), or for as many as fit under `cache_limit`; 0 runs the trunk live.
     """
     torch.manual_seed(seed_for(seed, len(model.steps)))
     point = branch_point(model.backbone, where)
@@ -82,14 +87,26 @@ def learn_branch(
     sources = [new.images] + ([replayed.images] if replayed else [])
     if cache_limit is None:
         cache_limit = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CACHE_LIMIT
-    kept = frozen.cache(sources, views, seed, cache_limit, report) if views else None
+    if views:
+        # A view costs one trunk output of each new picture, and as much again for the exemplars.
+        per_view = frozen.bytes_per_picture(new.images) * len(new.labels) * len(sources)
+        fitting = min(views, cache_limit // per_view)
+        views = fitting if fitting >= min(views, FEWEST_VIEWS) else 0
+    # Few exemplars are drawn often: they get as many more views as make their pool as large as that of the new images.
+    each_views = [views] + ([max(1, round(views * len(new.labels) / len(replayed.labels)))] if replayed else [])
+    kept = frozen.cache(sources, each_views, seed, report) if views else None
 
     def epoch_batches(epoch: int) -> Iterator[tuple[list[Tensor], Tensor]]:
         orders = [shuffled(len(new.labels), size, seed_for(seed, epoch, 0), drop_last=True)]
         if replayed:
             orders.append(_draws(len(replayed.labels), size, len(orders[0]), seed_for(seed, epoch, 1)))
         if kept is not None:
-            streams = [kept.stream(n, order, epoch % views) for n, order in enumerate(orders)]
+            orders[0] = [order + epoch % views * len(new.labels) for order in orders[0]]
+            if replayed:
+                rng = np.random.default_rng(seed_for(seed, epoch, 2))
+                any_view = rng.integers(each_views[1], size=(len(orders[1]), size)) * len(replayed.labels)
+                orders[1] = [order + view for order, view in zip(orders[1], any_view, strict=True)]
+            streams = [_rows(table, order) for table, order in zip(kept, orders, strict=True)]
         else:
             streams = [
                 frozen.live(images, order, seed_for(seed, epoch, 2 + n))
@@ -98,7 +115,7 @@ def learn_branch(
         chosen = zip(*(on_device(order, device) for order in orders), strict=True)
         for parts, indices in zip(zip(*streams, strict=True), chosen, strict=True):
             passed = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
-            yield passed, torch.cat([target[index] for target, index in zip(targets, indices, strict=True)])
+            yield passed, torch.cat([y[index % len(y)] for y, index in zip(targets, indices, strict=True)])
 
     def loss_of(batch: tuple[list[Tensor], Tensor]) -> Tensor:
         passed, target = batch
@@ -172,7 +189,7 @@ class Frozen:
         self.start = start
         self.logits = logits
         self.device = device
-        self.augmentation = augment.for_kind(model.kind, model.preprocessing.size)
+        self.augmentation = augment.for_kind(model.kind, model.preprocessing.size, few=True)
 
     @torch.no_grad()
     def __call__(self, pictures: Tensor) -> list[Tensor]:
@@ -190,35 +207,37 @@ class Frozen:
         for pictures in images.views(order, self.augmentation, seed):
             yield self(pictures)
 
-    def cache(self, sources: Sequence[Images], views: int, seed: int, limit: int, report: Report) -> Kept | None:
-        """The outputs for `views` views of every picture, or None if they do not fit under the limit."""
-        tables: list[list[list[Tensor]]] = []
-        total = views * sum(-(-len(images) // 256) for images in sources)
+    def bytes_per_picture(self, images: Images) -> int:
+        """What the outputs for one picture take."""
+        (outputs,) = self.live(images, [np.zeros(1, dtype=np.int64)], 0)
+        return sum(output.numel() * output.element_size() for output in outputs)
+
+    def cache(self, sources: Sequence[Images], views: Sequence[int], seed: int, report: Report) -> list[list[Tensor]]:
+        """For each source the outputs for some views of every picture, one view after the other."""
+        total = sum(count * -(-len(images) // CHUNK) for images, count in zip(sources, views, strict=True))
         done = 0
-        for number, images in enumerate(sources):
-            rounds: list[list[Tensor]] = []
-            for view in range(views):
-                rows: list[list[Tensor]] = []
-                for outputs in self.live(images, in_order(len(images), 256), seed_for(seed, view, 7 + number)):
-                    if not rows and not rounds and not tables:
-                        each = sum(t[0].numel() * t.element_size() for t in outputs)
-                        if each * views * sum(len(images) for images in sources) > limit:
-                            return None
-                    rows.append(outputs)
+        tables: list[list[Tensor]] = []
+        for number, (images, count) in enumerate(zip(sources, views, strict=True)):
+            table: list[Tensor] = []
+            filled = 0
+            for view in range(count):
+                for outputs in self.live(images, in_order(len(images), CHUNK), seed_for(seed, view, 7 + number)):
+                    table = table or [_room(count * len(images), t) for t in outputs]
+                    for whole, part in zip(table, outputs, strict=True):
+                        whole[filled : filled + len(part)] = part
+                    filled += len(outputs[0])
                     done += 1
                     report(Event("cache the trunk", done, total))
-                rounds.append([torch.cat(tensors) for tensors in zip(*rows, strict=True)])
-            tables.append(rounds)
-        return Kept(tables)
+            tables.append(table)
+        return tables
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Cached outputs: tables[source][view] is a list of tensors with one row per picture."""
+def _room(rows: int, like: Tensor) -> Tensor:
+    """An empty table with rows such as those of a batch, in its memory layout."""
+    table = like.new_empty((rows, *like.shape[1:]))
+    return table.to(memory_format=torch.channels_last) if like.ndim == 4 else table
 
-    tables: list[list[list[Tensor]]]
 
-    def stream(self, source: int, order: Sequence[Ints], view: int) -> Iterator[list[Tensor]]:
-        table = self.tables[source][view]
-        for index in on_device(order, table[0].device):
-            yield [tensor[index] for tensor in table]
+def _rows(table: Sequence[Tensor], order: Sequence[Ints]) -> Iterator[list[Tensor]]:
+    for index in on_device(order, table[0].device):
+        yield [tensor[index] for tensor in table]

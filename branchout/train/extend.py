@@ -28,7 +28,7 @@ from branchout.train.loop import Event, Report, silent
 from branchout.train.pseudo import pseudo_exemplars
 from branchout.train.recipes import Recipe, recipe_named
 
-VIEWS = {"cuda": 8, "cpu": 4}
+VIEWS = {"cuda": 15, "cpu": 4}
 """Cached views in stage I: more cost memory and the time to make them, fewer cost accuracy."""
 HELD_OUT = 0.2
 """Share of each class held out when no validation images are given."""

@@ -110,7 +110,7 @@ REFERENCE = Recipe(
 )
 BRANCHOUT = Recipe(
     name="branchout",
-    stage_one=StageOne(Optimisation(epochs=30, nesterov=True), replay=True, distillation=3.0),
+    stage_one=StageOne(Optimisation(epochs=30, nesterov=True), replay=True, distillation=1.0),
     stage_two=StageTwo(
         Optimisation(epochs=10, weight_decay=1e-2, schedule="constant"),
         grid=((1.0, 1.0),),

@@ -177,7 +177,7 @@ def slow_loss(
         for teacher, student in zip(frozen, mine, strict=True):
             p, q = (teacher / 2).softmax(0), (student / 2).softmax(0)
             divergence = divergence + (p * (p.log() - q.log())).sum()
-        return float(total + 3 * 2**2 * divergence / len(pictures))
+        return float(total + 2**2 * divergence / len(pictures))
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_cached_and_live_agree_where_all_views_are_alike(
     recipe: StageOne, models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(augment, "RATIO", (1.0, 1.0))
-    monkeypatch.setattr(augment, "for_kind", lambda kind, size: Augmentation((1.0, 1.0), False))
+    monkeypatch.setattr(augment, "for_kind", lambda kind, size, few: Augmentation((1.0, 1.0), False))
     live = trained(models["base"], train, recipe, views=0)
     for views in (1, 3):
         cached = trained(models["base"], train, recipe, views)
@@ -299,46 +299,54 @@ def test_cached_and_live_agree_where_all_views_are_alike(
             assert torch.allclose(cached[key].float(), value.float(), atol=2e-4, rtol=1e-3), key
 
 
-def test_what_does_not_fit_is_computed_live(
-    models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch
+def test_as_many_views_as_fit_are_cached_and_else_the_trunk_runs_live(
+    models: dict[str, Classifier], train: Samples
 ) -> None:
     model, recipe = models["base"], BRANCHOUT.stage_one
     live = trained(model, train, recipe, views=0)
     assert same(trained(model, train, recipe, views=2, limit=1000), live)
-    pictures = len(train.of_classes(NEW)) + len(exemplars(train))
     floats = 16 * 8 * 8 + len(BASE)  # what enters layer4, and the frozen logits
-    needed = 4 * 2 * pictures * floats
-    assert same(trained(model, train, recipe, views=2, limit=needed - 1), live)
-    assert not same(trained(model, train, recipe, views=2, limit=needed), live)
+    one_view = 4 * floats * 2 * len(train.of_classes(NEW))  # as much for exemplars as for new images
+    assert same(trained(model, train, recipe, views=2, limit=2 * one_view - 1), live)
+    assert not same(trained(model, train, recipe, views=2, limit=2 * one_view), live)
+    four = trained(model, train, recipe, views=4, limit=1 << 30)
+    assert same(trained(model, train, recipe, views=6, limit=5 * one_view - 1), four)
 
 
 def test_the_cache_holds_what_the_frozen_network_makes_of_views(models: dict[str, Classifier], train: Samples) -> None:
     model = models["after a step"]
     frozen = Frozen(model, 3, logits=True, device=CPU)
     sources = [open_images(train.of_classes(names), SIZES, CPU) for names in (NEW, LATER[:2])]
-    kept = frozen.cache(sources, 2, 5, 1 << 30, silent)
-    for number, images in enumerate(sources):
-        for view in range(2):
+    kept = frozen.cache(sources, [2, 3], 5, silent)
+    for number, (images, views) in enumerate(zip(sources, [2, 3], strict=True)):
+        assert [len(table) for table in kept[number]] == [views * len(images)] * 2
+        for view in range(views):
             pictures = next(
                 images.views(in_order(len(images), 256), frozen.augmentation, seed_for(5, view, 7 + number))
             )
             with torch.no_grad():
                 trunk = model.backbone.run(pictures, 0, 3)
                 columns = model.fused.frozen_columns(model.features(pictures))
-            (found,) = kept.stream(number, [np.array([4, 0, 9])], view)
-            assert torch.allclose(found[0], trunk[[4, 0, 9]], atol=1e-5)
-            assert torch.allclose(found[1], columns[[4, 0, 9]], atol=1e-4)
+            rows = view * len(images) + np.array([4, 0, 9])
+            assert torch.allclose(kept[number][0][rows], trunk[[4, 0, 9]], atol=1e-5)
+            assert torch.allclose(kept[number][1][rows], columns[[4, 0, 9]], atol=1e-4)
 
 
-def test_epochs_go_round_the_cached_views(
+def test_epochs_go_round_the_cached_views_and_exemplars_are_seen_in_more_of_them(
     models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[int] = []
-    stream: Callable[..., object] = stage_one.Kept.stream
+    seen: list[np.ndarray] = []
+    rows: Callable[..., object] = stage_one._rows
     monkeypatch.setattr(
-        stage_one.Kept, "stream", lambda self, n, order, view: (seen.append(view), stream(self, n, order, view))[1]
+        stage_one, "_rows", lambda table, order: (seen.append(np.concatenate(order)), rows(table, order))[1]
     )
     model = models["base"]
-    new = labelled(model, NEW, train.of_classes(NEW))
-    learn_branch(model, NEW, new, settings_of(PAPER.stage_one, epochs=5), views=2, device=CPU)
-    assert seen == [0, 1, 0, 1, 0]
+    new, old = labelled(model, NEW, train.of_classes(NEW)), labelled(model, NEW, exemplars(train))
+    settings = settings_of(BRANCHOUT.stage_one, epochs=5)
+    learn_branch(model, NEW, new, settings, exemplars=old, views=2, device=CPU)
+    assert [set(order // len(new.labels)) for order in seen[::2]] == [{0}, {1}, {0}, {1}, {0}]
+    views = round(2 * len(new.labels) / len(old.labels))
+    assert set(np.concatenate(seen[1::2]) // len(old.labels)) == set(range(views))
+    for order in seen[1::2]:  # each exemplar as often as any other, whatever its view
+        counts = np.bincount(order % len(old.labels), minlength=len(old.labels))
+        assert counts.max() - counts.min() <= 1
