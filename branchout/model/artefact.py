@@ -12,6 +12,7 @@ model they came from where the file system allows. Nothing is ever unpickled.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -94,13 +95,14 @@ def save(artefact: Artefact, out: Path, *, source: Path | None = None, half: boo
     if out.exists():
         raise BranchoutError(f"{out} is there already; choose another --out, or remove it first")
     out.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(out)
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
         for name, tensors in _files(artefact):
             old = source / name if source else None
-            if old is not None and old.exists() and not half:
+            if old is not None and not half and _holds(old, tensors):
                 _share(old, partial / name)
             else:
                 save_file({key: _storable(value, half) for key, value in tensors.items()}, partial / name)
@@ -111,6 +113,35 @@ def save(artefact: Artefact, out: Path, *, source: Path | None = None, half: boo
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise BranchoutError(f"the model could not be written to {out}: {error}") from None
+
+
+def _sweep(out: Path) -> None:
+    """Remove what saves that were killed left beside `out`; those of living processes are their own business."""
+    for left in out.parent.glob(f".{glob.escape(out.name)}.*.partial"):
+        owner = left.name.split(".")[-2]
+        if owner.isdigit() and not _lives(int(owner)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is somebody else's, and lives
+        return True
+    return True
+
+
+def _holds(path: Path, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a file still holds these weights: during a long extension somebody may have put another in its place."""
+    try:
+        with safe_open(path, "pt") as file:
+            if set(file.keys()) != set(tensors):
+                return False
+            return all(torch.equal(file.get_tensor(key).to(value), value) for key, value in tensors.items())
+    except (OSError, SafetensorError):
+        return False
 
 
 def rewrite(artefact: Artefact, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -13,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import BASE, LATER, NEW, exemplars, fixed_batch, logits, untrained
+from helpers import BASE, LATER, NEW, exemplars, fixed_batch, logits, same, snapshot, untrained
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from branchout import api
@@ -380,3 +382,30 @@ def test_nothing_executable_is_needed_to_look_inside(extended: api.Model, monkey
     about = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert about["format"] == "branchout-1"
     assert about["classes"] == [list(BASE), list(NEW)]
+
+
+def test_a_base_that_was_replaced_meanwhile_is_not_shared(base: api.Model, tmp_path: Path) -> None:
+    """During a long extension somebody may save another model where the base was."""
+    place = tmp_path / "base"
+    artefact.save(base.artefact, place)
+    other = load_file(place / "base.safetensors")
+    save_file({key: value + 1 for key, value in other.items()}, place / "base.safetensors")
+    artefact.save(base.artefact, tmp_path / "out", source=place)
+    kept = artefact.load(tmp_path / "out")
+    assert same(snapshot(kept.classifier), snapshot(base.artefact.classifier))
+    assert (tmp_path / "out/base.safetensors").stat().st_ino != (place / "base.safetensors").stat().st_ino
+
+
+def test_what_a_killed_save_left_is_swept_away_but_not_what_others_are_writing(base: api.Model, tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left, living, other = (
+        tmp_path / f".{name}.{process}.partial"
+        for name, process in (("out", ended.pid), ("out", os.getppid()), ("about", ended.pid))
+    )
+    for folder in (left, living, other):
+        folder.mkdir()
+    artefact.save(base.artefact, tmp_path / "out")
+    assert not left.exists()
+    assert living.exists()
+    assert other.exists()
