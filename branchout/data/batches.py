@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -86,35 +87,51 @@ class ResidentImages:
 
 
 class Gallery:
-    """Pictures of many tables that share their sources: every source is decoded once, tables are picked from it."""
+    """Pictures of many tables that share their sources: each picture is decoded once, tables are picked from them."""
 
     def __init__(self, preprocessing: Preprocessing, device: torch.device, cache: Path | None = None) -> None:
         self.preprocessing = preprocessing
         self.device = device
         self.cache = cache
-        self._sources: dict[int, tuple[Pixels, Tensor]] = {}
+        self._sources: dict[int, Source] = {}
 
     def images(self, samples: Samples) -> Images:
         if self.preprocessing.size > SMALL:
             return open_images(samples, self.preprocessing, self.device)
         return ResidentImages(self._pick(samples.pixels, samples.rows), self.preprocessing, self.device)
 
-    def _pick(self, source: Pixels, rows: Ints) -> Tensor:
-        if isinstance(source, JoinedPixels):
-            part_of = np.searchsorted(source.starts, rows, side="right") - 1
-            inner = rows - source.starts[part_of]
-            picked = [self._pick(part, inner[part_of == n]) for n, part in enumerate(source.parts)]
+    def _pick(self, pixels: Pixels, rows: Ints) -> Tensor:
+        if isinstance(pixels, JoinedPixels):
+            part_of = np.searchsorted(pixels.starts, rows, side="right") - 1
+            inner = rows - pixels.starts[part_of]
+            joined = torch.cat([self._pick(part, inner[part_of == n]) for n, part in enumerate(pixels.parts)])
             back = np.argsort(np.argsort(part_of, kind="stable"), kind="stable")
-            joined = torch.cat(picked)
             return joined[torch.from_numpy(back).to(joined.device)]
-        if id(source) not in self._sources:
-            count = len(source)
-            whole = Samples.build(source, np.full(count, "-"), np.arange(count).astype(np.str_))
-            resident = open_images(whole, self.preprocessing, self.device, cache=self.cache)
+        if id(pixels) not in self._sources:
+            self._sources[id(pixels)] = Source(pixels, np.full(len(pixels), -1))
+        source = self._sources[id(pixels)]
+        missing = np.unique(rows[source.place[rows] < 0])
+        if len(missing):
+            table = Samples.build(pixels, np.full(len(missing), "-"), missing.astype(np.str_), rows=missing)
+            resident = open_images(table, self.preprocessing, self.device, cache=self.cache)
             assert isinstance(resident, ResidentImages)
-            self._sources[id(source)] = (source, resident.pixels)  # the source too, so that its id stays its own
-        pixels = self._sources[id(source)][1]
-        return pixels[torch.from_numpy(rows).to(pixels.device)]
+            known = 0 if source.decoded is None else len(source.decoded)
+            source.place[missing] = known + np.arange(len(missing))
+            fresh = resident.pixels
+            source.decoded = fresh if source.decoded is None else torch.cat([source.decoded.to(fresh.device), fresh])
+        if source.decoded is None:  # nothing was ever asked for, and nothing is now
+            return torch.empty((0, self.preprocessing.channels, *[self.preprocessing.size] * 2), dtype=torch.uint8)
+        return source.decoded[torch.from_numpy(source.place[rows]).to(source.decoded.device)]
+
+
+@dataclass
+class Source:
+    """What a gallery has decoded of one source."""
+
+    pixels: Pixels  # kept, so that its id stays its own
+    place: Ints
+    """For each row where it is among the decoded ones; -1 if it is not."""
+    decoded: Tensor | None = None
 
 
 class StreamedImages:

@@ -17,6 +17,7 @@ from PIL import Image as Pillow
 from branchout.data import augment, batches
 from branchout.data.augment import Augmentation, for_kind
 from branchout.data.batches import (
+    Gallery,
     ResidentImages,
     StreamedImages,
     cache_folder,
@@ -410,3 +411,26 @@ def test_small_inputs_stay_in_memory_and_large_ones_are_streamed(tmp_path: Path)
     assert automatic.workers == batches.cores() >= 1
     for images, size in ((small, 128), (large, 129)):
         assert [batch.shape for batch in images.plain(in_order(2, 1))] == [(1, 1, size, size)] * 2
+
+
+def test_a_gallery_gives_each_table_its_own_pictures() -> None:
+    tables = [samples_of(Watched(9, seed=1)), samples_of(Watched(5, seed=2))]
+    first = tables[0].select(np.array([7, 2, 2, 4]))
+    mixed = concatenate([tables[1].select(np.array([3, 0])), tables[0].select(np.array([4, 8, 7]))])
+    mixed = mixed.select(np.array([4, 0, 2, 1, 3]))  # sources alternate
+    gallery = Gallery(COLOUR, CPU)
+    for table in (first, mixed, tables[0]):
+        held = gallery.images(table)
+        assert isinstance(held, ResidentImages)
+        assert np.array_equal(held.pixels.numpy(), by_hand(table, COLOUR))
+
+
+def test_a_gallery_decodes_each_picture_once() -> None:
+    sources = [Watched(9, seed=1), Watched(5, seed=2)]
+    tables = [samples_of(pixels) for pixels in sources]
+    gallery = Gallery(COLOUR, CPU)
+    gallery.images(tables[0].select(np.array([7, 2])))
+    assert [pixels.reads for pixels in sources] == [2, 0]
+    for table in (concatenate(tables), tables[0], tables[1]):
+        gallery.images(table)
+    assert [pixels.reads for pixels in sources] == [9, 5]
