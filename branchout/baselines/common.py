@@ -27,6 +27,7 @@ from branchout.model.fusion import Head, new_head
 from branchout.model.surgery import Backbone
 from branchout.train.branch import Labelled
 from branchout.train.loop import Report, best_device, precision, seed_for, silent
+from branchout.train.pretrain import FAST
 from branchout.train.recipes import PAPER, Optimisation
 
 Ints = npt.NDArray[np.int64]
@@ -48,6 +49,8 @@ class Task:
     size: int
     network: Optimisation = PAPER.stage_one.optimisation
     """How a network is trained in one step: as our stage I."""
+    pretraining: Optimisation = FAST
+    """How the base was trained, which is how an oracle is."""
     heads: Optimisation = PAPER.stage_two.optimisation
     """How a head on cached features is trained: as our stage II."""
     per_class: int = 10
@@ -66,7 +69,13 @@ class Task:
 
     @property
     def augmentation(self) -> Augmentation:
+        """Of pictures that train a network: as in our stage I."""
         return augment.for_kind(self.kind, self.size, few=True)
+
+    @property
+    def head_augmentation(self) -> Augmentation:
+        """Of pictures whose cached features train a head: as in our stage II."""
+        return augment.for_kind(self.kind, self.size)
 
     def labels(self, samples: Samples) -> Ints:
         """Class numbers of `space`."""

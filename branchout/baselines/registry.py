@@ -12,7 +12,26 @@ from torch import nn
 from branchout.baselines.common import Task
 from branchout.errors import BranchoutError
 
-MODULES: tuple[str, ...] = ()
+MODULES: tuple[str, ...] = (
+    "pretrained",
+    "routing",
+    "featcat",
+    "logitcat",
+    "finetune",
+    "lwf",
+    "icarl",
+    "bic",
+    "wa",
+    "der",
+    "podnet",
+    "rainbow",
+    "joint",
+    "ncm",
+    "ranpac",
+    "fecam",
+    "slca",
+    "aper",
+)
 """One file per idea; each lists its `METHODS`."""
 
 Learn = Callable[[Any, Task], nn.Module]

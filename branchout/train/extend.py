@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from branchout.data import memory as memory_rules
-from branchout.data.batches import open_images
+from branchout.data.batches import Images, open_images
 from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
@@ -161,6 +162,7 @@ class Extension:
         device: torch.device,
         work: Path | None = None,
         cache: Path | None = None,
+        images: Callable[[Samples], Images] | None = None,
         report: Report = silent,
     ) -> None:
         self.base = base.to(device)
@@ -169,6 +171,7 @@ class Extension:
         self.device = device
         self.work = work
         self.cache = cache
+        self.images = images or (lambda samples: open_images(samples, base.preprocessing, device, cache=cache))
         self.report = report
         self.space: LabelSpace = base.space.extend(material.new.classes)
         self.recipe = self._recipe()
@@ -197,8 +200,7 @@ class Extension:
     # Stage I.
 
     def labelled(self, samples: Samples) -> Labelled:
-        images = open_images(samples, self.base.preprocessing, self.device, cache=self.cache)
-        return Labelled(images, self.labels(samples))
+        return Labelled(self.images(samples), self.labels(samples))
 
     def labels(self, samples: Samples) -> np.ndarray:
         """Class numbers of the label space after this step."""
@@ -233,7 +235,7 @@ class Extension:
     def features(self, model: Classifier, samples: Samples, views: int = 0) -> Tensor:
         return extract(
             model,
-            open_images(samples, model.preprocessing, self.device, cache=self.cache),
+            self.images(samples),
             views=views,
             seed=self.request.seed,
             device=self.device,

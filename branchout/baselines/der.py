@@ -1,0 +1,94 @@
+"""DER without pruning: every step adds a whole new feature extractor beside the old ones, which are frozen, and trains
+it with one head on the features of all and an auxiliary one that tells the new classes from each other and from the
+old. At the end a new head is learned on balanced data.
+
+Source: Yan, Xie and He, CVPR 2021; loss weights 1 and 1, the extractor's start from the one before, and the last stage
+(30 epochs, temperature 5) are from their published experiments. Departures: each extractor's features are brought to
+length 4, as our base's head reads them; the last stage sees cached views, and its rate falls at thirds rather than at
+half.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from branchout.baselines import heads, whole
+from branchout.baselines.common import Network, Task
+from branchout.baselines.heads import Batch, Cached
+from branchout.baselines.registry import Method
+from branchout.model.classifier import Classifier
+from branchout.model.fusion import to_norm
+from branchout.model.surgery import Backbone
+from branchout.train.loop import precision
+from branchout.train.recipes import Optimisation, fitted
+
+LAST_STAGE = Optimisation(epochs=30, lr=0.1, batch=128, weight_decay=5e-4)
+TEMPERATURE = 5.0
+
+
+class Extractors(nn.Module):
+    """Several backbones side by side and one linear head, without bias, on all they see."""
+
+    def __init__(self, backbones: Sequence[Backbone], classes: int) -> None:
+        super().__init__()
+        self.backbones = nn.ModuleList(backbones)
+        self.head = nn.Linear(sum(backbone.features for backbone in backbones), classes, bias=False)
+
+    def features(self, pictures: Tensor) -> Tensor:
+        """h_0 ⊕ h_1 ⊕ …, each at length 4."""
+        pictures = pictures.contiguous(memory_format=torch.channels_last)
+        with precision(pictures.device):
+            parts = [backbone(pictures) for backbone in self.backbones]
+        return torch.cat([to_norm(h.float()) for h in parts], dim=1)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return self.head(self.features(pictures))  # type: ignore[no-any-return]
+
+
+def learn(before: Classifier | Network | Extractors, task: Task) -> Extractors:
+    heads.seeded(task)
+    earlier = before.backbones if isinstance(before, Extractors) else [before.backbone]
+    old = [copy.deepcopy(backbone).freeze() for backbone in earlier]  # type: ignore[operator]
+    fresh = copy.deepcopy(old[-1]).requires_grad_(True)
+    fresh.frozen = False
+    network = Extractors([*old, fresh], len(task.space.classes))
+    network.to(task.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    classes = whole.taught(task)
+    auxiliary = nn.Linear(fresh.features, 1 + len(classes), bias=False).to(task.device)
+    answer = torch.zeros(len(task.space.classes), dtype=torch.int64, device=task.device)  # 0: any other class
+    answer[classes] = torch.arange(1, 1 + len(classes), device=task.device)
+
+    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
+        pictures, target = batch
+        h = network.features(pictures)
+        loss = F.cross_entropy(network.head(h), target)
+        return loss + F.cross_entropy(auxiliary(h[:, -fresh.features :]), answer[target])
+
+    trained = nn.ModuleList([network, auxiliary])
+    whole.train(trained, task, task.labelled(whole.replayed(task)), loss_of, work="train a new extractor")
+    relearn_head(network, task)
+    return network
+
+
+def relearn_head(network: Extractors, task: Task) -> None:
+    """A new head on frozen features of as many images of each class as of any other."""
+    samples = heads.balanced(task)
+    labels, origin = (torch.from_numpy(column).to(task.device) for column in (task.labels(samples), samples.origin))
+    data = Cached(whole.views_of(network.features, task, samples).unsqueeze(2), labels, origin)
+    network.head.reset_parameters()
+
+    def loss_of(batch: Batch) -> Tensor:
+        h, target, _ = batch
+        return F.cross_entropy(network.head(h.squeeze(1)) / TEMPERATURE, target)
+
+    task = replace(task, heads=fitted(LAST_STAGE, len(samples)))
+    heads.train(network.head, task, data, heads.class_by_class(task, data), loss_of)
+
+
+METHODS = (Method("der", "DER w/o P", learn, on="network"),)

@@ -1,0 +1,46 @@
+"""FeatCat+RT: the features of all branches are put side by side, and one new classifier over all classes is learned on
+them. It gives up the heads that were learned from many images for one learned from a few of each class.
+
+Source: the paper's section 5.2 (Wu et al., CVPR 2022); it is also how DER (Yan et al., CVPR 2021) ends. Departure: the
+classifier is a cosine head whatever the base's is, since it need not agree with one that it replaces.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from branchout.baselines import heads
+from branchout.baselines.common import OnFeatures, Task
+from branchout.baselines.heads import Batch
+from branchout.baselines.registry import Method
+from branchout.model.classifier import Classifier
+from branchout.model.fusion import CosineHead
+
+
+class Joined(nn.Module):
+    """One head over all features."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.head = CosineHead(width, classes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.head(heads.side_by_side(features))  # type: ignore[no-any-return]
+
+
+def learn(before: Classifier, task: Task) -> OnFeatures:
+    heads.seeded(task)
+    data = heads.cached(before, task, heads.balanced(task), views=task.views)
+    _, _, vectors, k = data.features.shape
+    head = Joined(vectors * k, len(task.space.classes)).to(task.device)
+
+    def loss_of(batch: Batch) -> Tensor:
+        features, labels, _ = batch
+        return F.cross_entropy(head(features), labels)
+
+    heads.train(head, task, data, heads.class_by_class(task, data), loss_of)
+    return OnFeatures(before, head)
+
+
+METHODS = (Method("featcat-rt", "FeatCat+RT", learn, on="features"),)

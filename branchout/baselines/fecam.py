@@ -1,0 +1,100 @@
+"""FeCAM: the clouds of features of different classes differ in shape, so the distance to a class is the Mahalanobis
+distance of its own covariance. Few images make a poor covariance: it is shrunk, and reduced to correlations.
+
+Source: Goswami, Liu, Twardowski, van de Weijer: "FeCAM: Exploiting the Heterogeneity of Class Distributions in
+Exemplar-Free Continual Learning" (NeurIPS 2023), with γ₁ = γ₂ = 1 and Tukey's λ = ½. Departures: base classes are
+described by their exemplars only (`fecam-all`: by all their images); covariances are shrunk once, means are taken after
+Tukey's transform, and it is left out where features can be negative; a class that comes again has one cloud for each of
+its looks, and the nearer one counts.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from branchout.baselines.common import OnFeatures, Task
+from branchout.baselines.groups import new_groups, plain
+from branchout.baselines.registry import Method
+from branchout.labels import LabelSpace
+from branchout.model.classifier import Classifier
+from branchout.model.fusion import Pooler
+
+
+class Clouds(nn.Module):
+    """Minus the squared Mahalanobis distance to every class."""
+
+    means: Tensor
+    precisions: Tensor
+
+    def __init__(self, space: LabelSpace, means: Tensor, precisions: Tensor, tukey: bool) -> None:
+        super().__init__()
+        self.register_buffer("means", means)
+        self.register_buffer("precisions", precisions)
+        self.tukey = tukey
+        self.pooler = Pooler(space, "max")
+
+    def forward(self, features: Tensor) -> Tensor:
+        x = F.normalize(transformed(features.flatten(1), self.tukey), dim=1)
+        return self.pooler(-squared_distances(x, F.normalize(self.means, dim=1), self.precisions))  # type: ignore[no-any-return]
+
+
+def transformed(features: Tensor, tukey: bool) -> Tensor:
+    """Tukey's transform √h, which makes skewed features more like a Gaussian's."""
+    return features.clamp(min=0).sqrt() if tukey else features
+
+
+def squared_distances(x: Tensor, means: Tensor, precisions: Tensor) -> Tensor:
+    """(x − μ)ᵀ P (x − μ) for every row and column: (N, k), (columns, k), (columns, k, k) → (N, columns)."""
+    distances = []
+    for mean, precision in zip(means, precisions, strict=True):
+        apart = x - mean
+        distances.append((apart @ precision * apart).sum(1))
+    return torch.stack(distances, dim=1)
+
+
+def covariance(group: Tensor) -> Tensor:
+    """Of features (n, k); a single image has none."""
+    centred = group - group.mean(0)
+    return centred.T @ centred / max(len(group) - 1, 1)
+
+
+def shrunk(sigma: Tensor, on: float = 1.0, off: float = 1.0) -> Tensor:
+    """Σ + γ₁·V₁·I + γ₂·V₂·(1 − I), with V₁ the mean variance and V₂ the mean of all other entries."""
+    k = len(sigma)
+    eye = torch.eye(k).to(sigma)
+    variance = sigma.diagonal().mean()
+    between = (sigma.sum() - sigma.diagonal().sum()) / max(k * (k - 1), 1)
+    return sigma + on * variance.clamp(min=1e-8) * eye + off * between * (1 - eye)
+
+
+def correlations(sigma: Tensor) -> Tensor:
+    """Σ(i, j) / (σ(i) σ(j)), which makes covariances of different classes comparable."""
+    deviation = sigma.diagonal().sqrt()
+    return sigma / (deviation[:, None] * deviation)
+
+
+def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = False) -> OnFeatures:
+    first = isinstance(before, Classifier)
+    model = before if isinstance(before, Classifier) else before.model
+    groups = new_groups(task, plain(model, task), first=first, everything=everything)
+    known = None if isinstance(before, Classifier) else before.head
+    assert known is None or isinstance(known, Clouds)
+    tukey = all(bool((group >= 0).all()) for group in groups) if known is None else known.tukey
+    clouds = [transformed(group, tukey) for group in groups]
+    means = torch.stack([cloud.mean(0) for cloud in clouds])
+    # Inverted in double precision: with few images a covariance has hardly more than its shrinkage.
+    shapes = (correlations(shrunk(covariance(cloud.double()))) for cloud in clouds)
+    precisions = torch.stack([torch.linalg.pinv(shape, hermitian=True).float() for shape in shapes])
+    if known is not None:
+        means, precisions = torch.cat([known.means, means]), torch.cat([known.precisions, precisions])
+    return OnFeatures(model, Clouds(task.space, means, precisions, tukey).to(task.device))
+
+
+METHODS = (
+    Method("fecam", "FeCAM", learn, on="base"),
+    Method("fecam-all", "FeCAM, all base images", partial(learn, everything=True), on="base", oracle=True),
+)

@@ -1,0 +1,137 @@
+"""Heads on cached features: which pictures they see, how features enter them, and the one loop that trains them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from branchout.baselines.common import Ints, Task
+from branchout.data.batches import class_balanced, on_device
+from branchout.data.memory import keep
+from branchout.data.samples import Samples, concatenate
+from branchout.errors import BranchoutError
+from branchout.model.classifier import Classifier
+from branchout.model.fusion import NORM, CosineHead, Head, to_norm
+from branchout.train.features import extract
+from branchout.train.loop import fit, seed_for
+
+Batch = tuple[Tensor, Tensor, Tensor]
+"""Features (n, feature vectors, k), class numbers (n,) and origins (n,)."""
+
+
+@dataclass(frozen=True)
+class Cached:
+    """What a frozen model makes of some pictures."""
+
+    features: Tensor  # (views, N, feature vectors, k)
+    labels: Tensor  # (N,)
+    origin: Tensor  # (N,)
+
+
+def balanced(task: Task) -> Samples:
+    """The exemplars, and as many images of each class that this step brings: what stage II sees."""
+    return concatenate([task.memory, keep(task.new, per_class=task.per_class, seed=task.seed)])
+
+
+def everything(task: Task) -> Samples:
+    """All training images so far, for those that may see them."""
+    if task.everything is None:
+        raise BranchoutError(
+            "this method sees all training images of all steps, and the task has none: set `everything`"
+        )
+    return task.everything
+
+
+def cached(model: Classifier, task: Task, samples: Samples, *, views: int) -> Cached:
+    """Features of some augmented views of each picture; of the plain pictures if `views` is 0."""
+    features = extract(
+        model,
+        task.images(samples),
+        views=views,
+        augmentation=task.head_augmentation,
+        seed=task.seed,
+        device=task.device,
+        report=task.report,
+    )
+    labels, origin = (torch.from_numpy(column).to(task.device) for column in (task.labels(samples), samples.origin))
+    return Cached(features, labels, origin)
+
+
+def class_by_class(task: Task, data: Cached) -> Callable[[int], Sequence[Ints]]:
+    """The order of stage II: in every epoch as many images of one class as of any other."""
+    labels = data.labels.cpu().numpy()
+    return lambda epoch: class_balanced(labels, task.per_class, task.heads.batch, seed_for(task.seed, epoch))
+
+
+def train(
+    head: nn.Module,
+    task: Task,
+    data: Cached,
+    order: Callable[[int], Sequence[Ints]],
+    loss_of: Callable[[Batch], Tensor],
+) -> nn.Module:
+    """Train a head as our stage II trains deltas; epoch e sees view e modulo their number."""
+
+    def epoch_batches(epoch: int) -> Iterator[Batch]:
+        view = data.features[epoch % len(data.features)]
+        for index in on_device(order(epoch), task.device):
+            yield view[index], data.labels[index], data.origin[index]
+
+    steps = len(order(0))
+    parameters = list(head.parameters())
+    fit(head, parameters, epoch_batches, steps, loss_of, task.heads, device=task.device, report=task.report)
+    return head.requires_grad_(False)
+
+
+def seeded(task: Task) -> None:
+    """What is drawn from now on depends on the task's seed and step alone."""
+    torch.manual_seed(seed_for(task.seed, task.step))
+
+
+def side_by_side(features: Tensor) -> Tensor:
+    """h_b ⊕ h_n ⊕ …, each at norm 4 so that none outweighs another: (N, feature vectors, k) → (N, all of them · k)."""
+    return to_norm(features).flatten(1)
+
+
+class ScaledLinear(nn.Module):
+    """A linear head that reads features brought to length 4 on average, its weights stretched to match.
+
+    It computes what the head did. But a step of gradient descent changes a logit by the squared length of the
+    features, so with those of a timm network the rates made for norm 4 would throw the weights far off.
+    """
+
+    scale: Tensor
+
+    def __init__(self, head: nn.Linear, features: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("scale", NORM / features.norm(dim=-1).mean().clamp(min=1e-12))
+        self.weight = nn.Parameter(head.weight.detach() / self.scale)
+        self.bias = nn.Parameter(
+            torch.zeros_like(head.weight[:, 0]) if head.bias is None else head.bias.detach().clone()
+        )
+
+    def forward(self, h: Tensor) -> Tensor:
+        return nn.functional.linear(h * self.scale, self.weight, self.bias)
+
+
+def trainable(head: Head, features: Tensor) -> CosineHead | ScaledLinear:
+    """A copy of a head that can be trained on features such as these."""
+    if isinstance(head, nn.Linear):
+        return ScaledLinear(head, features)
+    classes, width = head.weight.shape
+    copy = CosineHead(width, classes).to(head.weight.device)
+    copy.load_state_dict(head.state_dict())
+    return copy
+
+
+def settled(head: CosineHead | ScaledLinear) -> Head:
+    """A head after training, as an ordinary one again."""
+    if isinstance(head, CosineHead):
+        return head.requires_grad_(False)
+    classes, width = head.weight.shape
+    plain = nn.Linear(width, classes).to(head.weight.device)
+    plain.load_state_dict({"weight": head.weight * head.scale, "bias": head.bias})
+    return plain.requires_grad_(False)

@@ -1,0 +1,72 @@
+"""iCaRL: the network is trained on new images and exemplars with distillation, and answers with the class whose
+exemplars' mean feature is nearest. Exemplars of the new classes are herded: chosen one by one so that their mean stays
+near the class's.
+
+Source: Rebuffi et al., CVPR 2017. Departures: cross-entropy and distillation (temperature 2, weight 1) over a softmax,
+as Hou et al. (CVPR 2019) and later tables have it, instead of one sigmoid a class: logits of a base that was trained
+with a softmax are no odds. Exemplars of earlier classes are those the task gives; `kept` names the ones herded of the
+new.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from branchout.baselines import whole
+from branchout.baselines.common import Network, Task
+from branchout.baselines.registry import Method
+from branchout.data.memory import keep
+from branchout.data.samples import Samples, concatenate
+from branchout.model.classifier import Classifier
+from branchout.model.fusion import NORM
+from branchout.train.loop import seed_for
+
+
+class NearestMean(nn.Module):
+    """Scores 16·cos to the mean of each class's exemplars: among vectors of one length the nearest has the largest."""
+
+    means: Tensor
+
+    def __init__(self, network: Network, means: Tensor, kept: Samples) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("means", means)
+        self.kept = kept
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return NORM**2 * F.normalize(self.network.features(pictures), dim=1) @ self.means.T
+
+
+def learn(before: Classifier | NearestMean, task: Task) -> NearestMean:
+    network, teacher = whole.student_and_teacher(before.network if isinstance(before, NearestMean) else before, task)
+    known = len(teacher.head.weight)
+
+    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
+        pictures, target = batch
+        with torch.no_grad():
+            remembered = teacher(pictures)
+        z = network(pictures)
+        return F.cross_entropy(z, target) + whole.distillation(z[:, :known], remembered)
+
+    whole.train(network, task, task.labelled(whole.replayed(task)), loss_of)
+    features = whole.plain(network.features, task, task.new).cpu().numpy()
+    kept = keep(task.new, per_class=task.per_class, rule="herding", features=features, seed=seed_for(task.seed))
+    return NearestMean(network, exemplar_means(network, task, concatenate([task.memory, kept])), kept)
+
+
+def exemplar_means(network: Network, task: Task, exemplars: Samples) -> Tensor:
+    """The mean direction (classes × k) of each class's exemplars, and of their mirrors where the task has mirrors."""
+
+    def directions(pictures: Tensor) -> Tensor:
+        u = F.normalize(network.features(pictures), dim=1)
+        return u + F.normalize(network.features(pictures.flip(3)), dim=1) if task.augmentation.flip else u
+
+    u = whole.plain(directions, task, exemplars)
+    sums = torch.zeros(len(task.space.classes), u.shape[1], device=task.device)
+    sums.index_add_(0, torch.from_numpy(task.labels(exemplars)).to(task.device), u)
+    return F.normalize(sums, dim=1)
+
+
+METHODS = (Method("icarl", "iCaRL", learn, on="network"),)

@@ -1,0 +1,78 @@
+"""LogitCat: the logits of all branches are put side by side, and columns that name the same class are pooled. The heads
+are left as they are, fine-tuned (FT), or retrained from scratch (RT) on a class-balanced split.
+
+Source: the paper's sections 5.2 and 5.3 (Wu et al., CVPR 2022), where "logit concatenation" with max or average pooling
+trains nothing. Departures: retrained heads are cosine heads whatever the base's is; a linear head is fine-tuned on
+features scaled to an average length of 4, for which the learning rate is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from branchout.baselines import heads
+from branchout.baselines.common import OnFeatures, Task
+from branchout.baselines.heads import Batch, Cached
+from branchout.baselines.registry import Method
+from branchout.labels import LabelSpace
+from branchout.model.classifier import Classifier
+from branchout.model.fusion import CosineHead, Pooler
+
+
+class SideBySide(nn.Module):
+    """Each head reads the features of its own branch."""
+
+    def __init__(self, space: LabelSpace, parts: Sequence[nn.Module], feature_of: Sequence[int], pooler: str) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.feature_of = tuple(feature_of)
+        self.pooler = Pooler(space, pooler)
+
+    def forward(self, features: Tensor) -> Tensor:
+        columns = [part(features[:, f]) for part, f in zip(self.parts, self.feature_of, strict=True)]
+        return self.pooler(torch.cat(columns, dim=1))  # type: ignore[no-any-return]
+
+
+def pooled(before: Classifier, task: Task, *, pooler: str) -> OnFeatures:
+    """Nothing is trained."""
+    fused = before.fused
+    return OnFeatures(before, SideBySide(task.space, list(fused.heads), fused.feature_of, pooler).to(task.device))
+
+
+def fresh(before: Classifier, data: Cached) -> list[nn.Module]:
+    """Heads that know nothing yet."""
+    k = data.features.shape[-1]
+    return [CosineHead(k, len(names)) for names in before.space.branches]
+
+
+def copied(before: Classifier, data: Cached) -> list[nn.Module]:
+    """The heads as they are, ready to be trained further."""
+    pairs = zip(before.fused.heads, before.fused.feature_of, strict=True)
+    return [heads.trainable(head, data.features[:, :, f]) for head, f in pairs]  # type: ignore[arg-type]
+
+
+def trained(before: Classifier, task: Task, *, scratch: bool) -> OnFeatures:
+    heads.seeded(task)
+    data = heads.cached(before, task, heads.balanced(task), views=task.views)
+    parts = fresh(before, data) if scratch else copied(before, data)
+    head = SideBySide(task.space, parts, before.fused.feature_of, "max").to(task.device)
+
+    def loss_of(batch: Batch) -> Tensor:
+        features, labels, _ = batch
+        return F.cross_entropy(head(features), labels)
+
+    heads.train(head, task, data, heads.class_by_class(task, data), loss_of)
+    return OnFeatures(before, head)
+
+
+METHODS = (
+    Method("logitcat-rt", "LogitCat+RT", partial(trained, scratch=True), on="features"),
+    Method("logitcat-ft", "LogitCat+FT", partial(trained, scratch=False), on="features"),
+    Method("logitcat-average", "logit concatenation (avg pool)", partial(pooled, pooler="average"), on="features"),
+    Method("logitcat-max", "logit concatenation (max pool)", partial(pooled, pooler="max"), on="features"),
+)

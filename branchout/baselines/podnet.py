@@ -1,0 +1,193 @@
+"""PODNet: the student may change its activations as long as their sums along rows and along columns stay near the
+teacher's, stage by stage (POD-spatial), and so must its features (POD-flat). Each class has several proxies, imprinted
+from its images and fine-tuned on balanced data at the end, and scores by its similarity to those of them that are near.
+
+Source: Douillard et al., ECCV 2020; weights (3 and 1 for small images, 8 and 10 for large ones, times √(all/new
+classes)), ten proxies, frozen old proxies and the last 20 epochs are from their published experiments. There the margin
+is taken off all similarities alike and so cancels; the loss here is the one they measured. Departures: stages are
+compared after their last ReLU, as our networks have it; proxies of the base's classes start as copies of its rows, and
+the scale η as the base's 16; half the proxies of a class that comes again are imprinted anew; the last epochs see
+cached views.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from branchout.baselines import heads, whole
+from branchout.baselines.common import Network, Task, frozen_copy
+from branchout.baselines.heads import Batch, Cached
+from branchout.baselines.registry import Method
+from branchout.data.augment import SMALL
+from branchout.model.classifier import Classifier
+from branchout.model.fusion import NORM
+from branchout.model.surgery import Backbone
+from branchout.train.loop import precision, seed_for
+from branchout.train.recipes import Optimisation, fitted
+
+PROXIES = 10
+SPATIAL, FLAT = (3.0, 8.0), (1.0, 10.0)
+"""Weights of the two distillation terms for small and for large images."""
+LAST_EPOCHS = (
+    Optimisation(epochs=20, lr=0.05, batch=128, weight_decay=5e-4, schedule="constant"),
+    Optimisation(epochs=20, lr=0.01, batch=64, weight_decay=1e-4, schedule="constant"),
+)
+
+
+class LocalSimilarity(nn.Module):
+    """A head with several proxies a class: η times the class's cosines, averaged with more weight on the larger."""
+
+    def __init__(self, proxies: Tensor, eta: float) -> None:
+        super().__init__()
+        self.proxies = nn.Parameter(proxies)  # (classes, proxies, k)
+        self.eta = nn.Parameter(torch.tensor(eta, device=proxies.device))
+
+    def forward(self, h: Tensor, learning: Tensor | None = None) -> Tensor:
+        """Scores (N, classes). Proxies of classes that are not `learning` (a mask) get no gradient."""
+        proxies: Tensor = self.proxies
+        if learning is not None:
+            proxies = torch.where(learning[:, None, None], proxies, proxies.detach())
+        cosines = F.normalize(h, dim=1) @ F.normalize(proxies, dim=2).flatten(0, 1).T
+        cosines = cosines.view(len(h), *proxies.shape[:2])
+        return self.eta * (cosines * cosines.softmax(2)).sum(2)
+
+
+class PodNetwork(nn.Module):
+    """A backbone whose stages can be watched, and a head of proxies."""
+
+    def __init__(self, backbone: Backbone, head: LocalSimilarity) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+
+    def watched(self, pictures: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The maps (N, C, H, W) that stages end in, but for the stem, and the features (N, k)."""
+        x = pictures.contiguous(memory_format=torch.channels_last)
+        maps: list[Tensor] = []
+        with precision(pictures.device):
+            for number, name in enumerate(self.backbone.names):
+                stage = self.backbone.get_submodule(name)
+                last = number == len(self.backbone.names) - 1
+                found = None
+                # The last stage ends in pooled features; its map is what stood before them.
+                for part in stage if last and isinstance(stage, nn.Sequential) else (stage,):
+                    x = part(x)
+                    found = x if x.ndim == 4 and x.shape[2:].numel() > 1 else found
+                if number and found is not None:
+                    maps.append(found)
+        return maps, x.float()
+
+    def features(self, pictures: Tensor) -> Tensor:
+        return self.watched(pictures)[1]
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return self.head(self.features(pictures))  # type: ignore[no-any-return]
+
+
+def learn(before: Classifier | Network | PodNetwork, task: Task) -> PodNetwork:
+    heads.seeded(task)
+    teacher = cast(PodNetwork, frozen_copy(_opened(before))).to(task.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    backbone = copy.deepcopy(teacher.backbone).requires_grad_(True)
+    network = PodNetwork(backbone, LocalSimilarity(imprinted(teacher, task), teacher.head.eta.item()))
+    large = int(task.size > SMALL)
+    factor = math.sqrt(len(task.space.classes) / len(task.space.branches[-1]))
+    learning = whole.is_taught(task)
+
+    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
+        pictures, target = batch
+        with torch.no_grad():
+            old_maps, old_h = teacher.watched(pictures)
+        maps, h = network.watched(pictures)
+        distilled = SPATIAL[large] * pod_spatial(maps, old_maps) + FLAT[large] * pod_flat(h, old_h)
+        return nca(network.head(h, learning), target) + factor * distilled
+
+    whole.train(network, task, task.labelled(whole.replayed(task)), loss_of)
+    tune_head(network, task, LAST_EPOCHS[large])
+    return network
+
+
+def _opened(before: Classifier | Network | PodNetwork) -> PodNetwork:
+    """A model as PODNet sees it: rows become proxies."""
+    if isinstance(before, PodNetwork):
+        return before
+    network = Network.of(before)
+    rows = F.normalize(network.head.weight.detach(), dim=1)
+    return PodNetwork(network.backbone, LocalSimilarity(rows[:, None].repeat(1, PROXIES, 1), NORM**2))
+
+
+def pod_spatial(maps: list[Tensor], old_maps: list[Tensor]) -> Tensor:
+    """Mean over stages of the distance between sums of squares along width and along height, as one unit vector."""
+    distances = [
+        torch.linalg.vector_norm(_pooled(ours) - _pooled(theirs), dim=1).mean()
+        for ours, theirs in zip(maps, old_maps, strict=True)
+    ]
+    return torch.stack(distances).mean() if distances else torch.zeros(())
+
+
+def _pooled(x: Tensor) -> Tensor:
+    energy = x.square()
+    sums = [energy.sum(dim, dtype=torch.float32).flatten(1) for dim in (3, 2)]
+    return F.normalize(torch.cat(sums, dim=1), dim=1)
+
+
+def pod_flat(h: Tensor, old_h: Tensor) -> Tensor:
+    return (1 - F.cosine_similarity(h, old_h, dim=1)).mean()
+
+
+def nca(scores: Tensor, target: Tensor) -> Tensor:
+    """As their code has it: the true class enters the denominator as if it were the largest of all."""
+    relative = scores - scores.amax(1, keepdim=True)
+    own = relative.gather(1, target[:, None])
+    return (relative.scatter(1, target[:, None], 0.0).logsumexp(1) - own[:, 0]).mean()
+
+
+def imprinted(teacher: PodNetwork, task: Task) -> Tensor:
+    """Proxies of all classes: old ones as they are, new ones the centres of what the teacher sees in their images."""
+    old = teacher.head.proxies.detach()
+    proxies = old.new_zeros(len(task.space.classes), *old.shape[1:])
+    proxies[: len(old)] = old
+    u = F.normalize(whole.plain(teacher.features, task, task.new), dim=1).cpu().numpy()
+    labels = task.labels(task.new)
+    rng = np.random.default_rng(seed_for(task.seed, task.step))
+    for label in np.unique(labels):
+        number = PROXIES if label >= len(old) else PROXIES // 2
+        proxies[label, -number:] = torch.from_numpy(_centres(u[labels == label], number, rng)).to(proxies)
+    return F.normalize(proxies, dim=2)
+
+
+def _centres(rows: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarray:
+    """`number` centres of K-Means; of few rows the rows themselves, over and over."""
+    from scipy.cluster.vq import kmeans2
+
+    if len(rows) <= number:
+        return np.resize(rows, (number, rows.shape[1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a centre that loses all its rows stays where it was, and may
+        centres, _ = kmeans2(rows.astype(np.float64), number, minit="++", rng=rng)
+    return centres  # type: ignore[no-any-return]
+
+
+def tune_head(network: PodNetwork, task: Task, optimisation: Optimisation) -> None:
+    """The last epochs: proxies of all classes on frozen features of as many images of each class as of any other."""
+    samples = heads.balanced(task)
+    labels, origin = (torch.from_numpy(column).to(task.device) for column in (task.labels(samples), samples.origin))
+    data = Cached(whole.views_of(network.features, task, samples).unsqueeze(2), labels, origin)
+
+    def loss_of(batch: Batch) -> Tensor:
+        h, target, _ = batch
+        return nca(network.head(h.squeeze(1)), target)
+
+    task = replace(task, heads=fitted(optimisation, len(samples)))
+    heads.train(network.head, task, data, heads.class_by_class(task, data), loss_of)
+
+
+METHODS = (Method("podnet", "PODNet", learn, on="network"),)

@@ -1,0 +1,111 @@
+"""RM, Rainbow Memory: batches are half new images and half exemplars, mixed with CutMix; and the exemplars to keep are
+spread evenly from those the network is sure of, however they are perturbed, to those it is not.
+
+Source: Bang et al., CVPR 2021; CutMix in every second batch with α = 1 is theirs. Departures: the exemplars of earlier
+classes are those the task gives and are used as they are; `kept` names the ones this rule would keep of the new. The
+task's augmentation takes the place of AutoAugment, in training and for the perturbed copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from branchout.baselines import whole
+from branchout.baselines.common import Network, Task, epochs_of
+from branchout.baselines.registry import Method
+from branchout.data.memory import keep
+from branchout.data.samples import Samples
+from branchout.model.classifier import Classifier
+from branchout.train.loop import fit, seed_for
+from branchout.train.recipes import fitted
+
+MIXED = 0.5
+"""How many batches are mixed."""
+COPIES = 12
+"""Perturbed copies of a picture whose answers are compared."""
+
+Mixed = tuple[Tensor, Tensor, Tensor, float]
+"""Pictures, their labels, the labels of what was pasted in, and the share of each picture that is still its own."""
+
+
+class Rainbow(nn.Module):
+    """The network, and the new images it would keep."""
+
+    def __init__(self, network: Network, kept: Samples) -> None:
+        super().__init__()
+        self.network = network
+        self.kept = kept
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return self.network(pictures)  # type: ignore[no-any-return]
+
+
+def learn(before: Classifier | Rainbow, task: Task) -> Rainbow:
+    network, _ = whole.student_and_teacher(before.network if isinstance(before, Rainbow) else before, task)
+    optimisation = fitted(task.network, len(task.new) + len(task.memory))
+    half = max(optimisation.batch // 2, 1)
+    stream = epochs_of(task, task.labelled(task.new), half, stream=0)
+    memory = epochs_of(task, task.labelled(task.memory), half, stream=1) if len(task.memory) else None
+
+    def again_and_again(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        assert memory is not None
+        for turn in count():
+            yield from memory(seed_for(epoch, turn))
+
+    def epoch_batches(epoch: int) -> Iterator[Mixed]:
+        rng = np.random.default_rng(seed_for(task.seed, epoch, 2))
+        if memory is None:
+            batches = stream(epoch)
+        else:
+            pairs = zip(stream(epoch), again_and_again(epoch), strict=False)
+            batches = ((torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]])) for a, b in pairs)
+        for pictures, target in batches:
+            yield cutmix(pictures, target, rng) if rng.random() < MIXED else (pictures, target, target, 1.0)
+
+    def loss_of(batch: Mixed) -> Tensor:
+        pictures, target, pasted, share = batch
+        z = network(pictures)
+        return share * F.cross_entropy(z, target) + (1 - share) * F.cross_entropy(z, pasted)
+
+    network.train()
+    fit(
+        network,
+        list(network.parameters()),
+        epoch_batches,
+        max(len(task.new) // half, 1),
+        loss_of,
+        optimisation,
+        device=task.device,
+        work="train the network",
+        report=task.report,
+    )
+    network.eval()
+    answers = whole.views_of(lambda pictures: network(pictures).argmax(1), task, task.new, COPIES).cpu().numpy()
+    return Rainbow(network, keep(task.new, per_class=task.per_class, rule="uncertainty", predictions=answers))
+
+
+def cutmix(pictures: Tensor, target: Tensor, rng: np.random.Generator, alpha: float = 1.0) -> Mixed:
+    """Paste the same box into every picture of a batch from another; labels are shared as the area is.
+
+    All is drawn on the host: numbers that come from the device, or go there, would make it wait.
+    """
+    height, width = pictures.shape[2:]
+    side = np.sqrt(1 - rng.beta(alpha, alpha))
+    middle = rng.integers((height, width))
+    (top, left), (bottom, right) = (
+        np.clip(middle + sign * (np.array([height, width]) * side).astype(int) // 2, 0, (height, width))
+        for sign in (-1, 1)
+    )
+    away = int(rng.integers(1, max(len(pictures), 2)))  # batches are in random order, so any distance will do
+    mixed = pictures.clone()
+    mixed[:, :, top:bottom, left:right] = pictures[:, :, top:bottom, left:right].roll(away, 0)
+    return mixed, target, target.roll(away, 0), 1 - float((bottom - top) * (right - left)) / (height * width)
+
+
+METHODS = (Method("rainbow", "RM", learn, on="network"),)

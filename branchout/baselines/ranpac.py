@@ -1,0 +1,127 @@
+"""RanPAC: a fixed random projection with ReLU makes the frozen features many more, and ridge regression on those gives
+the classifier. Its normal equations are sums over images, so a step adds its own, solves again and forgets nothing.
+
+Source: McDonnell, Gong, Parvaneh, Abbasnejad, van den Hengel: "RanPAC: Random Projections and Pre-trained Models for
+Continual Learning" (NeurIPS 2023), without its first-session adapters. Departures: every class of every step weighs the
+same in the sums, since old ones come with few exemplars and RanPAC supposes all their images (`ranpac-all` has them);
+ridge values are relative to the mean of the Gram matrix's diagonal; the projection is at most 20 times as wide as the
+features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from branchout.baselines.common import OnFeatures, Task
+from branchout.baselines.groups import new_groups, plain
+from branchout.baselines.registry import Method
+from branchout.model.classifier import Classifier
+from branchout.train.loop import seed_for
+
+WIDTH = 10_000
+"""Random features, as in the source."""
+RIDGES = tuple(10.0**power for power in range(-8, 3))
+
+Lift = Callable[[Tensor], Tensor]
+"""Features → random features."""
+
+
+class Projected(nn.Module):
+    """relu(h P) W, and the sums from which W follows."""
+
+    projection: Tensor
+    gram: Tensor
+    moments: Tensor
+    weight: Tensor
+
+    def __init__(self, projection: Tensor, gram: Tensor, moments: Tensor, weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("projection", projection)
+        self.register_buffer("gram", gram)
+        self.register_buffer("moments", moments)
+        self.register_buffer("weight", weight)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return F.relu(features.flatten(1) @ self.projection) @ self.weight
+
+
+def solutions(gram: Tensor, moments: Tensor, ridges: Sequence[float]) -> Iterator[Tensor]:
+    """W = (G + λI)⁻¹ C for every λ, from one eigendecomposition of G."""
+    values, vectors = torch.linalg.eigh(gram)
+    turned = vectors.T @ moments
+    for ridge in ridges:
+        yield vectors @ (turned / (values.clamp(min=0) + ridge)[:, None])
+
+
+def add(gram: Tensor, moments: Tensor, x: Tensor, number: int) -> None:
+    """One group of class `number` joins the sums, with a total weight of 1."""
+    gram.addmm_(x.T, x, alpha=1 / len(x))
+    moments[:, number] += x.mean(0)
+
+
+def held_out(group: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """A group without a fifth of it, and that fifth: at least one image, unless there is only one."""
+    order = torch.randperm(len(group), generator=torch.Generator().manual_seed(seed)).to(group.device)
+    count = max(len(group) // 5, 1) if len(group) > 1 else 0
+    return group[order[count:]], group[order[:count]]
+
+
+def best_ridge(
+    gram: Tensor, moments: Tensor, groups: Sequence[Tensor], numbers: Sequence[int], lift: Lift, seed: int
+) -> float:
+    """The ridge, relative to the diagonal, with the least squared error on a held-out fifth of each new group."""
+    gram, moments = gram.clone(), moments.clone()
+    parts = [held_out(group, seed_for(seed, place)) for place, group in enumerate(groups)]
+    for (fitted, _), number in zip(parts, numbers, strict=True):
+        add(gram, moments, lift(fitted), number)
+    level = gram.diagonal().mean().item()
+    weights = list(solutions(gram, moments, [ridge * level for ridge in RIDGES]))
+    errors = torch.zeros(len(RIDGES))
+    for (_, kept), number in zip(parts, numbers, strict=True):
+        if len(kept):
+            x = lift(kept)
+            wanted = torch.zeros(len(x), moments.shape[1]).to(x)
+            wanted[:, number] = 1
+            errors += torch.tensor([F.mse_loss(x @ weight, wanted).item() for weight in weights])
+    return RIDGES[int(errors.argmin())]
+
+
+def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = False, width: int = WIDTH) -> OnFeatures:
+    first = isinstance(before, Classifier)
+    model = before if isinstance(before, Classifier) else before.model
+    groups = new_groups(task, plain(model, task), first=first, everything=everything)
+    classes = len(task.space.classes)
+    if isinstance(before, OnFeatures):
+        known = before.head
+        assert isinstance(known, Projected)
+        projection, gram = known.projection, known.gram.clone()
+        moments = F.pad(known.moments, (0, classes - known.moments.shape[1]))
+    else:
+        k = groups[0].shape[1]
+        width = min(width, 20 * k)
+        generator = torch.Generator().manual_seed(seed_for(task.seed, 0))
+        projection = torch.randn(k, width, generator=generator).to(task.device)
+        gram, moments = (torch.zeros(width, n, dtype=torch.float64, device=task.device) for n in (width, classes))
+
+    def lift(group: Tensor) -> Tensor:
+        # Sums of thousands of products make a nearly singular matrix: single precision would not do.
+        return F.relu(group @ projection).double()
+
+    numbers = task.space.class_of_column[-len(groups) :].tolist()
+    ridge = best_ridge(gram, moments, groups, numbers, lift, task.seed)
+    for group, number in zip(groups, numbers, strict=True):
+        add(gram, moments, lift(group), number)
+    level = gram.diagonal().mean()
+    weight = torch.linalg.solve(gram + ridge * level * torch.eye(len(gram)).to(gram), moments)
+    return OnFeatures(model, Projected(projection, gram, moments, weight.float()).to(task.device))
+
+
+METHODS = (
+    Method("ranpac", "RanPAC", learn, on="base"),
+    Method("ranpac-all", "RanPAC, all base images", partial(learn, everything=True), on="base", oracle=True),
+)

@@ -1,0 +1,131 @@
+"""SLCA's classifier alignment: each class is remembered as a Gaussian of its features, and the classifier over all
+classes is trained on as many features drawn from one Gaussian as from any other. No class is rare then.
+
+Source: Zhang, Wang, Kang, Chen, Wei: "SLCA: Slow Learner with Classifier Alignment for Class Incremental Learning on a
+Pre-trained Model" (ICCV 2023), with its logit normalisation. Departures: this is its second stage alone, on the
+features of the frozen base; its first, which also trains the network slowly, is left out, and new rows start as class
+means. A covariance of few images is drawn towards the one that all classes share; base classes are described by their
+exemplars (`slca-all`: by all their images). A class that comes again has one Gaussian and one row for each look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from branchout.baselines import heads
+from branchout.baselines.common import OnFeatures, Task
+from branchout.baselines.groups import new_groups, plain
+from branchout.baselines.registry import Method
+from branchout.labels import LabelSpace
+from branchout.model.classifier import Classifier
+from branchout.model.fusion import Head, Pooler, new_head
+from branchout.train.loop import fit, seed_for
+
+DRAWN = 256
+"""Features drawn of each Gaussian in an epoch, as in the source."""
+TEMPERATURE = 0.1
+
+
+class Aligned(nn.Module):
+    """A head with one row per column, and the Gaussians it was trained on."""
+
+    means: Tensor
+    factors: Tensor
+    shared: Tensor
+
+    def __init__(self, space: LabelSpace, head: Head, means: Tensor, factors: Tensor, shared: Tensor) -> None:
+        super().__init__()
+        self.head = head
+        self.pooler = Pooler(space, "max")
+        self.register_buffer("means", means)
+        self.register_buffer("factors", factors)
+        self.register_buffer("shared", shared)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.pooler(self.head(features.flatten(1)))  # type: ignore[no-any-return]
+
+
+def shared_covariance(groups: Sequence[Tensor]) -> Tensor:
+    """The covariance of features around the mean of their own group."""
+    centred = torch.cat([group - group.mean(0) for group in groups])
+    return centred.T @ centred / max(len(centred) - len(groups), 1)
+
+
+def factor(group: Tensor, shared: Tensor) -> Tensor:
+    """L with L Lᵀ = Σ. A group of n images counts for n of n + k: with fewer than k its own covariance is singular."""
+    count, k = group.shape
+    own = count / (count + k) * shared_covariance([group]) + k / (count + k) * shared
+    jitter = 1e-4 * own.diagonal().mean().clamp(min=1e-8) * torch.eye(k).to(own)
+    return torch.linalg.cholesky(own + jitter)  # type: ignore[no-any-return]
+
+
+def normalised(z: Tensor, space: LabelSpace) -> Tensor:
+    """z/(τ‖z‖), the norm being the mean of the branches' own: the loss cannot be lowered by longer logits."""
+    lengths = [z[:, space.slice_of(d)].norm(dim=1) for d in range(len(space.branches))]
+    return z / (TEMPERATURE * torch.stack(lengths).mean(0).clamp(min=1e-7))[:, None]
+
+
+def widened(head: Head, means: Tensor) -> Head:
+    """A copy of a head with further rows that point along these means."""
+    fresh = new_head(head, len(means)).to(means.device)
+    directions = F.normalize(means, dim=1) * fresh.weight.detach().norm(dim=1, keepdim=True)
+    wide = new_head(head, len(head.weight) + len(means)).to(means.device)
+    with torch.no_grad():
+        wide.weight.copy_(torch.cat([head.weight, directions]))
+        if isinstance(wide, nn.Linear) and isinstance(head, nn.Linear) and head.bias is not None:
+            wide.bias.copy_(torch.cat([head.bias, head.bias.mean().expand(len(means))]))
+    return wide
+
+
+def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = False) -> OnFeatures:
+    heads.seeded(task)
+    first = isinstance(before, Classifier)
+    model = before if isinstance(before, Classifier) else before.model
+    groups = new_groups(task, plain(model, task), first=first, everything=everything)
+    means = torch.stack([group.mean(0) for group in groups])
+    known = None if isinstance(before, Classifier) else before.head
+    assert known is None or isinstance(known, Aligned)
+    shared = shared_covariance(groups) if known is None else known.shared
+    factors = torch.stack([factor(group, shared) for group in groups])
+    of_step = means[-len(task.space.branches[-1]) :]
+    head = widened(model.base_head if known is None else known.head, of_step)
+    if known is not None:
+        means, factors = torch.cat([known.means, means]), torch.cat([known.factors, factors])
+    head = aligned(head, means, factors, task)
+    return OnFeatures(model, Aligned(task.space, head, means, factors, shared).to(task.device))
+
+
+def aligned(head: Head, means: Tensor, factors: Tensor, task: Task) -> Head:
+    """The head after training all its rows on features drawn from all Gaussians."""
+    pooler = Pooler(task.space, "max").to(task.device)
+    labels = torch.from_numpy(task.space.class_of_column).to(task.device).repeat_interleave(DRAWN)
+    columns, k = means.shape
+    trained = heads.trainable(head, means)
+
+    def epoch_batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        generator = torch.Generator(task.device).manual_seed(seed_for(task.seed, epoch))
+        noise = torch.randn(columns, DRAWN, k, generator=generator, device=task.device)
+        drawn = torch.baddbmm(means[:, None], noise, factors.mT).flatten(0, 1)
+        order = torch.randperm(len(drawn), generator=generator, device=task.device)
+        for index in torch.split(order, task.heads.batch):
+            yield drawn[index], labels[index]
+
+    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
+        features, target = batch
+        return F.cross_entropy(pooler(normalised(trained(features), task.space)), target)
+
+    steps = -(-len(labels) // task.heads.batch)
+    parameters = list(trained.parameters())
+    fit(trained, parameters, epoch_batches, steps, loss_of, task.heads, device=task.device, report=task.report)
+    return heads.settled(trained)
+
+
+METHODS = (
+    Method("slca", "SLCA (classifier alignment)", learn, on="base"),
+    Method("slca-all", "SLCA, all base images", partial(learn, everything=True), on="base", oracle=True),
+)

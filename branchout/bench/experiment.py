@@ -1,0 +1,256 @@
+"""One scenario on one dataset, and what all methods of a table share: base model, branches, exemplars, dev and test.
+
+Whatever is expensive and the same for several rows is made once: the base model is kept on disk under a name that
+hashes all it depends on, branches of the paper's stage I stay in memory.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from branchout.baselines.common import Task
+from branchout.data import memory as memory_rules
+from branchout.data import scenarios
+from branchout.data.batches import SMALL, Gallery, Images, cache_folder
+from branchout.data.dataset import Dataset
+from branchout.data.preprocess import Preprocessing
+from branchout.data.samples import Samples, digest
+from branchout.labels import LabelSpace
+from branchout.metrics import Accuracies, accuracies
+from branchout.model import artefact
+from branchout.model.artefact import Artefact, is_artefact
+from branchout.model.classifier import Classifier, Step
+from branchout.train.branch import Labelled, learn_branch
+from branchout.train.extend import VIEWS
+from branchout.train.features import extract
+from branchout.train.loop import Report, best_device, silent
+from branchout.train.pretrain import FAST, pretrain
+from branchout.train.recipes import PAPER, Optimisation, StageOne
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an experiment is, apart from its data: all that decides its numbers before any method is named."""
+
+    scenario: str
+    base: int | None
+    novel: int
+    overlap: int = 0
+    steps: int = 1
+    split: int = 1
+    """Seed of the class split, and of the base model's training."""
+    exemplars: int = 10
+    """Kept of each class."""
+    total: int | None = None
+    """Exemplars in total instead, shared evenly by all classes so far."""
+    arch: str = "resnet10"
+    width: int | None = None
+    size: int = 64
+    pretraining: Optimisation = FAST
+    network: Optimisation = PAPER.stage_one.optimisation
+    """How methods that train a network train it in one step."""
+    epochs: int | None = None
+    """Of our stage I, if not the recipe's."""
+
+
+class Experiment:
+    """A plan applied to a dataset."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        dataset: Dataset,
+        *,
+        device: torch.device | None = None,
+        cache: Path | None = None,
+        report: Report = silent,
+    ) -> None:
+        self.plan = plan
+        self.dataset = dataset
+        self.device = device or best_device()
+        self.cache = cache or cache_folder()
+        self.report = report
+        channels = 1 if dataset.kind == "glyph" else 3
+        self.preprocessing = Preprocessing(plan.size, channels, (0.5,) * channels, (0.25,) * channels)
+        self.gallery = Gallery(self.preprocessing, self.device, self.cache)
+        self._branches: dict[tuple[StageOne, str, int], tuple[Step, float]] = {}
+
+    # Who is given what.
+
+    @cached_property
+    def scenario(self) -> scenarios.Scenario:
+        plan = self.plan
+        features = self._features_of_all() if plan.scenario in scenarios.CLUSTERED else None
+        return scenarios.build(
+            plan.scenario,
+            self.dataset,
+            base=plan.base,
+            novel=plan.novel,
+            overlap=plan.overlap,
+            steps=plan.steps,
+            seed=plan.split,
+            features=features,
+        )
+
+    def _features_of_all(self) -> np.ndarray:
+        """For clustered scenarios: features of every training image from a network trained on all classes."""
+        everything = self.dataset.train
+        network = self.trained(everything, everything.classes)
+        found: np.ndarray = extract(network, self.images(everything), device=self.device)[0, :, 0].cpu().numpy()
+        return found
+
+    @cached_property
+    def train(self) -> Samples:
+        train = self.scenario.train(self.dataset)
+        if self.plan.size <= SMALL:
+            self.images(train)  # all that will be needed is decoded in one go
+        return train
+
+    @property
+    def steps(self) -> int:
+        return len(self.scenario.branches) - 1
+
+    def space(self, step: int) -> LabelSpace:
+        """The label space after `step` steps."""
+        return self.scenario.space.upto(step)
+
+    def given(self, step: int) -> Samples:
+        """The training images of the base (0) or of one step."""
+        return self.train.select(self.train.origin == step)
+
+    def memory(self, step: int, seed: int) -> Samples:
+        """The exemplars that step `step` may use: some of every class of the base and of each step before."""
+        earlier = self.train.select(self.train.origin < step)
+        return memory_rules.keep(earlier, per_class=self.per_class(step), seed=seed)
+
+    def per_class(self, step: int) -> int:
+        """How many exemplars of each class step `step` may use."""
+        if self.plan.total is None:
+            return self.plan.exemplars
+        return max(self.plan.total // self.space(step - 1).columns, 1)
+
+    def images(self, samples: Samples) -> Images:
+        return self.gallery.images(samples)
+
+    def labels(self, samples: Samples, step: int) -> np.ndarray:
+        return self.space(step).index(list(samples.classes))[samples.labels]
+
+    def labelled(self, samples: Samples, step: int) -> Labelled:
+        return Labelled(self.images(samples), self.labels(samples, step))
+
+    def halves(self, step: int) -> tuple[Samples, Samples]:
+        """Dev and test images of the classes known after `step` steps."""
+        return self.scenario.dev(self.dataset, step), self.scenario.test(self.dataset, step)
+
+    def task(self, step: int, seed: int) -> Task:
+        """A step as a baseline is given it."""
+        return Task(
+            space=self.space(step),
+            new=self.given(step),
+            memory=self.memory(step, seed),
+            images=self.images,
+            kind=self.dataset.kind,
+            size=self.plan.size,
+            network=self.plan.network,
+            pretraining=self.plan.pretraining,
+            per_class=self.per_class(step),
+            everything=self.train.select(self.train.origin <= step),
+            seed=seed,
+            device=self.device,
+            report=self.report,
+        )
+
+    # What is trained once.
+
+    @cached_property
+    def base(self) -> Classifier:
+        return self.trained(self.given(0), self.scenario.branches[0])
+
+    def trained(self, samples: Samples, classes: tuple[str, ...]) -> Classifier:
+        """A network trained from scratch on these images, from disk if it was trained before."""
+        plan = self.plan
+        settings = {
+            "arch": plan.arch,
+            "width": plan.width,
+            "preprocessing": repr(self.preprocessing),
+            "seed": plan.split,
+            "optimisation": asdict(plan.pretraining),
+            "classes": classes,
+        }
+        name = digest(samples.fingerprint(), repr(sorted(settings.items())))
+        kept = self.cache / "bench" / name
+        if not is_artefact(kept):
+            labels = LabelSpace.of(classes).index(list(samples.classes))[samples.labels]
+            start = self.now()
+            made = pretrain(
+                self.images(samples),
+                labels,
+                classes,
+                self.preprocessing,
+                arch=plan.arch,
+                width=plan.width,
+                kind=self.dataset.kind,
+                optimisation=plan.pretraining,
+                seed=plan.split,
+                device=self.device,
+                checkpoint=self.cache / "bench" / f"{name}.checkpoint",
+                report=self.report,
+            )
+            event = {"what": "pretrain", "images": len(samples), "seconds": self.now() - start, **settings}
+            artefact.save(Artefact(made.cpu(), (), (event,)), kept)
+            (self.cache / "bench" / f"{name}.checkpoint").unlink(missing_ok=True)
+        return artefact.load(kept).model().to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+    def shortened(self, settings: StageOne) -> StageOne:
+        """Stage I as the plan wants it."""
+        if self.plan.epochs is None:
+            return settings
+        return replace(settings, optimisation=replace(settings.optimisation, epochs=self.plan.epochs))
+
+    def branched(self, step: int, settings: StageOne, where: str = "last") -> tuple[Classifier, list[float]]:
+        """The base with the branches of all steps so far, by the paper's stage I; and how long each took.
+
+        That stage sees new images alone, so one branch serves every exemplar seed and every method that builds on it.
+        """
+        model, seconds = self.base, []
+        settings = self.shortened(settings)
+        for t in range(1, step + 1):
+            key = (settings, where, t)
+            if key not in self._branches:
+                start = self.now()
+                learned, _ = learn_branch(
+                    model,
+                    self.scenario.branches[t],
+                    self.labelled(self.given(t), t),
+                    settings,
+                    where=where,
+                    seed=self.plan.split,
+                    views=VIEWS[self.device.type],
+                    device=self.device,
+                    report=self.report,
+                )
+                self._branches[key] = (learned, self.now() - start)
+            learned, took = self._branches[key]
+            model = model.extended(learned).to(self.device)
+            seconds.append(took)
+        return model, seconds
+
+    def before(self) -> Accuracies:
+        """What the base model alone reaches on the test images of its classes."""
+        test = self.scenario.test(self.dataset, 0)
+        features = extract(self.base, self.images(test), device=self.device)[0]
+        with torch.no_grad():
+            answers = self.base.fused(features.unbind(1)).argmax(1).cpu().numpy()
+        return accuracies(answers, self.labels(test, 0), self.space(0))
+
+    def now(self) -> float:
+        """A clock that waits for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()

@@ -1,0 +1,129 @@
+"""The paper's tables as data: `tables.json` says who takes part in each, and how large it is on which dataset."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from branchout.bench.contenders import contender_named
+from branchout.bench.experiment import Plan
+from branchout.bench.run import Job
+from branchout.data.dataset import Dataset
+from branchout.errors import BranchoutError
+from branchout.train.pretrain import FAST
+from branchout.train.pretrain import PAPER as PAPER_PRETRAINING
+from branchout.train.recipes import Optimisation
+
+PUBLISHED = Optimisation(epochs=160, lr=0.1, batch=128, weight_decay=5e-4, schedule="cosine")
+"""The long training of CIFAR-100's class-incremental literature, for the base and for every step."""
+SCHEDULES = ("fast", "paper", "published")
+
+
+@dataclass(frozen=True)
+class Table:
+    """One of the paper's tables."""
+
+    name: str
+    title: str
+    experiment: str
+    """Whose rows it shows: tables of one experiment share them."""
+    archs: tuple[str, ...]
+    contenders: tuple[str, ...]
+
+
+@cache
+def _read() -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((files("branchout.bench") / "tables.json").read_text(encoding="utf-8"))
+    return read
+
+
+def tables() -> dict[str, Table]:
+    return {
+        name: Table(name, entry["title"], entry.get("rows_in", name), tuple(entry["archs"]), tuple(entry["contenders"]))
+        for name, entry in _read()["tables"].items()
+    }
+
+
+def table_named(name: str) -> Table:
+    known = tables()
+    if name not in known:
+        raise BranchoutError(f"no table is called {name!r}; known are: {', '.join(known)}")
+    return known[name]
+
+
+def scale_of(dataset: Dataset) -> str:
+    """Which column of sizes fits a dataset: its own, or the paper's for one as large as ImageNet."""
+    sizes = _read()["sizes"]
+    for name in sizes:
+        if dataset.name.startswith(name.split("-")[0]):
+            return str(name)
+    return "paper"
+
+
+def named(dataset: Dataset) -> str:
+    """A dataset's name in results."""
+    return "tiny-imagenet-200" if dataset.name.startswith("tiny") else dataset.name
+
+
+def plan_for(experiment: str, dataset: Dataset, scale: str | None = None, **changes: Any) -> Plan:
+    """The plan of a table's experiment on a dataset, at a scale."""
+    sizes = _read()["sizes"]
+    scale = scale or scale_of(dataset)
+    if scale not in sizes:
+        raise BranchoutError(f"no scale is called {scale!r}; known are: {', '.join(sizes)}")
+    numbers = dict(sizes[scale][experiment])
+    plan = Plan(_read()["tables"][experiment]["scenario"], numbers.pop("base"), numbers.pop("novel"), **numbers)
+    return fitted_to(plan, dataset, full_size=scale == "paper" and dataset.kind == "photo", **changes)
+
+
+def fitted_to(plan: Plan, dataset: Dataset, *, full_size: bool = False, **changes: Any) -> Plan:
+    """A plan with the input size, width and schedule that suit a dataset, and with what was asked for."""
+    if full_size:
+        plan = replace(plan, size=224, pretraining=PAPER_PRETRAINING)
+    elif dataset.kind == "glyph":
+        plan = replace(plan, size=32, width=16, pretraining=replace(FAST, epochs=12))
+    else:
+        shape = dataset.train.pixels.shape
+        plan = replace(plan, size=min(shape[:2]) if shape else 64)
+    return replace(plan, **{key: value for key, value in changes.items() if value is not None})
+
+
+def scheduled(plan: Plan, schedule: str | None, epochs: int | None) -> Plan:
+    """A plan with another schedule by name, or with other numbers of epochs."""
+    if schedule not in (None, *SCHEDULES):
+        raise BranchoutError(f"no schedule is called {schedule!r}; known are: {', '.join(SCHEDULES)}")
+    if schedule == "published":
+        plan = replace(plan, pretraining=PUBLISHED, network=PUBLISHED)
+    elif schedule is not None:
+        plan = replace(plan, pretraining=FAST if schedule == "fast" else PAPER_PRETRAINING)
+    if epochs is not None:
+        plan = replace(
+            plan,
+            pretraining=replace(plan.pretraining, epochs=epochs),
+            network=replace(plan.network, epochs=epochs),
+            epochs=epochs,
+        )
+    return plan
+
+
+def jobs_for(
+    data: str,
+    dataset: Dataset,
+    experiment: str,
+    plan: Plan,
+    contenders: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+) -> list[Job]:
+    """One job for each contender; those that train a network use the first exemplar seed alone."""
+    jobs = []
+    for name in contenders:
+        contender = contender_named(name)
+        used = tuple(seeds[:1]) if contender.trains_network else tuple(seeds)
+        jobs.append(Job(data, named(dataset), experiment, plan, contender.name, used, out))
+    return jobs

@@ -1,0 +1,195 @@
+"""Experiments: the paper's tables, and single methods in any scenario."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from branchout.cli.app import MORE, app, console, open_dataset, say
+from branchout.errors import BranchoutError
+
+
+@app.command(rich_help_panel=MORE)
+def bench(
+    table: Annotated[
+        str | None, typer.Argument(metavar="TABLE", help="sota, disjoint-40, overlap-style, …; --list names them.")
+    ] = None,
+    data: Annotated[str, typer.Option(help="A benchmark's folder, a folder of classes, or 'glyphs'.")] = "glyphs",
+    listed: Annotated[bool, typer.Option("--list", help="Name all tables and methods.")] = False,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Only this method, or one of your choice; may be given several times.")
+    ] = None,
+    scenario: Annotated[str | None, typer.Option(help="Instead of a table: any scenario, with its sizes.")] = None,
+    base_classes: Annotated[int | None, typer.Option(help="Base classes; all that are left if not given.")] = None,
+    novel_classes: Annotated[
+        int | None, typer.Option(help="New classes at each step; an even share of the rest if not given.")
+    ] = None,
+    overlap: Annotated[int, typer.Option(help="How many new classes are base classes too.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps, for the scenario 'steps'.")] = 1,
+    scale: Annotated[str | None, typer.Option(help="Sizes of a table: paper, tiny-imagenet-200, glyphs.")] = None,
+    arch: Annotated[str | None, typer.Option(help="resnet10, resnet18, resnet50 or resnet32.")] = None,
+    width: Annotated[int | None, typer.Option(min=1, help="Channels of the first stage.")] = None,
+    size: Annotated[int | None, typer.Option(min=8, help="Input size in pixels.")] = None,
+    exemplars: Annotated[int | None, typer.Option(min=1, help="Kept of each class; 10 if not given.")] = None,
+    memory_total: Annotated[
+        int | None, typer.Option(min=1, help="Exemplars in total instead, shared by all classes so far.")
+    ] = None,
+    schedule: Annotated[str | None, typer.Option(help="fast, paper, or published (CIFAR-100's long one).")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs everywhere, to try things out.")] = None,
+    split: Annotated[int, typer.Option(min=0, help="Draws the classes, and seeds the base.")] = 1,
+    seeds: Annotated[str, typer.Option(help="Exemplar seeds, separated by commas.")] = "1,2,3",
+    workers: Annotated[int, typer.Option(min=1, help="Rows made at once, in as many processes.")] = 1,
+    dask: Annotated[str | None, typer.Option(help="Address of a Dask scheduler that makes the rows.")] = None,
+    out: Annotated[Path, typer.Option(help="Where rows are written, one file each.")] = Path("results"),
+    page: Annotated[Path, typer.Option(help="Where `bench report` writes its page.")] = Path("docs/results.md"),
+) -> None:
+    """Run a table of the paper, or methods of your choice in a scenario.
+
+    Rows that are there already are not made again. `bench report` writes a page from all rows.
+    """
+    if listed:
+        _list()
+        return
+    if table == "report":
+        _report(out, data, page)
+        return
+    from branchout.bench import run as runner
+    from branchout.bench import tables
+    from branchout.bench.contenders import contender_named
+    from branchout.bench.experiment import Plan
+    from branchout.show import progress
+
+    if (table is None) == (scenario is None):
+        raise BranchoutError("name a table, or a scenario with --scenario; branchout bench --list names them all")
+    for name in method or ():
+        contender_named(name)  # a typo is answered before anything is loaded
+    chosen = None if table is None else tables.table_named(table)
+    dataset = open_dataset(data)
+    changes: dict[str, Any] = {
+        "arch": arch,
+        "width": width,
+        "size": size,
+        "exemplars": exemplars,
+        "total": memory_total,
+    }
+    if chosen is not None:
+        experiment = chosen.experiment
+        plan = tables.plan_for(experiment, dataset, scale, split=split, **changes)
+        names = method or list(chosen.contenders)
+    else:
+        assert scenario is not None
+        if not method:
+            raise BranchoutError("say which methods with --method; branchout bench --list names them all")
+        novel = novel_classes or _even_share(dataset, base_classes, steps)
+        shared = overlap if scenario.startswith("overlap") else 0
+        plan = tables.fitted_to(Plan(scenario, base_classes, novel, shared, steps, split), dataset, **changes)
+        experiment = f"{scenario}-{base_classes or 'rest'}+{f'{steps}x' if steps > 1 else ''}{novel}"
+        names = method
+    plan = tables.scheduled(plan, schedule, epochs)
+    jobs = tables.jobs_for(data, dataset, experiment, plan, names, _numbers(seeds), out)
+    if workers > 1 or dask:
+        with _executor(workers, dask) as executor:
+            done = runner.run_all(jobs, executor=executor, on_done=_tell)
+    else:
+        with progress(console) as report:
+            done = runner.run_all(jobs, report=report, on_done=_tell)
+    _show([job for job in jobs if not job.missing()], experiment)
+    if any(each.why_not for each in done):
+        raise typer.Exit(0 if any(not job.missing() for job in jobs) else 1)
+
+
+def _list() -> None:
+    from branchout.bench.contenders import contenders
+    from branchout.bench.tables import tables
+
+    shown = Table(title="tables", title_justify="left")
+    for heading in ("name", "what it shows", "networks"):
+        shown.add_column(heading)
+    for table in tables().values():
+        shown.add_row(table.name, table.title, ", ".join(table.archs))
+    console.print(shown)
+    shown = Table(title="methods", title_justify="left")
+    for heading in ("name", "what it is"):
+        shown.add_column(heading)
+    for contender in contenders().values():
+        note = contender.baseline.note if contender.baseline else ""
+        shown.add_row(contender.name, Text(f"{contender.label}. {note}" if note else contender.label))
+    console.print(shown)
+
+
+def _report(out: Path, data: str, page: Path) -> None:
+    """The page that sets the paper and the rows under `out` side by side."""
+    import os
+
+    from branchout.bench.report import markdown
+    from branchout.bench.tables import named
+    from branchout.files import check_place, in_one_move
+
+    dataset = data if (out / data).is_dir() else named(open_dataset(data))
+    check_place(page)
+    text = markdown(out, dataset, os.path.relpath(out, page.parent))
+    with in_one_move(page) as partial:
+        partial.write_text(text, encoding="utf-8")
+    say(f"written to {page}")
+
+
+def _even_share(dataset: Any, base: int | None, steps: int) -> int:
+    if base is None:
+        raise BranchoutError(
+            "say how many classes are new with --novel-classes, or how many are not with --base-classes"
+        )
+    return max((len(dataset.train.classes) - base) // steps, 1)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise BranchoutError(f"--seeds takes numbers separated by commas, such as 1,2,3; found {text!r}") from None
+
+
+def _executor(workers: int, dask: str | None) -> Any:
+    if dask is None:
+        import multiprocessing
+        from concurrent.futures import ProcessPoolExecutor
+
+        return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        from distributed import Client
+    except ImportError:
+        raise BranchoutError("--dask needs the extra 'cluster': pip install 'branchout[cluster]'") from None
+    try:
+        return Client(dask, timeout=10).get_executor()
+    except OSError as error:
+        raise BranchoutError(f"no Dask scheduler answers at {dask}: {error}") from None
+
+
+def _tell(done: Any) -> None:
+    if done.why_not:
+        say(f"{done.job.contender}: {done.why_not}", "left out:")
+
+
+def _show(jobs: list[Any], experiment: str) -> None:
+    """The rows of these jobs as one table."""
+    import json
+
+    rows = [json.loads(path.read_text(encoding="utf-8")) for job in jobs for path in job.files().values()]
+    if not rows:
+        return
+    first = rows[0]
+    many = first["steps"] > 1
+    title = f"{experiment} on {first['dataset']}, {first['arch']}: {first['base_classes']} + {first['novel_classes']}"
+    table = Table(title=Text(title), title_justify="left")
+    metrics = ["all", "base", "novel", "overlap", "avg"] + (["incremental", "avg_steps"] if many else [])
+    metrics = [name for name in metrics if any(row["metrics"][name] is not None for row in rows)]
+    for heading in ("method", "point", *metrics, "seconds"):
+        table.add_column(heading.replace("_", " "), justify="left" if heading in ("method", "point") else "right")
+    for row in rows:
+        figures = ["–" if row["metrics"][name] is None else f"{row['metrics'][name]:.1f}" for name in metrics]
+        table.add_row(Text(row["label"]), row["point"], *figures, f"{sum(row['seconds'].values()):.1f}")
+    console.print(table)
+    say(f"rows are in {jobs[0].folder}")

@@ -1,0 +1,48 @@
+"""Joint learning sees everything and takes nothing from the model before but its shape."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import ARCH, BASE, same, snapshot, untrained
+
+from branchout.baselines import joint
+from branchout.errors import BranchoutError
+from branchout.labels import LabelSpace
+from branchout.train.recipes import Optimisation
+
+
+def test_it_learns_old_and_new(task, accuracy_of, old_test, new_test) -> None:
+    old, new = task.space.branches[0][:3], task.space.branches[1][:2]
+    task = replace(
+        task,
+        space=LabelSpace.of(old, new),
+        everything=task.everything.of_classes([*old, *new]),
+        pretraining=Optimisation(epochs=25, lr=0.05, batch=20, nesterov=True, schedule="cosine"),
+    )
+    model = joint.learn(untrained(BASE), task)
+    assert model.space.classes == (*old, *new)
+    assert model.arch == ARCH
+    assert accuracy_of(model, task, new_test.of_classes(new)) > 0.5
+    assert accuracy_of(model, task, old_test.of_classes(old)) > 0.5
+
+
+def test_weights_before_do_not_matter(task) -> None:
+    task = replace(task, pretraining=Optimisation(epochs=1, lr=0.05, batch=32))
+    one, other = (joint.learn(untrained(BASE, seed=seed), task) for seed in (0, 1))
+    assert same(snapshot(one), snapshot(other))
+    again = joint.learn(one, task)  # as at a second step
+    assert same(snapshot(one), snapshot(again))
+    assert torch.equal(one.base_head.weight, again.base_head.weight)
+
+
+def test_without_all_images_it_says_so(task) -> None:
+    with pytest.raises(BranchoutError, match="everything"):
+        joint.learn(untrained(BASE), replace(task, everything=None))
+
+
+def test_networks_of_others_are_not_trained_from_scratch(task) -> None:
+    model = untrained(BASE)
+    model.arch = {"family": "timm", "name": "convnext_atto", "num_classes": 8}
+    with pytest.raises(BranchoutError, match="convnext_atto"):
+        joint.learn(model, task)

@@ -1,0 +1,71 @@
+"""WA makes the rows of new classes as long, on average, as those of old ones."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from branchout.baselines import wa
+from branchout.baselines.common import Network, scores_of
+from branchout.model.fusion import CosineHead
+
+
+@pytest.fixture(scope="module")
+def learned(classifier, task) -> Network:
+    return wa.learn(classifier, replace(task, network=replace(task.network, epochs=4)))
+
+
+def test_it_learns_and_remembers(learned, task, accuracy_of, old_test, new_test) -> None:
+    assert accuracy_of(learned, task, new_test) > 0.7
+    assert accuracy_of(learned, task, old_test) > 0.7
+
+
+def test_rows_are_equally_long_on_average(learned) -> None:
+    lengths = learned.head.weight.norm(dim=1)
+    assert lengths[12:].mean().item() == pytest.approx(lengths[:12].mean().item(), rel=1e-5)
+    assert lengths.std() > 0.01  # each on its own is not
+
+
+def test_aligning_is_one_factor_for_new_rows() -> None:
+    head = nn.Linear(5, 6, bias=False)
+    before = head.weight.detach().clone()
+    wa.align(head, torch.tensor([False, False, True, False, True, True]))
+    ratio = head.weight.detach() / before
+    assert torch.equal(ratio[[0, 1, 3]], torch.ones(3, 5))
+    expected = before[[0, 1, 3]].norm(dim=1).mean() / before[[2, 4, 5]].norm(dim=1).mean()
+    assert torch.allclose(ratio[[2, 4, 5]], expected.expand(3, 5))
+
+
+def test_where_all_classes_are_new_nothing_is_aligned() -> None:
+    head = nn.Linear(5, 6, bias=False)
+    before = head.weight.detach().clone()
+    wa.align(head, torch.ones(6, dtype=torch.bool))
+    assert torch.equal(head.weight, before)
+
+
+def test_rows_go_on_from_a_cosine_head() -> None:
+    head = CosineHead(8, 5)
+    rows = wa.Rows.continuing(head, 7)
+    h = torch.randn(3, 8)
+    assert torch.allclose(rows(h)[:, :5], head(h), atol=1e-5)
+    again = wa.Rows.continuing(rows, 9)
+    assert torch.allclose(again(h)[:, :7], rows(h), atol=1e-5)
+    with torch.no_grad():
+        rows.weight *= 2  # unlike a cosine head's, its lengths count
+    assert torch.allclose(rows(h)[:, :5], 2 * head(h), atol=1e-5)
+
+
+def test_rows_go_on_from_a_linear_head_without_its_bias() -> None:
+    head = nn.Linear(8, 5)
+    h = torch.randn(3, 8)
+    assert torch.allclose(wa.Rows.continuing(head, 7)(h)[:, :5], head(h) - head.bias, atol=1e-5)
+
+
+def test_on_features_logits_are_scaled_by_the_ratio_of_lengths(branched, task, new_test) -> None:
+    model = branched(task)
+    old, new = (head.weight.norm(dim=1).mean() for head in model.fused.heads)
+    images = task.images(new_test)
+    raw, aligned = scores_of(model, images), scores_of(wa.learn_on_features(model, task), images)
+    assert torch.allclose(aligned[:, :12], raw[:, :12])
+    assert torch.allclose(aligned[:, 12:] * new, raw[:, 12:] * old, atol=1e-4)

@@ -1,0 +1,218 @@
+"""Rows are measured honestly, written once, and only where they are missing."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import BASE, CPU, NEW
+from PIL import Image
+
+from branchout.bench.contenders import GOALS, contender_named, measure, why_not
+from branchout.bench.experiment import Experiment, Plan
+from branchout.bench.run import Job, run, run_all
+from branchout.data.benchmarks import resolve
+from branchout.data.samples import Samples
+from branchout.labels import LabelSpace
+from branchout.metrics import accuracies
+from branchout.train.recipes import PAPER, Optimisation
+
+PLAN = Plan(
+    "disjoint",
+    base=8,
+    novel=3,
+    exemplars=4,
+    width=4,
+    size=32,
+    pretraining=Optimisation(epochs=2, lr=0.03, batch=32),
+    network=Optimisation(epochs=1, lr=0.03, batch=16),
+    epochs=1,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(train: Samples, val: Samples, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset on disk that any process can open."""
+    root = tmp_path_factory.mktemp("characters")
+    for part, table in (("train", train), ("val", val)):
+        for number, (name, label) in enumerate(zip(table.names, table.labels, strict=True)):
+            if table.classes[label] in (*BASE, *NEW):
+                place = root / part / str(name)
+                place.mkdir(parents=True, exist_ok=True)
+                grey = table.read(number)
+                Image.fromarray(np.repeat(grey, 3, axis=2)).save(place / f"{number}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def experiment(folder: Path) -> Experiment:
+    return Experiment(PLAN, resolve(str(folder)), device=CPU)
+
+
+def job(folder: Path, out: Path, contender: str, plan: Plan = PLAN, seeds: tuple[int, ...] = (1, 2)) -> Job:
+    return Job(str(folder), "characters", "mine", plan, contender, seeds, out)
+
+
+# Measuring.
+
+
+def test_a_baselines_row_says_what_its_answers_say(experiment: Experiment, folder: Path, tmp_path: Path) -> None:
+    done = run(job(folder, tmp_path, "logitcat-max", seeds=(1,)), {(str(folder), PLAN): experiment})
+    assert done is not None
+    row = json.loads((tmp_path / "characters/mine/resnet10/logitcat-max-plain.json").read_text())
+    model, _ = experiment.branched(1, PAPER.stage_one)
+    test = experiment.scenario.test(experiment.dataset)
+    with torch.no_grad():
+        pictures = next(experiment.images(test).plain([np.arange(len(test))]))
+        answers = model(pictures).argmax(1).numpy()
+    truth = accuracies(answers, experiment.labels(test, 1), experiment.space(1))
+    assert row["metrics"]["all"] == pytest.approx(100 * truth.all, abs=1e-3)
+    assert row["metrics"]["novel"] == pytest.approx(100 * truth.novel, abs=1e-3)
+    assert (row["base_classes"], row["novel_classes"], row["steps"], row["seeds"]) == (8, 3, 1, [1])
+    assert row["settings"]["exemplars"] == 4
+    assert row["commit"]
+    assert row["hardware"]
+    assert row["seconds"]["train"] > 0
+
+
+def test_our_rows_have_one_file_for_each_goal_and_keep_base_and_new_apart(
+    experiment: Experiment, folder: Path, tmp_path: Path
+) -> None:
+    for name in ("score-fusion-branchout", "score-fusion-reference", "stage-one-dial"):
+        done = run(job(folder, tmp_path, name), {(str(folder), PLAN): experiment})
+        assert done is not None
+        rows = [json.loads(path.read_text()) for path in done.written]
+        assert [row["point"] for row in rows] == list(GOALS)
+        for row in rows:
+            metrics = row["metrics"]
+            test = experiment.scenario.test(experiment.dataset)
+            new = np.isin(test.names, experiment.scenario.branches[1]).mean()
+            assert metrics["all"] == pytest.approx((1 - new) * metrics["base"] + new * metrics["novel"], abs=0.01)
+            assert metrics["avg"] == pytest.approx((metrics["base"] + metrics["novel"]) / 2, abs=0.01)
+            assert set(row["two_fold"]) == set(GOALS)
+        grid = name == "score-fusion-reference"
+        assert all((row["alpha"] is not None) == grid and (row["b"] is None) == grid for row in rows)
+
+
+def test_a_dial_for_a_baseline_moves_its_new_classes_only(experiment: Experiment) -> None:
+    measured = measure(contender_named("logitcat-max"), experiment, [1])
+    plain = measured.points["plain"][0][0].test
+    best = measured.points["dial-avg"][0][0]
+    assert best.test.avg is not None
+    assert len(best.setting) == 1
+    assert plain.base is not None
+    assert plain.novel is not None
+    assert best.test.base is not None
+    assert best.test.novel is not None
+    up = np.sign(best.setting[0])
+    assert up * (best.test.novel - plain.novel) >= 0 >= up * (best.test.base - plain.base)
+
+
+def test_many_steps_are_measured_after_each(folder: Path, tmp_path: Path) -> None:
+    plan = replace(PLAN, scenario="steps", base=7, novel=2, steps=2)
+    experiment = Experiment(plan, resolve(str(folder)), device=CPU)
+    for name in ("score-fusion-branchout", "score-fusion-reference", "finetune", "ncm"):
+        done = run(job(folder, tmp_path, name, plan, (1,)), {(str(folder), plan): experiment})
+        assert done is not None
+        row = json.loads(done.written[0].read_text())
+        steps = row["per_step"][0]
+        assert len(steps) == 2
+        mean = np.mean([row["base_model"], *(step["all"] for step in steps)])
+        assert row["metrics"]["incremental"] == pytest.approx(mean, abs=0.01)
+        assert row["metrics"]["all"] == steps[-1]["all"]
+
+
+def test_exemplars_in_total_are_shared_by_the_classes_so_far(folder: Path) -> None:
+    plan = replace(PLAN, scenario="steps", base=7, novel=2, steps=2, total=18)
+    experiment = Experiment(plan, resolve(str(folder)), device=CPU)
+    assert set(experiment.memory(1, 0).counts().values()) == {2}  # 18 for 7 classes
+    assert set(experiment.memory(2, 0).counts().values()) == {2}  # 18 for 9
+    assert len(experiment.memory(2, 0).classes) == 9
+
+
+def test_a_contender_that_does_not_apply_says_why() -> None:
+    method = contender_named("finetune")
+    assert method.baseline is not None
+    only_apart = replace(method, baseline=replace(method.baseline, overlap=False, steps=False))
+    assert why_not(only_apart, LabelSpace.of("abc", "de")) is None
+    assert "overlap" in (why_not(only_apart, LabelSpace.of("abc", "cd")) or "")
+    assert "one step" in (why_not(only_apart, LabelSpace.of("abc", "d", "e")) or "")
+
+
+# Running.
+
+
+def test_only_what_is_missing_is_made_again(experiment: Experiment, folder: Path, tmp_path: Path) -> None:
+    opened = {(str(folder), PLAN): experiment}
+    jobs = [job(folder, tmp_path, name, seeds=(1,)) for name in ("ncm", "logitcat-max")]
+    for each in jobs:
+        run(each, opened)
+    paths = [path for each in jobs for path in each.files().values()]
+    before = {path: (path.stat().st_mtime_ns, path.read_text()) for path in paths}
+    gone = tmp_path / "characters/mine/resnet10/ncm-dial-avg.json"
+    gone.unlink()
+    finished = run_all(jobs)
+    assert [path for done in finished for path in done.written] == [gone]
+    again = json.loads(gone.read_text())
+    assert again["metrics"] == json.loads(before[gone][1])["metrics"]
+    for path, (when, text) in before.items():
+        if path != gone:
+            assert (path.stat().st_mtime_ns, path.read_text()) == (when, text)
+
+
+def test_the_base_model_is_trained_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Experiment(PLAN, resolve(str(folder)), device=CPU).base
+    import branchout.bench.experiment as module
+
+    monkeypatch.setattr(module, "pretrain", lambda *a, **k: pytest.fail("trained again"))
+    second = Experiment(PLAN, resolve(str(folder)), device=CPU).base
+    for one, other in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_two_runners_share_the_work(folder: Path, experiment: Experiment, tmp_path: Path) -> None:
+    assert experiment.base is not None  # trained, so that both find it
+    jobs = [job(folder, tmp_path, name, seeds=(1,)) for name in ("ncm", "logitcat-max", "logitcat-average")]
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        ended = [future.result() for future in [pool.submit(run_all, jobs), pool.submit(run_all, jobs[::-1])]]
+    written = [path for finished in ended for done in finished for path in done.written]
+    assert len(written) == len(set(written))
+    assert set(written) == {path for each in jobs for path in each.files().values()}
+
+
+def test_rows_can_be_made_by_a_dask_cluster(folder: Path, experiment: Experiment, tmp_path: Path) -> None:
+    from distributed import Client, LocalCluster
+
+    assert experiment.base is not None
+    jobs = [job(folder, tmp_path, name, seeds=(1,)) for name in ("ncm", "logitcat-max")]
+    with LocalCluster(1, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
+        finished = run_all(jobs, executor=client.get_executor())
+    assert not [each for each in jobs if each.missing()]
+    assert {done.job.contender for done in finished} == {"ncm", "logitcat-max"}
+
+
+def test_a_killed_runner_leaves_nothing_half_done_and_blocks_nobody(folder: Path, tmp_path: Path) -> None:
+    asked = "--scenario disjoint --base-classes 8 --novel-classes 3 --method finetune --width 4 --size 32"
+    words = [sys.executable, "-m", "branchout", "bench", *asked.split(), "--data", str(folder), "--out", str(tmp_path)]
+    place = tmp_path / folder.name / "disjoint-8+3" / "resnet10"
+    runner = subprocess.Popen([*words, "--epochs", "400"], stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 90
+    while not (place / ".finetune.lock").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(1)
+    assert runner.poll() is None
+    os.kill(runner.pid, signal.SIGKILL)
+    runner.wait()
+    assert (place / ".finetune.lock").exists()
+    assert not list(tmp_path.rglob("*.json"))
+    subprocess.run([*words, "--epochs", "1"], check=True, timeout=120, stdout=subprocess.DEVNULL)
+    assert (place / "finetune-plain.json").exists()

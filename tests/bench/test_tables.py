@@ -1,0 +1,114 @@
+"""Tables are data: every name in them means something, and sizes fit the dataset at hand."""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from branchout.bench.contenders import contender_named, contenders
+from branchout.bench.experiment import Plan
+from branchout.bench.run import Job
+from branchout.bench.tables import fitted_to, jobs_for, plan_for, scale_of, scheduled, table_named, tables
+from branchout.data.dataset import Dataset
+from branchout.data.samples import Samples
+from branchout.data.scenarios import NAMES
+from branchout.errors import BranchoutError
+
+ALL = (
+    *("sota", "multistep", "disjoint-40", "disjoint-200", "branch-depth", "overlap-style", "overlap-full"),
+    *("overlap-random-shuffled", "overlap-random-clustered", "overlap-domain-shuffled", "overlap-domain-clustered"),
+)
+
+
+@pytest.fixture(scope="module")
+def dataset(train: Samples, val: Samples) -> Dataset:
+    return Dataset("glyphs", train, val, kind="glyph")
+
+
+def test_every_table_of_the_paper_is_there() -> None:
+    assert tuple(sorted(tables())) == tuple(sorted(ALL))
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("scale", ["paper", "tiny-imagenet-200", "glyphs"])
+def test_a_table_names_known_contenders_and_a_known_scenario_at_every_scale(
+    name: str, scale: str, dataset: Dataset
+) -> None:
+    table = table_named(name)
+    plan = plan_for(table.experiment, dataset, scale)
+    assert plan.scenario in NAMES
+    known = contenders()
+    assert not set(table.contenders) - set(known)
+    assert {"score-fusion-branchout", "joint"} <= set(table.contenders)  # our recipe, and the honest comparison
+
+
+def test_every_row_that_the_paper_has_is_made_by_some_contender_of_the_table() -> None:
+    labels = {
+        "fine-tuning": "finetune", "LwF": "lwf", "iCaRL": "icarl", "BiC": "bic", "WA": "wa", "DER w/o P": "der",
+        "PODNet": "podnet", "RM": "rainbow", "joint learning (oracle)": "joint", "pre-trained model": "pretrained",
+        "confidence-based routing": "confidence-routing", "learning-based routing w/ L_rt-bal": "learned-routing",
+        "oracle routing w/ L_rt-bal": "oracle-routing", "FeatCat+RT": "featcat-rt", "LogitCat+RT": "logitcat-rt",
+        "LogitCat+FT": "logitcat-ft", "FA+BiC": "fa-bic", "FA+WA": "fa-wa",
+        "logit concatenation (avg pool)": "logitcat-average", "logit concatenation (max pool)": "logitcat-max",
+    }  # fmt: skip
+    paper = json.loads((files("branchout.bench") / "paper.json").read_text())
+    for entry, content in paper.items():
+        if entry.startswith("_"):
+            continue
+        name = next(table for table in sorted(ALL, key=len, reverse=True) if entry.startswith(table))
+        taking_part = table_named(name).contenders
+        for label in content["rows"]:
+            if "score fusion" in label:
+                part = next((p for p in ("fc", "layer3", "conv2") if p in label), "")
+                wanted = f"score-fusion{'-' + part if part else ''}-reference"
+            else:
+                wanted = labels[label]
+            assert wanted in taking_part, (entry, label)
+
+
+def test_sizes_follow_the_dataset(dataset: Dataset, train: Samples, val: Samples) -> None:
+    assert scale_of(dataset) == "glyphs"
+    assert scale_of(Dataset("tiny-imagenet", train, val)) == "tiny-imagenet-200"
+    assert scale_of(Dataset("imagenet", train, val)) == "paper"
+    tiny = plan_for("multistep", Dataset("tiny-imagenet", train, val))
+    assert (tiny.base, tiny.novel, tiny.steps) == (100, 10, 10)
+    full = plan_for("disjoint-40", Dataset("imagenet", train, val), arch="resnet18", exemplars=None)
+    assert (full.base, full.novel, full.size, full.arch) == (800, 40, 224, "resnet18")
+    assert (full.pretraining.epochs, full.pretraining.lr, full.exemplars) == (90, 0.1, 10)
+    with pytest.raises(BranchoutError, match="no scale is called 'huge'; known are: paper, "):
+        plan_for("disjoint-40", dataset, "huge")
+
+
+def test_schedules_have_names(dataset: Dataset) -> None:
+    plan = fitted_to(Plan("disjoint", 5, 2), dataset)
+    assert scheduled(plan, None, None) == plan
+    long = scheduled(plan, "published", None)
+    assert long.pretraining == long.network
+    assert long.network.epochs == 160
+    short = scheduled(plan, "paper", 3)
+    assert (short.pretraining.lr, short.pretraining.epochs, short.network.epochs, short.epochs) == (0.1, 3, 3, 3)
+    with pytest.raises(BranchoutError, match="no schedule is called 'slow'; known are: fast, paper, published"):
+        scheduled(plan, "slow", None)
+
+
+def test_names_that_mean_nothing_are_answered_with_near_ones() -> None:
+    assert contender_named("branchout").name == "score-fusion-branchout"
+    with pytest.raises(BranchoutError, match="no method is called 'icral'; did you mean icarl"):
+        contender_named("icral")
+    with pytest.raises(BranchoutError, match="no table is called 'sotta'; known are: sota"):
+        table_named("sotta")
+
+
+def test_networks_are_trained_for_one_seed_and_features_for_all(dataset: Dataset, tmp_path: Path) -> None:
+    plan = fitted_to(Plan("disjoint", 8, 3), dataset)
+    jobs = jobs_for("glyphs", dataset, "mine", plan, ["finetune", "featcat-rt", "branchout"], [1, 2, 3], tmp_path)
+    assert [job.seeds for job in jobs] == [(1,), (1, 2, 3), (1, 2, 3)]
+    assert [job.contender for job in jobs] == ["finetune", "featcat-rt", "score-fusion-branchout"]
+
+
+def test_rows_lie_where_the_design_says(dataset: Dataset, tmp_path: Path) -> None:
+    plan = fitted_to(Plan("disjoint", 8, 3), dataset)
+    job = Job("glyphs", "glyphs", "disjoint-40", plan, "score-fusion-reference", (1,), tmp_path)
+    assert job.files()["avg"] == tmp_path / "glyphs/disjoint-40/resnet10/score-fusion-reference-avg.json"
+    assert job.missing() == ["all", "balanced", "avg"]
