@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from branchout.baselines.common import OnFeatures, parameter_count, scores_of
+from branchout.baselines.common import OnFeatures, scores_of
 from branchout.baselines.registry import Method, methods
 from branchout.bench.experiment import Experiment
 from branchout.data import memory as memory_rules
@@ -294,8 +294,11 @@ def _baseline(method: Method, experiment: Experiment, seeds: Sequence[int]) -> M
         for point, results in scored.items():
             measured.points[point].append(results)
         took.append(seconds)
-        heads = parameter_count(experiment.base.base_head)
-        measured.parameters = parameter_count(scorer) - heads if method.on == "network" else parameter_count(scorer)
+        measured.parameters = sum(
+            parameter.numel()
+            for name, parameter in scorer.named_parameters()
+            if not {"head", "heads"} & set(name.split("."))
+        )
     measured.seconds = {"train": float(np.median(took))}
     return measured
 
