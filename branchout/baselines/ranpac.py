@@ -91,7 +91,7 @@ def best_ridge(
     return RIDGES[int(errors.argmin())]
 
 
-def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = False, width: int = WIDTH) -> OnFeatures:
+def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = False) -> OnFeatures:
     first = isinstance(before, Classifier)
     model = before if isinstance(before, Classifier) else before.model
     groups = new_groups(task, plain(model, task), first=first, everything=everything)
@@ -103,7 +103,7 @@ def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = Fal
         moments = F.pad(known.moments, (0, classes - known.moments.shape[1]))
     else:
         k = groups[0].shape[1]
-        width = min(width, 20 * k)
+        width = min(WIDTH, 20 * k)
         generator = torch.Generator().manual_seed(seed_for(task.seed, 0))
         projection = torch.randn(k, width, generator=generator).to(task.device)
         gram, moments = (torch.zeros(width, n, dtype=torch.float64, device=task.device) for n in (width, classes))

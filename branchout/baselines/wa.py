@@ -1,26 +1,33 @@
 """WA, weight aligning: distillation and exemplars keep the network, but the new classes' rows of the head grow longer
-than the old ones'; so at the end they are shortened by one factor γ until both are equally long on average. FA+WA
-multiplies the logits of the paper's new branch by the γ of its head.
+than the old ones'; so at the end they are scaled by one factor γ until both are equally long on average. FA+WA does the
+same to the head of the paper's new branch, which never touched the old ones.
 
 Source: Zhao et al., CVPR 2020; λ = old/(old + new) and temperature 2 are theirs. FA+WA: the paper's section 5.2 (Wu et
-al., CVPR 2022). Departures: lengths must count, so a base's cosine head goes on as linear rows without bias that read
-the same normalised features and start where they give the same logits; and rows are not clipped at zero, where a base's
-are not. In FA+WA, where a cosine head ignores the length of its rows, γ is still the ratio of the rows' lengths as they
-are stored.
+al., CVPR 2022). Departures: lengths must count, which a cosine head's do not. So it goes on as linear rows without bias
+that read the same normalised features and start where they give the same logits: in WA with the network, in FA+WA on
+frozen features of the new images. New rows of WA start at zero, and none are clipped there, where a base's are not.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.baselines import whole
+from branchout.baselines import heads, whole
 from branchout.baselines.branches import with_scales
-from branchout.baselines.common import Network, OnFeatures, Task
+from branchout.baselines.common import Ints, Network, OnFeatures, Task
+from branchout.baselines.heads import Batch
 from branchout.baselines.registry import Method
+from branchout.data.batches import shuffled
 from branchout.model.classifier import Classifier
-from branchout.model.fusion import CosineHead, Head, to_norm
+from branchout.model.fusion import NORM, CosineHead, FusedHead, Head, to_norm
+from branchout.train.loop import seed_for
+
+VIEWS = 2
+"""Of each new image, for rows on frozen features: there are plenty of images."""
 
 
 class Rows(nn.Linear):
@@ -32,12 +39,16 @@ class Rows(nn.Linear):
 
     @classmethod
     def continuing(cls, head: Head, classes: int) -> Rows:
-        """Rows that give the logits of `head`, but for a bias, and short random ones for more classes."""
+        """Rows that give the logits of `head`, but for a bias, and zeros for more classes.
+
+        With many old classes λ leaves the new rows short; from a random start they would be mostly that start, and
+        aligning them would make noise as loud as the old rows.
+        """
         cosine = isinstance(head, CosineHead)
         rows = cls(head.weight.shape[1], classes, cosine or (isinstance(head, Rows) and head.normalised))
         rows.to(head.weight.device)
         with torch.no_grad():
-            rows.weight[: len(head.weight)] = to_norm(head.weight) if cosine else head.weight
+            rows.weight.zero_()[: len(head.weight)] = to_norm(head.weight) if cosine else head.weight
         return rows
 
     def forward(self, h: Tensor) -> Tensor:
@@ -67,13 +78,50 @@ def align(head: Head, new: Tensor) -> None:
     """Scale the rows of new classes (a mask) so that they are as long on average as the others."""
     lengths = head.weight.norm(dim=1)
     if not new.all():
-        head.weight[new] *= lengths[~new].mean() / lengths[new].mean()
+        head.weight[new] *= lengths[~new].mean() / lengths[new].mean().clamp(min=1e-12)
+
+
+class NewestAligned(nn.Module):
+    """The frozen logits of all branches, those of the newest from rows of its own, pooled."""
+
+    def __init__(self, fused: FusedHead, rows: Rows) -> None:
+        super().__init__()
+        self.fused = fused
+        self.rows = rows
+
+    def forward(self, features: Tensor) -> Tensor:
+        z = self.fused.frozen_columns(features.unbind(1))
+        own = self.rows(features[:, self.fused.feature_of[-1]])
+        return self.fused.pooler(torch.cat([z[:, : -len(self.rows.weight)], own], dim=1))  # type: ignore[no-any-return]
 
 
 def learn_on_features(before: Classifier, task: Task) -> OnFeatures:
-    """γ of each branch; the rows of earlier steps are as long as the base's once they are aligned to them."""
+    """γ for each branch of a linear base; of a cosine one earlier branches are as long as the base anyway: all 4."""
+    if isinstance(before.base_head, CosineHead):
+        rows = relearned(before, task)
+        with torch.no_grad():
+            rows.weight *= NORM / rows.weight.norm(dim=1).mean()
+        return OnFeatures(before, NewestAligned(before.fused, rows)).eval()
     lengths = [head.weight.norm(dim=1).mean().item() for head in before.fused.heads]  # type: ignore[operator]
     return with_scales(before, [lengths[0] / each for each in lengths], [0.0] * len(lengths), task.device)
+
+
+def relearned(before: Classifier, task: Task) -> Rows:
+    """The newest branch's head as rows whose lengths count, trained as stage I trains it: on the new classes alone."""
+    newest: Head = before.fused.heads[-1]  # type: ignore[assignment]
+    rows = Rows.continuing(newest, len(newest.weight))
+    data = heads.cached(before, task, task.new, views=VIEWS)
+    place = whole.place_among_taught(task)
+
+    def order(epoch: int) -> Sequence[Ints]:
+        return shuffled(len(data.labels), task.heads.batch, seed_for(task.seed, epoch))
+
+    def loss_of(batch: Batch) -> Tensor:
+        features, labels, _ = batch
+        return F.cross_entropy(rows(features[:, before.fused.feature_of[-1]]), place[labels])
+
+    heads.train(rows, task, data, order, loss_of)
+    return rows
 
 
 METHODS = (

@@ -40,6 +40,14 @@ def taught(task: Task) -> Tensor:
     return torch.from_numpy(task.space.index(task.space.branches[-1])).to(task.device)
 
 
+def place_among_taught(task: Task) -> Tensor:
+    """For each class its place among those that this step brings; 0 for others."""
+    classes = taught(task)
+    place = torch.zeros(len(task.space.classes), dtype=torch.int64, device=task.device)
+    place[classes] = torch.arange(len(classes), device=task.device)
+    return place
+
+
 def is_taught(task: Task) -> Tensor:
     """For each class whether this step brings it."""
     mask = torch.zeros(len(task.space.classes), dtype=torch.bool, device=task.device)

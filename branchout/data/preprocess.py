@@ -17,6 +17,9 @@ from branchout.errors import BranchoutError
 
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
+LONGEST = 16
+"""Of a picture longer than this many times its shorter side only the middle is looked at, where the crop lies."""
+
 
 @dataclass(frozen=True)
 class Preprocessing:
@@ -67,6 +70,7 @@ class Preprocessing:
             corners = (left, top, min(left + box[2] * width, width), min(top + box[3] * height, height))
             picture = picture.resize((self.size, self.size), how, box=corners)
         elif self.crop < 1 or picture.size != (self.size, self.size):
+            picture = _shortened(picture)
             target = int(self.size / self.crop)  # rounded as timm and torchvision do, to see the very same pixels
             width, height = (side * target // min(picture.size) for side in picture.size)
             left, top = round((width - self.size) / 2), round((height - self.size) / 2)
@@ -80,6 +84,16 @@ class Preprocessing:
             batch = batch.float() / 255
         mean, std = _constants(self.mean, self.std, batch.device)
         return (batch - mean) / std
+
+
+def _shortened(picture: Image.Image) -> Image.Image:
+    """The middle of a very long or tall picture: resized whole, one a pixel wide would grow by its length squared."""
+    width, height = picture.size
+    most = LONGEST * min(width, height)
+    if max(width, height) <= most:
+        return picture
+    left, top = max(0, (width - most) // 2), max(0, (height - most) // 2)
+    return picture.crop((left, top, left + min(width, most), top + min(height, most)))
 
 
 @lru_cache(maxsize=16)

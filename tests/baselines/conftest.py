@@ -22,7 +22,7 @@ from branchout.data.memory import keep
 from branchout.data.samples import ArrayPixels, Samples, concatenate
 from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier
-from branchout.model.fusion import CosineHead
+from branchout.model.fusion import CosineHead, Head
 from branchout.train.branch import learn_branch
 from branchout.train.recipes import PAPER, Optimisation
 
@@ -60,6 +60,15 @@ def mirrored(samples: Samples) -> Samples:
     return Samples.build(ArrayPixels(pixels), samples.names, [f"{name}, mirrored" for name in samples.ids])
 
 
+def as_linear(head: Head) -> nn.Linear:
+    """Rows of equal length and a bias. This base's features are about 0.4 long, so logits reach to about 15."""
+    linear = nn.Linear(head.weight.shape[1], len(head.weight))
+    linear.load_state_dict(
+        {"weight": nn.functional.normalize(head.weight) * 40, "bias": torch.full((len(head.weight),), -1.0)}
+    )
+    return linear
+
+
 @pytest.fixture(scope="session")
 def drawings() -> tuple[Samples, Samples]:
     """20 training and 10 test images of every character, drawn once."""
@@ -84,11 +93,7 @@ def classifier() -> Classifier:
 @pytest.fixture(scope="session")
 def linear_classifier(classifier: Classifier) -> Classifier:
     """The same base with an ordinary linear head, as timm's networks have."""
-    weight = classifier.base_head.weight
-    head = nn.Linear(weight.shape[1], len(weight))
-    with torch.no_grad():
-        head.weight.copy_(nn.functional.normalize(weight) * 4)
-        head.bias.fill_(-1.0)
+    head = as_linear(classifier.base_head)
     return Classifier(classifier.arch, classifier.backbone, head, KNOWN, classifier.preprocessing, "glyph")
 
 
@@ -191,6 +196,17 @@ def branched(classifier: Classifier) -> Branched:
                 learned, _ = learn_branch(before, space.branches[-1], new, stage_one, views=3, device=CPU)
                 grown[space.branches] = before.extended(learned)
         return grown[task.space.branches]
+
+    return grow
+
+
+@pytest.fixture(scope="session")
+def linear_branched(linear_classifier: Classifier, branched: Branched) -> Branched:
+    """The same branches, every head an ordinary linear one."""
+
+    def grow(task: Task) -> Classifier:
+        steps = [replace(step, head=as_linear(step.head)) for step in branched(task).steps]
+        return linear_classifier.rebuilt(steps)
 
     return grow
 

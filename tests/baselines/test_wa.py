@@ -49,6 +49,7 @@ def test_rows_go_on_from_a_cosine_head() -> None:
     rows = wa.Rows.continuing(head, 7)
     h = torch.randn(3, 8)
     assert torch.allclose(rows(h)[:, :5], head(h), atol=1e-5)
+    assert rows(h)[:, 5:].abs().max() == 0
     again = wa.Rows.continuing(rows, 9)
     assert torch.allclose(again(h)[:, :7], rows(h), atol=1e-5)
     with torch.no_grad():
@@ -62,10 +63,26 @@ def test_rows_go_on_from_a_linear_head_without_its_bias() -> None:
     assert torch.allclose(wa.Rows.continuing(head, 7)(h)[:, :5], head(h) - head.bias, atol=1e-5)
 
 
-def test_on_features_logits_are_scaled_by_the_ratio_of_lengths(branched, task, new_test) -> None:
+def test_on_features_only_new_logits_change_and_rows_are_aligned(
+    branched, task, accuracy_of, old_test, new_test
+) -> None:
     model = branched(task)
-    old, new = (head.weight.norm(dim=1).mean() for head in model.fused.heads)
+    scorer = wa.learn_on_features(model, task)
+    assert scorer.head.rows.weight.norm(dim=1).mean().item() == pytest.approx(4, rel=1e-5)
+    images = task.images(new_test)
+    raw, aligned = scores_of(model, images), scores_of(scorer, images)
+    assert torch.allclose(aligned[:, :12], raw[:, :12])
+    assert not torch.allclose(aligned[:, 12:], raw[:, 12:], atol=0.1)
+    assert accuracy_of(scorer, task, old_test) > 0.9
+    assert accuracy_of(scorer, task, new_test) > 0.5
+
+
+def test_on_features_of_a_linear_base_logits_are_scaled(linear_classifier, branched, task, new_test) -> None:
+    step = branched(task).steps[0]
+    head = nn.Linear(step.head.weight.shape[1], 4)
+    model = linear_classifier.extended(replace(step, head=head))
+    old, new = (each.weight.norm(dim=1).mean() for each in model.fused.heads)
     images = task.images(new_test)
     raw, aligned = scores_of(model, images), scores_of(wa.learn_on_features(model, task), images)
     assert torch.allclose(aligned[:, :12], raw[:, :12])
-    assert torch.allclose(aligned[:, 12:] * new, raw[:, 12:] * old, atol=1e-4)
+    assert torch.allclose(aligned[:, 12:] * new, raw[:, 12:] * old, rtol=1e-4)

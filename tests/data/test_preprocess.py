@@ -207,3 +207,20 @@ def test_bad_settings_are_named(change: dict[str, Any], words: str) -> None:
     Preprocessing.from_dict(good)
     with pytest.raises(BranchoutError, match=words):
         Preprocessing.from_dict({**good, **change})
+
+
+@pytest.mark.parametrize("shape", [(1, 200_000), (200_000, 1)])
+def test_a_very_long_picture_is_seen_in_its_middle_without_growing(shape: tuple[int, int]) -> None:
+    image = np.zeros((*shape, 3), dtype=np.uint8)
+    middle = shape[0] // 2 - 30, shape[1] // 2 - 30
+    image[max(middle[0], 0) : middle[0] + 60 if shape[0] > 1 else 1, max(middle[1], 0) : middle[1] + 60] = 200
+    seen = Preprocessing(32, 3, (0.5,) * 3, (0.5,) * 3).prepare(image)
+    assert seen.shape == (3, 32, 32)
+    assert (seen == 200).all()
+
+
+def test_pictures_of_ordinary_shape_are_not_shortened() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (20, 20 * 16, 3), dtype=np.uint8)
+    whole = Preprocessing(10, 3, (0.5,) * 3, (0.5,) * 3).prepare(image)
+    resized = Image.fromarray(image).resize((160, 10), Image.Resampling.BILINEAR).crop((75, 0, 85, 10))
+    assert np.array_equal(whole.permute(1, 2, 0).numpy(), np.array(resized))

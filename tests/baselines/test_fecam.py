@@ -1,0 +1,81 @@
+"""FeCAM against textbook formulas written out."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from branchout.baselines import fecam
+from branchout.baselines.common import Task, scores_of
+from branchout.baselines.groups import new_groups, plain
+from branchout.data.samples import Samples
+from branchout.model.classifier import Classifier
+
+
+def slow_shape(cloud: np.ndarray) -> np.ndarray:
+    """Covariance, shrunk with γ₁ = γ₂ = 1, as correlations; entry by entry."""
+    sigma = np.cov(cloud.T)
+    k = len(sigma)
+    on = np.mean([sigma[i, i] for i in range(k)])
+    off = np.mean([sigma[i, j] for i in range(k) for j in range(k) if i != j])
+    shrunk = np.array([[sigma[i, j] + (on if i == j else off) for j in range(k)] for i in range(k)])
+    return np.array([[shrunk[i, j] / np.sqrt(shrunk[i, i] * shrunk[j, j]) for j in range(k)] for i in range(k)])
+
+
+def unit(vector: np.ndarray) -> np.ndarray:
+    return vector / np.linalg.norm(vector)
+
+
+def test_shrinking_and_correlations_are_the_papers() -> None:
+    cloud = np.random.default_rng(0).normal(size=(9, 5))
+    shape = fecam.correlations(fecam.shrunk(fecam.covariance(torch.from_numpy(cloud))))
+    assert shape.numpy() == pytest.approx(slow_shape(cloud))
+    assert shape.diagonal().numpy() == pytest.approx(np.ones(5))
+
+
+def test_distances_are_mahalanobis() -> None:
+    rng = np.random.default_rng(0)
+    x, means = rng.normal(size=(6, 5)), rng.normal(size=(3, 5))
+    shapes = [slow_shape(rng.normal(size=(9, 5))) for _ in means]
+    inverses = np.stack([np.linalg.inv(shape) for shape in shapes])
+    found = fecam.squared_distances(*(torch.from_numpy(array) for array in (x, means, inverses)))
+    for row, point in zip(found, x, strict=True):
+        slow = [(point - m) @ np.linalg.solve(shape, point - m) for m, shape in zip(means, shapes, strict=True)]
+        assert row.numpy() == pytest.approx(np.array(slow))
+
+
+def test_scores_from_pictures_are_minus_the_distance_to_the_nearest_cloud(
+    classifier: Classifier, overlapping_task: Task, new_look_test: Samples
+) -> None:
+    task = overlapping_task
+    scores = scores_of(fecam.learn(classifier, task), task.images(new_look_test)).numpy()
+    describe = plain(classifier, task)
+    clouds = [np.sqrt(group.double().numpy()) for group in new_groups(task, describe, first=True)]
+    inverses = [np.linalg.inv(slow_shape(cloud)) for cloud in clouds]
+    for h, score in list(zip(describe(new_look_test).double().numpy(), scores, strict=True))[:4]:
+        distances: dict[int, list[float]] = {}
+        for number, cloud, inverse in zip(task.space.class_of_column.tolist(), clouds, inverses, strict=True):
+            apart = unit(np.sqrt(h)) - unit(cloud.mean(0))
+            distances.setdefault(number, []).append(apart @ inverse @ apart)
+        assert score == pytest.approx(np.array([-min(distances[n]) for n in range(len(distances))]), rel=1e-3)
+
+
+def test_a_class_of_one_image_has_a_distance() -> None:
+    shape = fecam.correlations(fecam.shrunk(fecam.covariance(torch.rand(1, 5))))
+    assert torch.allclose(shape, torch.eye(5))
+
+
+def test_negative_features_are_not_transformed() -> None:
+    h = torch.tensor([[4.0, -1.0]])
+    assert torch.equal(fecam.transformed(h, tukey=False), h)
+    assert torch.equal(fecam.transformed(h.abs(), tukey=True), torch.tensor([[2.0, 1.0]]))
+
+
+def test_earlier_clouds_stay(classifier: Classifier, task: Task, next_task: Callable[[Task], Task]) -> None:
+    first = fecam.learn(classifier, task)
+    second = fecam.learn(first, next_task(task))
+    known = len(first.head.means)
+    assert torch.equal(second.head.precisions[:known], first.head.precisions)
+    assert second.head.tukey
+    assert first.head.tukey

@@ -1,0 +1,112 @@
+"""RanPAC: its normal equations, its ridge, its sums over steps."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from branchout.baselines import ranpac
+from branchout.baselines.common import Task
+from branchout.baselines.groups import new_groups, plain
+from branchout.model.classifier import Classifier
+
+
+@pytest.fixture(autouse=True)
+def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranpac, "WIDTH", 60)
+
+
+def random_groups(seed: int = 0) -> list[torch.Tensor]:
+    """Four classes of very different sizes, far enough apart to be told, near enough to be confused."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(4, 30, generator=generator, dtype=torch.float64)
+    return [
+        centre + torch.randn(n, 30, generator=generator, dtype=torch.float64)
+        for centre, n in zip(centres, (40, 5, 11, 2), strict=True)
+    ]
+
+
+def sums(groups: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    gram, moments = torch.zeros(30, 30).double(), torch.zeros(30, 4).double()
+    for number, group in enumerate(groups):
+        ranpac.add(gram, moments, group, number)
+    return gram, moments
+
+
+def test_solutions_solve_the_normal_equations_for_every_ridge() -> None:
+    gram, moments = sums(random_groups())
+    ridges = [1e-6, 1e-3, 1.0, 1e3]
+    for ridge, weight in zip(ridges, ranpac.solutions(gram, moments, ridges), strict=True):
+        assert torch.allclose(gram @ weight + ridge * weight, moments, atol=1e-9)
+
+
+def test_sums_are_means_over_each_group() -> None:
+    groups = random_groups()
+    gram, moments = sums(groups)
+    slow = sum(torch.outer(x, x) / len(group) for group in groups for x in group)
+    assert torch.allclose(gram, slow)
+    for number, group in enumerate(groups):
+        assert torch.allclose(moments[:, number], sum(group) / len(group))
+
+
+def test_a_group_weighs_the_same_however_often_its_images_come() -> None:
+    groups = random_groups()
+    often = [groups[0].repeat(7, 1), *groups[1:]]
+    for one, other in zip(sums(groups), sums(often), strict=True):
+        assert torch.allclose(one, other)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_ridge_is_that_of_a_slow_search(seed: int) -> None:
+    groups = random_groups(seed)
+    found = ranpac.best_ridge(
+        torch.zeros(30, 30).double(), torch.zeros(30, 4).double(), groups, range(4), lambda x: x, seed
+    )
+    parts = [ranpac.held_out(group, ranpac.seed_for(seed, place)) for place, group in enumerate(groups)]
+    gram, moments = sums([fitted for fitted, _ in parts])
+    errors = []
+    for ridge in ranpac.RIDGES:
+        weight = torch.linalg.solve(gram + ridge * gram.diagonal().mean() * torch.eye(30), moments)
+        squared = [((x @ weight - torch.eye(4)[n]) ** 2).mean() for n, (_, kept) in enumerate(parts) for x in kept]
+        per_group = [len(kept) for _, kept in parts for _ in kept]
+        errors.append(sum(float(e) / n for e, n in zip(squared, per_group, strict=True)))
+    assert found == ranpac.RIDGES[errors.index(min(errors))]
+
+
+def test_a_fifth_is_held_out_and_nothing_is_in_both_parts() -> None:
+    group = torch.arange(20.0)[:, None]
+    fitted, kept = ranpac.held_out(group, 0)
+    assert (len(fitted), len(kept)) == (16, 4)
+    assert sorted([*fitted.flatten().tolist(), *kept.flatten().tolist()]) == group.flatten().tolist()
+    assert [len(part) for part in ranpac.held_out(group[:2], 0)] == [1, 1]
+    assert [len(part) for part in ranpac.held_out(group[:1], 0)] == [1, 0]
+
+
+def test_two_steps_sum_to_what_one_look_at_all_would(
+    classifier: Classifier, overlapping_task: Task, next_task: Callable[[Task], Task]
+) -> None:
+    later = next_task(overlapping_task)
+    first = ranpac.learn(classifier, overlapping_task)
+    second = ranpac.learn(first, later)
+    projection = second.head.projection
+    assert torch.equal(projection, first.head.projection)
+    describe = plain(classifier, later)
+    groups = [
+        *new_groups(overlapping_task, describe, first=True),
+        *new_groups(later, describe, first=False),
+    ]
+    gram, moments = torch.zeros(60, 60).double(), torch.zeros(60, len(later.space.classes)).double()
+    for group, number in zip(groups, later.space.class_of_column.tolist(), strict=True):
+        ranpac.add(gram, moments, F.relu(group @ projection).double(), number)
+    assert torch.allclose(second.head.gram, gram)
+    assert torch.allclose(second.head.moments, moments)
+
+
+def test_the_classifier_solves_its_equations_with_a_ridge_of_the_list(classifier: Classifier, task: Task) -> None:
+    head = ranpac.learn(classifier, task).head
+    weight = head.weight.double()
+    residual = head.moments - head.gram @ weight
+    ridge = float((residual * weight).sum() / (weight**2).sum() / head.gram.diagonal().mean())
+    assert torch.allclose(residual, ridge * head.gram.diagonal().mean() * weight, rtol=1e-2, atol=1e-4)
+    assert min(abs(ridge / value - 1) for value in ranpac.RIDGES) < 0.05
