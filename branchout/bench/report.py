@@ -115,6 +115,16 @@ def markdown(out: Path, dataset: str, link: str = "../results") -> str:
             shown = list(lines(table, arch, dataset, rows))
             if any(line.ours is not None for line in shown):
                 parts += _table(table, arch, shown, link)
+    known = {table.experiment for table in tables().values()}
+    others = sorted({path.parts[1:3] for path in rows if path.parts[0] == dataset and path.parts[1] not in known})
+    for experiment, arch in others:
+        shown = [
+            Line(f"{row['label']}, {row['point']}", None, row, path)
+            for path, row in rows.items()
+            if path.parts[:3] == (dataset, experiment, arch)
+        ]
+        title = "other classes drawn" if "-split" in experiment else "an experiment of our own"
+        parts += _table(Table(experiment, title, experiment, (arch,), ()), arch, shown, link)
     parts += ["## What the paper claims, and whether it holds here", _claims(dataset, rows)]
     return "\n\n".join(parts) + "\n"
 

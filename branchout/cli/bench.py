@@ -129,7 +129,8 @@ def _report(out: Path, data: str, page: Path) -> None:
     from branchout.bench.tables import named
     from branchout.files import check_place, in_one_move
 
-    dataset = data if (out / data).is_dir() else named(open_dataset(data))
+    there = [path.name for path in out.iterdir()] if out.is_dir() else []
+    dataset = data if data in there else named(open_dataset(data))
     check_place(page)
     text = markdown(out, dataset, os.path.relpath(out, page.parent))
     with in_one_move(page) as partial:

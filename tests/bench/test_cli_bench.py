@@ -1,0 +1,98 @@
+"""The bench from the command line."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import BASE, NEW
+from PIL import Image
+
+from branchout import cli
+from branchout.data.samples import Samples
+
+
+@pytest.fixture(scope="module")
+def folder(train: Samples, val: Samples, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("letters")
+    for part, table in (("train", train), ("val", val)):
+        chosen = table.of_classes([*BASE, *NEW])
+        for number, name in enumerate(chosen.names):
+            place = root / part / str(name)
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.repeat(chosen.read(number), 3, axis=2)).save(place / f"{number}.png")
+    return root
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    def answer(*words: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(sys, "argv", ["branchout", *map(str, words)])
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as left:
+            status = left.code if isinstance(left.code, int) else 0
+        return status, *capsys.readouterr()
+
+    return answer
+
+
+SMALL = ("--epochs", "1", "--width", "4", "--size", "32", "--exemplars", "4", "--seeds", "1")
+
+
+def test_the_list_names_every_table_and_method(run: Callable[..., tuple[int, str, str]]) -> None:
+    status, told, _ = run("bench", "--list")
+    assert status == 0
+    for name in ("sota", "overlap-domain-clustered", "podnet", "ranpac", "score-fusion-branchout", "learned-routing"):
+        assert name in told
+
+
+def test_methods_in_a_scenario_of_ones_own(
+    run: Callable[..., tuple[int, str, str]], folder: Path, tmp_path: Path
+) -> None:
+    words = ["bench", "--data", folder, "--scenario", "disjoint", "--base-classes", "8", *SMALL, "--out", tmp_path]
+    status, told, _ = run(*words, "--method", "branchout", "--method", "ncm", "--method", "aper")
+    assert status == 0
+    rows = sorted(path.name for path in tmp_path.rglob("*.json"))
+    assert len(rows) == 3 + 4
+    assert "left out: aper" in told  # it wants a ViT
+    row = json.loads(next(tmp_path.rglob("score-fusion-branchout-avg.json")).read_text())
+    assert (row["base_classes"], row["novel_classes"]) == (8, 3)  # an even share of the rest
+    status, told, _ = run("bench", "report", "--data", folder, "--out", tmp_path, "--page", tmp_path / "page.md")
+    assert status == 0
+    page = (tmp_path / "page.md").read_text()
+    assert page.startswith(f"# Results on {folder.name}")
+    assert page.count(".json)") == 7
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "name a table, or a scenario with --scenario"),
+        (["sota", "--scenario", "disjoint"], "name a table, or a scenario with --scenario"),
+        (["sotta"], "no table is called 'sotta'; known are: sota"),
+        (["sota", "--method", "fintune"], "did you mean finetune"),
+        (["sota", "--seeds", "one"], "--seeds takes numbers separated by commas"),
+        (["sota", "--scale", "moon"], "no scale is called 'moon'"),
+        (["sota", "--schedule", "lazy"], "no schedule is called 'lazy'"),
+        (["--scenario", "disjoint", "--base-classes", "8"], "say which methods with --method"),
+        (["--scenario", "disjoint", "--method", "ncm"], "say how many classes are new"),
+        (["--scenario", "disjoint", "--base-classes", "80", "--novel-classes", "3", "--method", "ncm"], "83 base and"),
+        (["sota", "--data", "nowhere"], "no dataset 'nowhere'"),
+        (["report", "--out", "empty"], "holds no rows"),
+    ],
+)
+def test_what_cannot_be_run_is_said_at_once(
+    words: list[str], said: str, run: Callable[..., tuple[int, str, str]], folder: Path, tmp_path: Path
+) -> None:
+    given = words if "--data" in words else [*words, "--data", str(folder)]
+    given = given if "--out" in words else [*given, "--out", str(tmp_path)]
+    status, told, complained = run("bench", *given)
+    assert status == 1
+    assert said in complained
+    assert "Traceback" not in complained + told
+    assert not list(tmp_path.rglob("*.json"))
