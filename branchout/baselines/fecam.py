@@ -2,10 +2,11 @@
 distance of its own covariance. Few images make a poor covariance: it is shrunk, and reduced to correlations.
 
 Source: Goswami, Liu, Twardowski, van de Weijer: "FeCAM: Exploiting the Heterogeneity of Class Distributions in
-Exemplar-Free Continual Learning" (NeurIPS 2023), with γ₁ = γ₂ = 1 and Tukey's λ = ½. Departures: base classes are
-described by their exemplars only (`fecam-all`: by all their images); covariances are shrunk once, means are taken after
-Tukey's transform, and it is left out where features can be negative; a class that comes again has one cloud for each of
-its looks, and the nearer one counts.
+Exemplar-Free Continual Learning" (NeurIPS 2023), with γ₁ = γ₂ = 1 and Tukey's λ = ½. Base classes are described by
+their exemplars only (`fecam-all`: by all their images). So few have no shape of their own, and beside classes that have
+one they would always lose: as in the source's few-shot experiments all classes then share one covariance. Departures:
+covariances are shrunk once, means are taken after Tukey's transform, and it is left out where features can be negative;
+a class that comes again has one cloud for each of its looks, and the nearer one counts.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier
 from branchout.model.fusion import Pooler
 
+FEW = 50
+"""Classes with fewer images than this have no covariance of their own."""
+
 
 class Clouds(nn.Module):
     """Minus the squared Mahalanobis distance to every class."""
@@ -30,11 +34,12 @@ class Clouds(nn.Module):
     means: Tensor
     precisions: Tensor
 
-    def __init__(self, space: LabelSpace, means: Tensor, precisions: Tensor, tukey: bool) -> None:
+    def __init__(self, space: LabelSpace, means: Tensor, precisions: Tensor, tukey: bool, shared: bool) -> None:
         super().__init__()
         self.register_buffer("means", means)
         self.register_buffer("precisions", precisions)
         self.tukey = tukey
+        self.shared = shared
         self.pooler = Pooler(space, "max")
 
     def forward(self, features: Tensor) -> Tensor:
@@ -86,12 +91,23 @@ def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = Fal
     tukey = all(bool((group >= 0).all()) for group in groups) if known is None else known.tukey
     clouds = [transformed(group, tukey) for group in groups]
     means = torch.stack([cloud.mean(0) for cloud in clouds])
+    sigmas = [covariance(cloud.double()) for cloud in clouds]
+    few = min(len(cloud) for cloud in clouds) < FEW
+    if few:
+        sigmas = [torch.stack(sigmas).mean(0)]
     # Inverted in double precision: with few images a covariance has hardly more than its shrinkage.
-    shapes = (correlations(shrunk(covariance(cloud.double()))) for cloud in clouds)
-    precisions = torch.stack([torch.linalg.pinv(shape, hermitian=True).float() for shape in shapes])
+    precisions = torch.stack(
+        [torch.linalg.pinv(correlations(shrunk(sigma)), hermitian=True).float() for sigma in sigmas]
+    )
+    if few:
+        precisions = precisions.expand(len(clouds), -1, -1)
     if known is not None:
-        means, precisions = torch.cat([known.means, means]), torch.cat([known.precisions, precisions])
-    return OnFeatures(model, Clouds(task.space, means, precisions, tukey).to(task.device))
+        means = torch.cat([known.means, means])
+        # A shape that all classes share stays that of the first step.
+        earlier = known.precisions
+        precisions = torch.cat([earlier, earlier[-1:].expand(len(clouds), -1, -1) if known.shared else precisions])
+    shared = few if known is None else known.shared
+    return OnFeatures(model, Clouds(task.space, means, precisions, tukey, shared).to(task.device))
 
 
 METHODS = (

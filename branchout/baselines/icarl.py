@@ -2,10 +2,11 @@
 exemplars' mean feature is nearest. Exemplars of the new classes are herded: chosen one by one so that their mean stays
 near the class's.
 
-Source: Rebuffi et al., CVPR 2017. Departures: cross-entropy and distillation (temperature 2, weight 1) over a softmax,
-as Hou et al. (CVPR 2019) and later tables have it, instead of one sigmoid a class: logits of a base that was trained
-with a softmax are no odds. Exemplars of earlier classes are those the task gives; `kept` names the ones herded of the
-new.
+Source: Rebuffi et al., CVPR 2017. Departures: cross-entropy and distillation (temperature 2) over a softmax, as Hou et
+al. (CVPR 2019) and later tables have it, instead of one sigmoid a class: logits of a base that was trained with a
+softmax are no odds. With a sigmoid for each class the old ones, which are distilled, outweigh the new by their number;
+so the two terms weigh λ = old/(old + new) and 1 − λ here. Exemplars of earlier classes are those the task gives; `kept`
+names the ones herded of the new.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from branchout.data.memory import keep
 from branchout.data.samples import Samples, concatenate
 from branchout.model.classifier import Classifier
 from branchout.model.fusion import NORM
-from branchout.train.loop import seed_for
 
 
 class NearestMean(nn.Module):
@@ -42,17 +42,18 @@ class NearestMean(nn.Module):
 def learn(before: Classifier | NearestMean, task: Task) -> NearestMean:
     network, teacher = whole.student_and_teacher(before.network if isinstance(before, NearestMean) else before, task)
     known = len(teacher.head.weight)
+    share = whole.known_share(task)
 
     def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
         pictures, target = batch
         with torch.no_grad():
             remembered = teacher(pictures)
         z = network(pictures)
-        return F.cross_entropy(z, target) + whole.distillation(z[:, :known], remembered)
+        return share * whole.distillation(z[:, :known], remembered) + (1 - share) * F.cross_entropy(z, target)
 
     whole.train(network, task, task.labelled(whole.replayed(task)), loss_of)
     features = whole.plain(network.features, task, task.new).cpu().numpy()
-    kept = keep(task.new, per_class=task.per_class, rule="herding", features=features, seed=seed_for(task.seed))
+    kept = keep(task.new, per_class=task.per_class, rule="herding", features=features)
     return NearestMean(network, exemplar_means(network, task, concatenate([task.memory, kept])), kept)
 
 

@@ -5,7 +5,7 @@ same to the head of the paper's new branch, which never touched the old ones.
 Source: Zhao et al., CVPR 2020; λ = old/(old + new) and temperature 2 are theirs. FA+WA: the paper's section 5.2 (Wu et
 al., CVPR 2022). Departures: lengths must count, which a cosine head's do not. So it goes on as linear rows without bias
 that read the same normalised features and start where they give the same logits: in WA with the network, in FA+WA on
-frozen features of the new images. New rows of WA start at zero, and none are clipped there, where a base's are not.
+frozen features of the new images. New rows of WA are imprinted, and none are clipped at zero, where a base's are not.
 """
 
 from __future__ import annotations
@@ -39,11 +39,7 @@ class Rows(nn.Linear):
 
     @classmethod
     def continuing(cls, head: Head, classes: int) -> Rows:
-        """Rows that give the logits of `head`, but for a bias, and zeros for more classes.
-
-        With many old classes λ leaves the new rows short; from a random start they would be mostly that start, and
-        aligning them would make noise as loud as the old rows.
-        """
+        """Rows that give the logits of `head`, but for a bias, and zeros for more classes."""
         cosine = isinstance(head, CosineHead)
         rows = cls(head.weight.shape[1], classes, cosine or (isinstance(head, Rows) and head.normalised))
         rows.to(head.weight.device)
@@ -58,7 +54,7 @@ class Rows(nn.Linear):
 def learn(before: Classifier | Network, task: Task) -> Network:
     network, teacher = whole.student_and_teacher(before, task)
     known = len(teacher.head.weight)
-    network.head = Rows.continuing(teacher.head, len(task.space.classes))
+    network.head = imprinted(Rows.continuing(teacher.head, len(task.space.classes)), known, teacher, task)
     share = whole.known_share(task)
 
     def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -71,6 +67,20 @@ def learn(before: Classifier | Network, task: Task) -> Network:
     whole.train(network, task, task.labelled(whole.replayed(task)), loss_of)
     align(network.head, whole.is_taught(task))
     return network
+
+
+@torch.no_grad()
+def imprinted(rows: Rows, known: int, teacher: Network, task: Task) -> Rows:
+    """Rows of classes never seen before start as long as the others, along the mean of what the teacher sees in them.
+
+    With many old classes λ leaves little for them to learn from: rows that start at random are mostly that start at the
+    end, and rows that start at zero are short. Aligning would make the ones noisy and the others far too loud.
+    """
+    h = whole.plain(teacher.features, task, task.new)
+    u = to_norm(h) if rows.normalised else h - h.mean(0)  # a linear head expects logits around zero
+    sums = torch.zeros_like(rows.weight).index_add_(0, torch.from_numpy(task.labels(task.new)).to(task.device), u)
+    rows.weight[known:] = F.normalize(sums[known:], dim=1) * rows.weight[:known].norm(dim=1).mean()
+    return rows
 
 
 @torch.no_grad()

@@ -15,7 +15,10 @@ from branchout.model.classifier import Classifier
 
 def slow_shape(cloud: np.ndarray) -> np.ndarray:
     """Covariance, shrunk with γ₁ = γ₂ = 1, as correlations; entry by entry."""
-    sigma = np.cov(cloud.T)
+    return slow_shape_of(np.cov(cloud.T))
+
+
+def slow_shape_of(sigma: np.ndarray) -> np.ndarray:
     k = len(sigma)
     on = np.mean([sigma[i, i] for i in range(k)])
     off = np.mean([sigma[i, j] for i in range(k) for j in range(k) if i != j])
@@ -45,14 +48,23 @@ def test_distances_are_mahalanobis() -> None:
         assert row.numpy() == pytest.approx(np.array(slow))
 
 
+@pytest.mark.parametrize("few", [0, 1000], ids=["a shape for each class", "one for all"])
 def test_scores_from_pictures_are_minus_the_distance_to_the_nearest_cloud(
-    classifier: Classifier, overlapping_task: Task, new_look_test: Samples
+    few: int,
+    classifier: Classifier,
+    overlapping_task: Task,
+    new_look_test: Samples,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(fecam, "FEW", few)
     task = overlapping_task
     scores = scores_of(fecam.learn(classifier, task), task.images(new_look_test)).numpy()
     describe = plain(classifier, task)
     clouds = [np.sqrt(group.double().numpy()) for group in new_groups(task, describe, first=True)]
-    inverses = [np.linalg.inv(slow_shape(cloud)) for cloud in clouds]
+    shapes = [slow_shape(cloud) for cloud in clouds]
+    if few:
+        shapes = [slow_shape_of(np.mean([np.cov(cloud.T) for cloud in clouds], axis=0))] * len(clouds)
+    inverses = [np.linalg.inv(shape) for shape in shapes]
     for h, score in list(zip(describe(new_look_test).double().numpy(), scores, strict=True))[:4]:
         distances: dict[int, list[float]] = {}
         for number, cloud, inverse in zip(task.space.class_of_column.tolist(), clouds, inverses, strict=True):
@@ -72,10 +84,19 @@ def test_negative_features_are_not_transformed() -> None:
     assert torch.equal(fecam.transformed(h.abs(), tukey=True), torch.tensor([[2.0, 1.0]]))
 
 
-def test_earlier_clouds_stay(classifier: Classifier, task: Task, next_task: Callable[[Task], Task]) -> None:
+@pytest.mark.parametrize("few", [0, 1000], ids=["a shape for each class", "one for all"])
+def test_earlier_clouds_stay(
+    few: int,
+    classifier: Classifier,
+    task: Task,
+    next_task: Callable[[Task], Task],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fecam, "FEW", few)
     first = fecam.learn(classifier, task)
     second = fecam.learn(first, next_task(task))
     known = len(first.head.means)
     assert torch.equal(second.head.precisions[:known], first.head.precisions)
+    assert (len(second.head.precisions.unique(dim=0)) == 1) == bool(few)
     assert second.head.tukey
     assert first.head.tukey

@@ -18,7 +18,7 @@ def test_it_learns_old_and_new(task, accuracy_of) -> None:
         task,
         space=LabelSpace.of(old, new),
         everything=task.everything.of_classes([*old, *new]),
-        pretraining=Optimisation(epochs=25, lr=0.05, batch=20, nesterov=True, schedule="cosine"),
+        pretraining=Optimisation(epochs=25, lr=0.02, batch=20, nesterov=True, schedule="cosine"),
     )
     model = joint.learn(untrained(BASE), task)
     assert model.space.classes == (*old, *new)
