@@ -8,21 +8,26 @@ import shutil
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from branchout import __version__
+from branchout import __version__, hub
 from branchout.data.batches import cache_folder, open_images
 from branchout.data.decode import decode
-from branchout.data.folders import Problems, scan
+from branchout.data.folders import Problems, pictures_in, scan
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import ArrayPixels, Samples, digest
 from branchout.errors import BranchoutError
+from branchout.evaluate import report as reports
 from branchout.evaluate.compare import Comparison, compare, logits
+from branchout.evaluate.explain import Album, Explanation, explain
+from branchout.evaluate.gather import gather
+from branchout.evaluate.rows import rows_in
 from branchout.model import artefact, bases, resnet
 from branchout.model.artefact import Artefact, is_artefact
 from branchout.model.classifier import Classifier
@@ -34,7 +39,11 @@ from branchout.train.frontier import Frontier
 from branchout.train.loop import Report, best_device, silent
 from branchout.train.pretrain import FAST
 from branchout.train.pretrain import pretrain as train_base
+from branchout.train.progress import recorded
 from branchout.train.recipes import Optimisation, recipe_named
+
+if TYPE_CHECKING:
+    from branchout.export import Exported
 
 Pictures = str | Path | np.ndarray
 Answer = list[tuple[str, float]]
@@ -42,7 +51,12 @@ WEIGHTS = (".safetensors", ".pth", ".pt", ".bin")
 
 
 def load(base: str | Path, *, arch: str | None = None, classes: Sequence[str] | None = None) -> Model:
-    """Open a model: a saved one (a folder), `glyphs` (built in), a timm name, or a checkpoint file with `arch`."""
+    """Open a model: a saved one (a folder), `glyphs` (built in), a timm name, or a checkpoint file with `arch`.
+
+    `hf-hub:owner/name` is a saved one that somebody pushed to the Hugging Face hub.
+    """
+    if hub.is_hub_name(base):
+        return Model(artefact.load(hub.fetch(str(base))), None)  # no folder of ours: the hub's cache stays as it is
     path = Path(base)
     if is_artefact(path):
         return Model(artefact.load(path), path)
@@ -99,6 +113,7 @@ def pretrain(
     )
     event = {
         "what": "pretrain",
+        "when": _now(),
         "images": len(train),
         "seed": seed,
         **asdict(optimisation),
@@ -106,6 +121,10 @@ def pretrain(
         "version": __version__,
     }
     return Model(Artefact(model.cpu(), (), (event,)), None)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def samples_in(source: str | Path | Samples, report: list[str] | None = None) -> Samples:
@@ -116,6 +135,11 @@ def samples_in(source: str | Path | Samples, report: list[str] | None = None) ->
     if report is not None and len(problems):
         report += _told(source, problems)
     return found
+
+
+def some_of(files: Sequence[Path], most: int = 256) -> list[Path]:
+    """All files, or of very many some at even distances."""
+    return [files[n * len(files) // min(most, len(files))] for n in range(min(most, len(files)))]
 
 
 def _told(source: str | Path, problems: Problems) -> list[str]:
@@ -187,6 +211,37 @@ class Model:
             for values, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
 
+    def explain(
+        self,
+        pictures: Pictures | Iterable[Pictures],
+        *,
+        top: int = 3,
+        memory: str | Path | Samples | None = None,
+        nearest: int = 5,
+        report: Report = silent,
+    ) -> Any:
+        """Why a picture gets its answer, as an `Explanation`; a list of them for several pictures.
+
+        With `memory`, labelled images, it also names those that look most alike to the branch that won.
+        """
+        if isinstance(pictures, str | Path | np.ndarray):
+            return self.explain([pictures], top=top, memory=memory, nearest=nearest, report=report)[0]
+        album = None
+        if memory is not None:
+            samples = samples_in(memory)
+            images = open_images(samples, self.classifier.preprocessing, self.device, cache=cache_folder())
+            seen = extract(self.classifier, images, device=self.device, work="read the memory", report=report)[0]
+            album = Album(seen, samples.ids.tolist(), samples.names.tolist(), nearest)
+        steps = len(self.classifier.steps)
+        before = self.artefact.model(steps - 1).to(self.device) if steps else None
+        prepare, normalise = self.classifier.preprocessing.prepare, self.classifier.preprocessing.normalise
+        found: list[Explanation] = []
+        for picture in pictures:
+            pixels = picture if isinstance(picture, np.ndarray) else decode(Path(picture))
+            image = normalise(prepare(pixels)[None].to(self.device))
+            found.append(explain(self.classifier, before, image, top=top, album=album))
+        return found
+
     def features(self, samples: Samples, *, report: Report = silent) -> np.ndarray:
         """The base's penultimate features of every sample: one row each."""
         images = open_images(samples, self.classifier.preprocessing, self.device, cache=cache_folder())
@@ -234,6 +289,72 @@ class Model:
         order = order[np.argsort(comparison.labels[order], kind="stable")]
         halves = [(comparison.columns[order[s::2]], comparison.labels[order[s::2]]) for s in (0, 1)]
         return frontiers.score_dial(halves[0], halves[1], comparison.space, goal, self.classifier.fused.pooler.kind)
+
+    # Sharing.
+
+    def export(
+        self, out: str | Path, *, flip: bool = False, verify: str | Path | Iterable[Pictures] | None = None
+    ) -> Exported:
+        """Write the model as one ONNX file, after checking that it answers as the model does.
+
+        It is checked with pictures that come with the installation, or with those of `verify`: a folder, or pictures.
+        """
+        from branchout.export import built_in_pictures, export_onnx
+
+        if verify is None:
+            pictures: Iterable[np.ndarray] = built_in_pictures(self.classifier.kind)
+        else:
+            chosen = some_of(pictures_in(Path(verify))) if isinstance(verify, str | Path) else verify
+            pictures = (picture if isinstance(picture, np.ndarray) else decode(Path(picture)) for picture in chosen)
+        return export_onnx(self.artefact, Path(out), pictures, flip=flip)
+
+    def push(self, name: str, *, private: bool = False) -> str:
+        """Push the saved folder to the Hugging Face hub, as it is; `name` is owner/name. Returns the page's address."""
+        if self.folder is None:
+            raise BranchoutError("only a saved model can be pushed; save it first: model.save('v2/')")
+        return hub.push(self.folder, name, private=private)
+
+    # Telling.
+
+    def facts(
+        self,
+        test: str | Path | Samples | None = None,
+        *,
+        results: str | Path | None = None,
+        gallery: int = 60,
+        typed: str | None = None,
+        report: Report = silent,
+    ) -> dict[str, Any]:
+        """All that a report shows, as plain data: see `branchout.evaluate.gather`.
+
+        `results` is a folder of rows measured with other methods; `typed` is how commands on the page name the model.
+        """
+        rows = None if results is None else rows_in(Path(results), self.classifier.space)
+        return gather(
+            self.artefact,
+            None if test is None else samples_in(test),
+            path=typed or str(self.folder or "MODEL"),
+            made=_now()[:10],
+            folder=self.folder,
+            rows=rows,
+            gallery=gallery,
+            device=self.device,
+            cache=cache_folder(),
+            report=report,
+        )
+
+    def report(
+        self, test: str | Path | Samples | None = None, *, out: str | Path | None = None, **options: Any
+    ) -> Path:
+        """Write one HTML file that tells what was added, gained and lost; options are those of `facts`.
+
+        By default it lies beside the model's folder: v2/ → v2-report.html.
+        """
+        if out is None and self.folder is None:
+            raise BranchoutError("this model is not saved, so its report needs a name: out='report.html'")
+        page = reports.check_report(reports.beside(self.folder) if out is None else Path(out))  # type: ignore[arg-type]
+        reports.write(reports.render(self.facts(test, **options)), page)
+        return page
 
     # Growing.
 
@@ -284,12 +405,14 @@ class Model:
             base = base.rebuilt((), pooler)
         material = self.material(new, memory, val, seed=request.seed)
         work = None if out is None else claim(out, self._identity(material, request, base.fused.pooler.kind))
-        extension = Extension(
-            base, material, request, device=self.device, work=work, cache=cache_folder(), report=report
-        )
-        outcome = extension.run()
+        with recorded(work, report) as told:
+            extension = Extension(
+                base, material, request, device=self.device, work=work, cache=cache_folder(), report=told
+            )
+            outcome = extension.run()
         event = {
             "what": "extend",
+            "when": _now(),
             **asdict(request),
             "images": len(material.new),
             "exemplars kept": 0 if material.memory is None else len(material.memory),

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 BASE, NOVEL, OVERLAP, EXEMPLARS = 800, 40, 5, 10
-OURS = {"v2", ".v2.work", "predictions.png"}
+OURS = {"v2", ".v2.work", "predictions.png", "report.html"}
 """What the demo writes, and so may replace."""
 
 
 def run(out: Path, console: Console) -> api.Model:
-    """Extend the shipped base; writes OUT/v2 and OUT/predictions.png."""
+    """Extend the shipped base; writes OUT/v2, OUT/predictions.png and OUT/report.html."""
     if out.exists():
         others = {path.name for path in out.iterdir()} - OURS if out.is_dir() else {out.name}
         if others:
@@ -48,6 +48,9 @@ def run(out: Path, console: Console) -> api.Model:
     picture = out / "predictions.png"
     draw_predictions(base, model, plan.test(data), plan.branches[1], picture)
     console.print(f"a few answers, before and after: {picture}", highlight=False)
+    # On the very images of the table, those that chose nothing; their features are still in the cache.
+    page = model.report(base.material(new, old, val).test, out=out / "report.html")
+    console.print(f"all of them, class by class, in a browser: {page}", highlight=False)
     return model
 
 

@@ -40,6 +40,7 @@ def test_the_demo_from_beginning_to_end(tmp_path: Path) -> None:
     assert "balanced" in done.stdout
     assert "branchout predict" in done.stdout
     assert (tmp_path / "demo" / "predictions.png").stat().st_size > 10_000
+    assert "Accuracy on 8,350 labelled images" in (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 4_000_000  # kilobytes
 
     grown = api.load(tmp_path / "demo" / "v2")

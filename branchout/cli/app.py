@@ -34,7 +34,19 @@ class NobodyReads(Exception):  # noqa: N818 – not an error
 class Commands(TyperGroup):
     """The commands in the order in which one needs them."""
 
-    first = ("demo", "pretrain", "check", "extend", "tune", "predict", "evaluate")
+    first = (
+        "demo",
+        "pretrain",
+        "check",
+        "extend",
+        "tune",
+        "predict",
+        "evaluate",
+        "report",
+        "explain",
+        "serve",
+        "export",
+    )
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=lambda name: [*self.first, name].index(name))
@@ -120,19 +132,20 @@ def open_dataset(data: str, facts: Path | None = None) -> Dataset:
 
 Base = Annotated[
     str,
-    typer.Option("--base", help="A saved model, efficientnet_lite0, 'glyphs', a timm name, or a checkpoint file."),
+    typer.Option("--base", help="A saved model, efficientnet_lite0, 'glyphs', a timm name, a checkpoint, hf-hub:…"),
 ]
 New = Annotated[
     Path, typer.Argument(metavar="NEW", help="New images: one folder per class. A class the base knows is extended.")
 ]
 Memory = Annotated[Path | None, typer.Option(help="Old images that were kept: one folder per old class.")]
 Val = Annotated[Path | None, typer.Option(help="Labelled images to choose and report with; else some are held out.")]
-Saved = Annotated[str, typer.Argument(metavar="MODEL", help="A saved model: a folder.")]
+Saved = Annotated[str, typer.Argument(metavar="MODEL", help="A saved model: a folder, or hf-hub:owner/name.")]
 Goal = Annotated[str, typer.Option(help="all, avg, balanced, novel, or a condition such as 'novel>=0.80'.")]
 Recipe = Annotated[str, typer.Option(help="branchout (ours), paper (the text) or reference (the authors' runs).")]
 Where = Annotated[str, typer.Option("--branch", help="What is cloned: last, a stage, a module, or fc for nothing.")]
 Arch = Annotated[str | None, typer.Option(help="The timm network of a checkpoint file.")]
 Flip = Annotated[bool, typer.Option("--flip", help="Average over the mirror image: twice the time.")]
+TensorBoard = Annotated[Path | None, typer.Option(metavar="DIR", help="Also write TensorBoard event files here.")]
 Seed = Annotated[int, typer.Option(min=0, help="Another number draws and trains differently.")]
 
 
@@ -144,7 +157,7 @@ def open_model(name: str, arch: str | None = None, *, base: bool = False) -> Mod
     try:
         return api.load(name, arch=arch)
     except BranchoutError as error:
-        if place.exists() or name == "glyphs":
+        if place.exists() or name == "glyphs" or name.startswith("hf-hub:"):
             raise
         nearby = sorted(str(file.parent) for file in place.parent.glob("*/branchout.json"))
         there = f"; there is: {', '.join(nearby[:6])}" if nearby else ", which is a folder that holds branchout.json"

@@ -17,6 +17,7 @@ from branchout.cli.app import (
     New,
     Recipe,
     Seed,
+    TensorBoard,
     Val,
     Where,
     app,
@@ -46,18 +47,21 @@ def pretrain(
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs, if not the schedule's.")] = None,
     scenario: Annotated[Path | None, typer.Option(help="Train on the base classes of this scenario file.")] = None,
     half: Annotated[bool, typer.Option("--half", help="Save in half precision.")] = False,
+    tensorboard: TensorBoard = None,
     seed: Seed = 0,
 ) -> None:
     """Train a base model from scratch."""
     from dataclasses import replace
 
-    from branchout import api
+    from branchout import api, board
     from branchout.data.scenarios import Scenario
     from branchout.model.resnet import ARCHITECTURES
     from branchout.show import progress
+    from branchout.train.loop import Event
     from branchout.train.pretrain import SCHEDULES
 
     must_be_free(out)
+    board.check(tensorboard)
     if schedule not in SCHEDULES:
         raise BranchoutError(f"no schedule is called {schedule!r}; known are: {', '.join(SCHEDULES)}")
     if arch not in ARCHITECTURES:
@@ -71,7 +75,8 @@ def pretrain(
         train, val = placed.select(placed.origin == 0), plan.test(dataset, step=0)
     work = api.claim(out, {"command": "pretrain", "arch": arch, "width": width, "size": size, "seed": seed,
                            "optimisation": repr(optimisation), "images": train.fingerprint()})  # fmt: skip
-    with progress(console) as report:
+    with progress(console) as shown, board.event_files(tensorboard) as kept:
+        report = board.both(shown, kept)
         model = api.pretrain(
             train,
             arch=arch,
@@ -85,6 +90,7 @@ def pretrain(
         )
         val = val.of_classes(model.classes)
         accuracy = model.evaluate(val, report=report).after.all
+        kept(Event("validation", 1, 1, {"accuracy": accuracy}))
     model.note(accuracy=round(accuracy, 4)).save(out, half=half)
     clear(work)
     say(
@@ -137,50 +143,69 @@ def extend(
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of stage I, if not the recipe's.")] = None,
     arch: Arch = None,
+    tensorboard: TensorBoard = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For programs: one JSON object a line, the last is the result.")
+    ] = False,
     seed: Seed = 0,
 ) -> None:
     """Add the classes of NEW to a model.
 
     Stopped at any moment, the same command goes on.
     """
-    from branchout import api
+    from contextlib import nullcontext
+
+    from branchout import api, board
+    from branchout.cli.machine import emit, emit_progress, errors_as_events, extension
     from branchout.model.fusion import POOLERS
     from branchout.model.surgery import branch_point
     from branchout.show import progress
     from branchout.train.frontier import Frontier
     from branchout.train.recipes import recipe_named
 
-    must_be_free(out)
-    recipe_named(recipe)  # a typo is answered before anything is loaded
-    Frontier.check_goal(goal)
-    if pooler not in (None, *POOLERS):
-        raise BranchoutError(f"no pooler is called {pooler!r}; known are: {', '.join(POOLERS)}")
-    model = open_model(base, arch, base=True)
-    branch_point(model.classifier.backbone, branch)
-    pools = model.classifier.fused.pooler.kind
-    if model.classifier.steps and pooler not in (None, pools):
-        raise BranchoutError(f"{base} pools with {pools!r}, which its first step has set; leave --pooler out")
-    problems: list[str] = []
-    images = [None if folder is None else api.samples_in(folder, problems) for folder in (new, memory, val)]
-    warn(problems)
-    assert images[0] is not None
-    with progress(console) as report:
-        grown = model.extend(
-            images[0],
-            memory=images[1],
-            val=images[2],
-            out=out,
-            pooler=pooler or pools,
-            report=report,
-            branch=branch,
-            goal=goal,
-            recipe=recipe,
-            fuse=fuse,
-            per_step=per_step,
-            epochs=epochs,
-            seed=seed,
-        )
-    _tell(grown, out)
+    with errors_as_events(as_json):
+        must_be_free(out)
+        board.check(tensorboard)
+        recipe_named(recipe)  # a typo is answered before anything is loaded
+        Frontier.check_goal(goal)
+        if pooler not in (None, *POOLERS):
+            raise BranchoutError(f"no pooler is called {pooler!r}; known are: {', '.join(POOLERS)}")
+        model = open_model(base, arch, base=True)
+        branch_point(model.classifier.backbone, branch)
+        pools = model.classifier.fused.pooler.kind
+        if model.classifier.steps and pooler not in (None, pools):
+            raise BranchoutError(f"{base} pools with {pools!r}, which its first step has set; leave --pooler out")
+        problems: list[str] = []
+        images = [None if folder is None else api.samples_in(folder, problems) for folder in (new, memory, val)]
+        if as_json:
+            for line in problems:
+                emit("warning", message=line)
+        else:
+            warn(problems)
+        assert images[0] is not None
+        shown = nullcontext(emit_progress) if as_json else progress(console)
+        with shown as report, board.event_files(tensorboard) as kept:
+            grown = model.extend(
+                images[0],
+                memory=images[1],
+                val=images[2],
+                out=out,
+                pooler=pooler or pools,
+                report=board.both(report, kept),
+                branch=branch,
+                goal=goal,
+                recipe=recipe,
+                fuse=fuse,
+                per_step=per_step,
+                epochs=epochs,
+                seed=seed,
+            )
+            for event in board.goals(grown.artefact.history[-1]["measured"]):
+                kept(event)
+        if as_json:
+            emit("result", **extension(grown, out))
+        else:
+            _tell(grown, out)
 
 
 @app.command(rich_help_panel=OFTEN)

@@ -22,10 +22,16 @@ def tune(model: Saved, goal: Goal = "balanced") -> None:
 
     Nothing is trained and no images are needed.
     """
+    from branchout import hub
     from branchout.show import percent
     from branchout.train.frontier import Frontier
 
     Frontier.check_goal(goal)
+    if hub.is_hub_name(model):
+        raise BranchoutError(
+            f"{model} is on the hub, where the choice cannot be kept; save a copy of it first: "
+            f"branchout pull {quoted(model.removeprefix(hub.PREFIX))} --out v2/"
+        )
     loaded = open_model(model)
     figures = loaded.tune(goal)
     frontier = loaded.frontier
@@ -94,13 +100,23 @@ def evaluate(
     two_fold: Annotated[
         bool, typer.Option("--two-fold", help="Also choose on one half, score on the other, swap.")
     ] = False,
+    csv: Annotated[Path | None, typer.Option(help="Write a table to this file: one row per class.")] = None,
+    images_csv: Annotated[Path | None, typer.Option(help="Write a table to this file: one row per image.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write everything to this file.")] = None,
 ) -> None:
     """Measure a model before → after its last step; what was forgotten."""
     from dataclasses import asdict
 
     from branchout import api
+    from branchout.data.decode import printable
+    from branchout.files import check_place, write_csv, write_json
     from branchout.show import before_after, percent, progress
 
+    asked = [file for file in (csv, images_csv, json) if file is not None]
+    for file in asked:
+        check_place(file)
+    if len({file.absolute() for file in asked}) < len(asked):
+        raise BranchoutError("two tables cannot go to one file; name another for --csv, --images-csv or --json")
     loaded = open_model(model)
     problems: list[str] = []
     samples = api.samples_in(test, problems)
@@ -117,14 +133,26 @@ def evaluate(
         for row in losses:
             table.add_row(Text(row["class"]), str(row["images"]), percent(row["before"]), percent(row["after"]))
         console.print(table)
+    folds = {}
     if two_fold and not loaded.classifier.steps:
         say("--two-fold is about operating points, and a base model has none")
     elif two_fold:
         for goal in ("all", "balanced", "avg"):
-            scored = loaded.two_fold(found, goal)
+            scored = folds[goal] = loaded.two_fold(found, goal)
             say(f"two-fold {goal}: {percent(scored.two_fold)} ± {percent(scored.spread)}")
     if flip:
         say("averaged over mirror images: every picture was run twice")
+    files = [printable(name) for name in samples.ids]
+    if csv:
+        write_csv(csv, found.classes())
+    if images_csv:
+        write_csv(images_csv, found.images(files))
+    if json:
+        about = {"model": model, "test": printable(test), "flip": flip}
+        scores = {goal: {"mean": scored.two_fold, "spread": scored.spread} for goal, scored in folds.items()}
+        write_json(json, {**about, **found.to_dict(files), "two_fold": scores or None})
+    if asked:
+        say(f"written: {', '.join(map(str, asked))}")
 
 
 @app.command(rich_help_panel=MORE)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from branchout.data.batches import Images, in_order
 from branchout.labels import LabelSpace
-from branchout.metrics import Accuracies, accuracies, confusion_between_parts, per_class
+from branchout.metrics import Accuracies, accuracies, confusion_between_parts, part_of_class, per_class
 from branchout.model.classifier import Classifier
 from branchout.train.loop import Event, Report, silent
 
@@ -54,12 +55,38 @@ class Comparison:
         rows = []
         for number, name in enumerate(self.space.classes):
             if after[name] is not None:
-                row = {"class": name, "images": int(counts[number]), "before": before.get(name), "after": after[name]}
-                rows.append(row)
+                row = {"class": name, "part": self.parts[part_of_class(self.space)[number]]}
+                rows.append(row | {"images": int(counts[number]), "before": before.get(name), "after": after[name]})
         return sorted(rows, key=lambda row: (row["after"] or 0) - (1.0 if row["before"] is None else row["before"]))
+
+    @property
+    def parts(self) -> list[str]:
+        """What the parts of the label space are called: base, step 1, …, overlap."""
+        return ["base", *(f"step {n}" for n in range(1, len(self.space.branches))), "overlap"]
 
     def confusion(self) -> Ints:
         return confusion_between_parts(self.answers, self.labels, self.space)
+
+    def images(self, files: Sequence[str]) -> list[dict[str, Any]]:
+        """One row per image: its class, and what the models before and after said; `files` are the images' names."""
+        names = self.space.classes
+        old = np.full(len(self.labels), -1) if self.before_answers is None else self.before_answers
+        return [
+            {"file": file, "class": names[label], "before": names[was] if was >= 0 else None, "after": names[now]}
+            for file, label, was, now in zip(files, self.labels, old, self.answers, strict=True)
+        ]
+
+    def to_dict(self, files: Sequence[str]) -> dict[str, Any]:
+        """Everything, as plain data; accuracies are shares between 0 and 1."""
+        before = self.before
+        return {
+            "images": len(self.labels),
+            "before": None if before is None else asdict(before),
+            "after": asdict(self.after),
+            "classes": self.classes(),
+            "confusion": {"parts": self.parts, "counts": self.confusion().tolist()},
+            "answers": self.images(files),
+        }
 
 
 @torch.no_grad()

@@ -272,6 +272,7 @@ class Extension:
     def choose(self, model: Classifier, fused: Fused | None) -> tuple[Fusion, Frontier]:
         """The frontier on dev images, and the goal's point on it."""
         features, labels = self.dev(model)
+        beaten: dict[str, Any] = {}
         if self.recipe.dial or fused is None:
             deltas = [] if fused is None else [_on_cpu(fused.at(0, 0))]
             model.fused.deltas = list(deltas[0]) if deltas else [None] * len(model.fused.heads)
@@ -293,8 +294,10 @@ class Extension:
             points = replace(whole.select(kept), measured=self.material.measured)
             deltas = [_on_cpu(fused.at(0, int(n))) for n in kept]
             shifts = ()
+            # For looking at only: nobody will want to move there, so their deltas are not kept.
+            beaten["beaten"] = whole.select(np.setdiff1d(np.arange(len(whole)), kept)).to_dict()
         point = points.choose(self.request.goal)
-        return Fusion(points.to_dict(), deltas, point, self.request.goal, shifts), points
+        return Fusion(points.to_dict() | beaten, deltas, point, self.request.goal, shifts), points
 
     def dev(self, model: Classifier) -> tuple[Tensor, np.ndarray]:
         """Features and labels of the dev images, with made-up ones of the old classes if there are none."""

@@ -179,29 +179,16 @@ def dial_frontier(
     parts = len(space.branches) + 1
     total = np.bincount(part, minlength=parts)
 
-    intercept, answer, slope = _lines(columns, space, pooler, moving)
-    rows = np.arange(len(columns))
-    current = np.zeros(len(columns), dtype=np.int64)  # far to the left the flattest line is on top
-    first_right = answer[rows, current] == labels
-    counts = [np.bincount(part[first_right], minlength=parts)]
+    turns, answers = stretches(columns, space, pooler, moving=moving)
+    right = answers == labels[:, None]
+    counts = [np.bincount(part[right[:, 0]], minlength=parts)]
     events_b, events_part, events_change = [], [], []
-    while True:
-        # Where each steeper line overtakes the current one; the nearest crossing is the next change of answer.
-        with np.errstate(divide="ignore", invalid="ignore"):
-            run = slope[None, :] - slope[current][:, None]
-            crossing = (intercept[rows, current][:, None] - intercept) / run
-        crossing = np.where((run > 0) & np.isfinite(intercept), crossing, np.inf)
-        following = crossing.argmin(1)
-        at = crossing[rows, following]
-        live = np.isfinite(at)
-        if not live.any():
-            break
-        change = (answer[rows, following] == labels).astype(int) - (answer[rows, current] == labels)
-        moved = live & (change != 0)
-        events_b.append(at[moved])
+    for n in range(turns.shape[1]):
+        change = right[:, n + 1].astype(int) - right[:, n]
+        moved = np.isfinite(turns[:, n]) & (change != 0)
+        events_b.append(turns[moved, n])
         events_part.append(part[moved])
         events_change.append(change[moved])
-        current = np.where(live, following, current)
 
     b = np.concatenate([*events_b, []])
     order = np.argsort(b, kind="stable")
@@ -218,6 +205,37 @@ def dial_frontier(
     )
     figures = from_counts(np.concatenate([counts[0][None], counts_after]), total)
     return Frontier("dial", points[:, None], figures, len(labels), balanced_by, measured)
+
+
+def stretches(
+    columns: Floats, space: LabelSpace, pooler: str = "max", *, moving: Bools | None = None
+) -> tuple[Floats, Ints]:
+    """Where each image changes its answer as b grows, and to what, from scores before the dial (images × columns).
+
+    Returns values of b in rising order (images × changes, infinite where an image changes no more) and class numbers
+    (images × changes + 1): the answer before the first change, after it, and so on.
+    """
+    columns = np.asarray(columns, dtype=np.float64)
+    moving = space.branch_of_column > 0 if moving is None else moving
+    intercept, answer, slope = _lines(columns, space, pooler, moving)
+    rows = np.arange(len(columns))
+    current = np.zeros(len(columns), dtype=np.int64)  # far to the left the flattest line is on top
+    turns, answers = [], [answer[rows, current]]
+    while True:
+        # Where each steeper line overtakes the current one; the nearest crossing is the next change of answer.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            run = slope[None, :] - slope[current][:, None]
+            crossing = (intercept[rows, current][:, None] - intercept) / run
+        crossing = np.where((run > 0) & np.isfinite(intercept), crossing, np.inf)
+        following = crossing.argmin(1)
+        at = crossing[rows, following]
+        live = np.isfinite(at)
+        if not live.any():
+            break
+        current = np.where(live, following, current)
+        turns.append(at)
+        answers.append(answer[rows, current])
+    return np.stack(turns, 1) if turns else np.empty((len(columns), 0)), np.stack(answers, 1)
 
 
 def _lines(columns: Floats, space: LabelSpace, pooler: str, moving: Bools) -> tuple[Floats, Ints, Floats]:

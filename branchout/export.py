@@ -1,0 +1,224 @@
+"""One ONNX file with the whole fused model in it, checked against the original before it bears its name.
+
+Pictures go in as the network wants them (N×C×size×size, normalised), logits and probabilities of all classes come out.
+The file says by itself how pictures are prepared and what the classes are called: `metadata` writes it in, and any
+runtime that gives access to a model's metadata can read it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from branchout import __version__
+from branchout.data.samples import Image
+from branchout.errors import BranchoutError
+from branchout.evaluate.compare import logits
+from branchout.files import check_place, in_one_move
+from branchout.labels import branch_name
+from branchout.model.artefact import Artefact
+from branchout.model.classifier import Classifier
+
+OPSET = 18
+"""The oldest that torch's exporter writes without converting back; runtimes have understood it since early 2023."""
+ALLOWED = 1e-3
+"""The largest difference between a logit of the file and the original's."""
+LARGEST = 2_000_000_000
+"""Bytes that one file may hold: protobuf counts them in 31 bits."""
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+STEPS = (
+    "Turn the picture upright by its EXIF orientation and lay transparency over white. Convert it to grey (1 channel) "
+    "or RGB (3). Resize it with the interpolation named, antialiased, so that its shorter side is floor(size / crop) "
+    "and the longer one in proportion, rounded down; cut size × size pixels out of the middle, where half a pixel goes "
+    "to the even neighbour. Divide by 255, subtract mean, divide by std. Layout: batch, channel, row, column."
+)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how near it is to the original."""
+
+    path: Path
+    size: int
+    pictures: int
+    difference: float
+    """The largest between two logits."""
+    agreeing: int
+    """Pictures with the same answer."""
+
+
+class Graph(nn.Module):
+    """The classifier as one function, with the dial's shift worked out beforehand: its length is then a constant."""
+
+    shift: Tensor
+
+    def __init__(self, model: Classifier, flip: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.flip = flip
+        branch_of_column = torch.from_numpy(model.space.branch_of_column)
+        self.register_buffer("shift", model.fused.offsets[branch_of_column])
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        # Mirror images go through the same graph in the same batch: a second pass would be a second copy of it.
+        seen = torch.cat([images, images.flip(3)]) if self.flip else images
+        fused = self.model.fused
+        found: Tensor = fused.pooler(fused.columns(self.model.features(seen)) + self.shift)
+        if self.flip:
+            found = found.reshape(2, -1, found.shape[1]).mean(0)
+        return found, found.softmax(1)
+
+
+def export_onnx(artefact: Artefact, out: Path, pictures: Iterable[Image], *, flip: bool = False) -> Exported:
+    """Write the model at its operating point; `pictures` are those that the file must answer as the model does."""
+    check_installed()
+    check_place(out, free=True)
+    # A copy, on the CPU and in the plain memory layout: the exporter would write the other one out as gathers.
+    model = copy.deepcopy(artefact.model()).cpu().to(memory_format=torch.contiguous_format)
+    if flip and model.kind == "glyph":
+        raise BranchoutError("a mirrored character is another character: --flip is for photographs")
+    model.fused.deltas = [None if delta is None else delta.cpu() for delta in model.fused.deltas]
+    batches = list(_batches([model.preprocessing.prepare(picture) for picture in pictures]))
+    if not batches:
+        raise BranchoutError("there is no picture to check the exported model with")
+    traced = trace(model, flip)
+    for key, value in metadata(artefact, model, flip).items():
+        traced.metadata_props.add(key=key, value=value)
+    with in_one_move(out) as partial:
+        partial.write_bytes(traced.SerializeToString())
+        differences, agreeing = _compared(model, partial, batches, flip)
+        if not max(differences) <= ALLOWED:  # NaN is no agreement either
+            raise BranchoutError(
+                f"the ONNX file does not answer as the model does: on {sum(map(len, batches))} pictures logits differ "
+                f"by up to {max(differences):.2g}, and {ALLOWED:g} is allowed. Nothing was written; please report "
+                f"the network ({model.arch['name']}) and the versions of torch, onnx and onnxruntime"
+            )
+        size = partial.stat().st_size
+    return Exported(out, size, sum(map(len, batches)), max(differences), agreeing)
+
+
+def check_installed() -> None:
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise BranchoutError(
+            f'to export, {" and ".join(missing)} must be installed; type: pip install "branchout[export]"'
+        )
+
+
+def trace(model: Classifier, flip: bool) -> Any:
+    """The model as an ONNX graph for any number of pictures at once."""
+    weights = sum(p.numel() * 4 for p in model.parameters())
+    if weights > LARGEST:
+        raise BranchoutError(
+            f"this model has {weights / 1e9:.1f} GB of weights, and one ONNX file holds at most {LARGEST / 1e9:.0f}"
+        )
+    sizes = model.preprocessing
+    example = torch.zeros(2, sizes.channels, sizes.size, sizes.size)
+    try:
+        with _quietly():
+            program = torch.onnx.export(
+                Graph(model, flip).eval(),
+                (example,),
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=["images"],
+                output_names=["logits", "probabilities"],
+                dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
+                verbose=False,
+            )
+    except Exception as error:  # the exporter fails in as many ways as there are networks
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise BranchoutError(f"{model.arch['name']} cannot be written as ONNX: {reason[0]}") from error
+    assert program is not None
+    proto: Any = program.model_proto
+    proto.producer_name, proto.producer_version = "branchout", __version__
+    proto.doc_string = f"A classifier of {len(model.space.classes):,} classes. How to prepare pictures: see metadata."
+    return proto
+
+
+def metadata(artefact: Artefact, model: Classifier, flip: bool) -> dict[str, str]:
+    """What a program needs beside the graph, as JSON texts; `classes` is in the order of the logits."""
+    told: dict[str, Any] = {
+        "classes": list(model.space.classes),
+        "preprocessing": {**model.preprocessing.to_dict(), "steps": STEPS},
+        "branches": {branch_name(n): list(names) for n, names in enumerate(model.space.branches)},
+        "network": model.arch["name"],
+        "flip": flip,
+        "goal": artefact.fusions[-1].goal if artefact.fusions else None,
+        "branchout": __version__,
+    }
+    return {key: json.dumps(value, ensure_ascii=False) for key, value in told.items()}
+
+
+def built_in_pictures(kind: str) -> list[Image]:
+    """Sixteen pictures that every installation has: characters for a model of those, else parts of two photographs."""
+    if kind == "glyph":
+        from branchout.data.glyphs import faces_of_classes, glyphs
+
+        names = list(faces_of_classes())
+        drawn = glyphs(1, 1, classes=names[:: len(names) // 16][:16]).val
+        return [drawn.read(n) for n in range(len(drawn))]
+    from sklearn.datasets import load_sample_image
+
+    rng = np.random.default_rng(0)
+    found = []
+    for name in ("china.jpg", "flower.jpg"):
+        photograph = load_sample_image(name)
+        for _ in range(8):
+            height, width = rng.integers(120, 400, 2)
+            top = rng.integers(0, photograph.shape[0] - height)
+            left = rng.integers(0, photograph.shape[1] - width)
+            found.append(np.ascontiguousarray(photograph[top : top + height, left : left + width]))
+    return found
+
+
+def _batches(prepared: Sequence[Tensor]) -> Iterator[Tensor]:
+    """One picture alone, then the others together: a file that knows only one size of batch is found out."""
+    if prepared:
+        yield torch.stack(list(prepared[:1]))
+    for start in range(1, len(prepared), 32):
+        yield torch.stack(list(prepared[start : start + 32]))
+
+
+def _compared(model: Classifier, path: Path, batches: Sequence[Tensor], flip: bool) -> tuple[list[float], int]:
+    """The largest difference in each batch, and how many answers are the same."""
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 3
+    session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
+    differences, agreeing = [], 0
+    for batch in batches:
+        images = model.preprocessing.normalise(batch)
+        expected = logits(model, images, flip).numpy()
+        found = session.run(["logits"], {"images": images.numpy()})[0]
+        differences.append(float(np.abs(found - expected).max()))
+        agreeing += int((found.argmax(1) == expected.argmax(1)).sum())
+    return differences, agreeing
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """The exporter talks to its developers; what matters is checked afterwards."""
+    levels = {name: logging.getLogger(name).level for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for name in levels:
+                logging.getLogger(name).setLevel(logging.ERROR)
+            yield
+        finally:
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)

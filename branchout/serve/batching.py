@@ -1,0 +1,128 @@
+"""Many callers, one model: what waits is run together, by one thread, and each caller gets its own answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Full(Exception):  # noqa: N818 – not a fault: come again
+    """More waits already than may wait."""
+
+
+class Closed(Exception):  # noqa: N818 – not a fault
+    """Nothing is run any more."""
+
+
+@dataclass(eq=False)
+class _Waiting(Generic[Item, Result]):
+    item: Item
+    future: Future[Result] = field(default_factory=Future)
+
+
+class Batcher(Generic[Item, Result]):
+    """A queue and the one thread that empties it, at most `size` items at a time.
+
+    While a batch runs the next one gathers by itself. A batch that is not full lingers only if someone is known to be
+    on the way (`coming`), so whoever comes alone is answered at once.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[list[Item]], list[Result]],
+        *,
+        size: int = 32,
+        linger: float = 0.003,
+        capacity: int = 256,
+    ) -> None:
+        self.size = size
+        self.linger = linger
+        self.capacity = capacity
+        self._run = run
+        self._queue: deque[_Waiting[Item, Result]] = deque()
+        self._coming = 0
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="model", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @contextmanager
+    def coming(self) -> Iterator[None]:
+        """While this is open a batch has reason to linger."""
+        with self._changed:
+            self._coming += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._coming -= 1
+                self._changed.notify()
+
+    def submit(self, items: Sequence[Item]) -> list[Future[Result]]:
+        """Queue all of these or none of them."""
+        with self._changed:
+            if self._closed:
+                raise Closed
+            if len(self._queue) + len(items) > self.capacity:
+                raise Full
+            added = [_Waiting[Item, Result](item) for item in items]
+            self._queue.extend(added)
+            self._changed.notify()
+        return [each.future for each in added]
+
+    def close(self) -> None:
+        """Answer what waits, take nothing more, and end the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while batch := self._next():
+            live = [each for each in batch if each.future.set_running_or_notify_cancel()]
+            if live:
+                self._answer(live)
+
+    def _next(self) -> list[_Waiting[Item, Result]]:
+        """The next batch; empty once all is closed and answered."""
+        with self._changed:
+            while not self._queue and not self._closed:
+                self._changed.wait()
+            until = time.monotonic() + self.linger
+            while len(self._queue) < self.size and self._coming and not self._closed:
+                left = until - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            return [self._queue.popleft() for _ in range(min(self.size, len(self._queue)))]
+
+    def _answer(self, batch: list[_Waiting[Item, Result]]) -> None:
+        try:
+            results = self._run([each.item for each in batch])
+            answers = list(zip(batch, results, strict=True))
+        except Exception as error:
+            if len(batch) == 1:
+                batch[0].future.set_exception(error)
+                return
+            for each in batch:  # what cannot be answered fails alone
+                self._answer([each])
+            return
+        for each, result in answers:
+            each.future.set_result(result)

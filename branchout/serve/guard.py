@@ -1,0 +1,116 @@
+"""Who may talk to the server: pages it served itself, and programs on this machine that call it by its own name.
+
+A page on the web can make a browser send requests to 127.0.0.1, and can even give its own name that address (DNS
+rebinding). The first carries a foreign Origin, the second a foreign Host; both are refused before anything is read.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+import socket
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+WILDCARDS = frozenset({"0.0.0.0", "::", ""})
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+_HOST = re.compile(r"(\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^][:/?#@\s]+))(:[0-9]+)?")
+_ENCODED = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server bound to `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+class Names:
+    """The names under which a server answers, by the host it is bound to."""
+
+    def __init__(self, host: str, also: Iterable[str] = ()) -> None:
+        self.any_address = host in WILDCARDS
+        known = {host.lower(), *(name.lower() for name in also)}
+        if self.any_address or is_loopback(host):
+            known |= LOOPBACK
+        if self.any_address:
+            known |= {socket.gethostname().lower(), f"{socket.gethostname().lower()}.local"}
+        self.known = frozenset(known - WILDCARDS)
+
+    def __contains__(self, name: str) -> bool:
+        if name in self.known:
+            return True
+        return self.any_address and _is_address(name)  # an address cannot be rebound: only names can
+
+
+class Guard:
+    """Around the whole app: refuses strangers, and gives every answer the headers that keep a page to itself."""
+
+    def __init__(self, app: ASGIApp, names: Names) -> None:
+        self.app = app
+        self.names = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = {name for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], *(pair for pair in _ENCODED if pair[0] not in given)]
+            await send(message)
+
+        refusal = self.refusal(scope)
+        if refusal is None:
+            await self.app(scope, receive, guarded)
+            return
+        body = json.dumps({"error": refusal}, ensure_ascii=False).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await guarded({"type": "http.response.start", "status": 403, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def refusal(self, scope: Scope) -> str | None:
+        """Why a request is refused, or None."""
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        host = headers.get("host", "").lower()
+        if host_name(host) not in self.names:
+            there = ", ".join(sorted(self.names.known))
+            return f"this server is not called {host[:80]!r}; it answers to {there}. See --host and --name"
+        origin = headers.get("origin")
+        if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
+            return f"pages of {origin[:80]!r} may not use this server; only its own may"
+        # Browsers say where a request comes from even where they send no Origin. A link to the page is no harm.
+        if scope["method"] not in ("GET", "HEAD") and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+            return "other sites may not use this server; only its own pages may"
+        return None
+
+
+def host_name(host: str) -> str:
+    """The name in a Host header, without its port; empty where it is none."""
+    found = _HOST.fullmatch(host)
+    return (found["address"] or found["name"].removesuffix(".")) if found else ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

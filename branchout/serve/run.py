@@ -1,0 +1,97 @@
+"""From an app to a server that listens: its socket, its end."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import warnings
+
+import uvicorn
+from fastapi import FastAPI
+
+from branchout.errors import BranchoutError
+
+GRACE = 10
+"""Seconds that answers under way are given when the server is told to stop."""
+
+
+def listen(host: str, port: int, *, again: str = "branchout serve MODEL") -> socket.socket:
+    """A socket bound to the address; one that cannot be had is answered with one that can. Port 0 is any free one.
+
+    `again` is the command, less its port, that the advice repeats.
+    """
+    try:
+        return _bound(host, port)
+    except socket.gaierror:
+        raise BranchoutError(f"this machine has no address {host!r}; leave --host out to serve this machine") from None
+    except OverflowError:
+        raise BranchoutError(f"ports go up to 65535, not {port}") from None
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise BranchoutError(f"{host} is no address of this machine; leave --host out to serve it alone") from None
+        why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+        free = _free(host, port)
+        raise BranchoutError(f"port {port} of {host} {why}; {free} is free: {again} --port {free}") from None
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        if hasattr(socket, "SO_REUSEADDR") and not hasattr(socket, "SO_EXCLUSIVEADDRUSE"):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server just ended keeps its port for a while
+        sock.bind(address)
+        sock.listen(2048)  # from now on callers wait instead of being turned away
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _free(host: str, taken: int) -> int:
+    """The next free port that anyone may use; any free one where there is none nearby."""
+    for port in [*range(max(taken, 1023) + 1, min(max(taken, 1023) + 50, 65536)), 0]:
+        try:
+            with _bound(host, port) as sock:
+                return int(sock.getsockname()[1])
+        except OSError:
+            continue
+    raise BranchoutError(f"no port of {host} can be used")
+
+
+def address(sock: socket.socket, host: str) -> str:
+    """What to type into a browser."""
+    shown = "localhost" if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{sock.getsockname()[1]}"
+
+
+def server_of(app: FastAPI) -> uvicorn.Server:
+    """A server that says nothing unless something is wrong with it."""
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_level="error",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE,
+    )
+    server = uvicorn.Server(config)
+    app.state.service.leaving = lambda: server.should_exit
+    return server
+
+
+def serve(app: FastAPI, sock: socket.socket) -> None:
+    """Serve until Ctrl-C, which is the way to end it and no error."""
+    # A broken form or picture is its sender's business, and the sender is told.
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", module="PIL")
+    try:
+        server_of(app).run(sockets=[sock])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sock.close()

@@ -1,0 +1,137 @@
+"""What a server holds: a model once there is one, the thread that runs it, the threads that decode, and its limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from branchout import api
+from branchout.data.batches import cores
+from branchout.data.decode import Kind, UnreadableImage
+from branchout.errors import BranchoutError
+from branchout.model.artefact import is_artefact
+from branchout.serve.batching import Batcher, Closed, Full
+from branchout.serve.describe import finite, model_facts
+from branchout.serve.engine import Engine, Question, Told
+from branchout.serve.uploads import Limits, Refused, Upload
+
+SOON = {"Retry-After": "1"}
+LOOK_EVERY = 0.5
+"""Seconds between two looks at whether an awaited model is there."""
+
+
+class Service:
+    """One model, served."""
+
+    def __init__(self, model: api.Model | None, limits: Limits, watch: Path | None = None) -> None:
+        self.limits = limits
+        self.watch = watch
+        self.failure: str | None = None
+        """Why the model that was awaited cannot be served."""
+        self.leaving: Callable[[], bool] = lambda: False
+        """Whether the server is about to end; what would go on for ever asks it."""
+        self.turning = asyncio.Lock()
+        """Held while the operating point changes, so that two changes do not cross."""
+        self._model = model
+        self._engine: Engine | None = None
+        self._facts: dict[str, Any] = {}
+        self._batcher: Batcher[Question, Told] | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._admitted = 0
+
+    def start(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=min(4, cores()), thread_name_prefix="decode")
+        if self._model is not None:
+            self._open(self._model)
+
+    def _open(self, model: api.Model) -> None:
+        self._facts = finite(model_facts(model))
+        engine = Engine(model)
+        self._batcher = Batcher(
+            engine.answer, size=self.limits.batch, linger=self.limits.linger, capacity=self.limits.waiting
+        )
+        self._engine = engine
+
+    async def await_model(self) -> None:
+        """Open the model that is being made, as soon as it is finished."""
+        assert self.watch is not None
+        while not is_artefact(self.watch):
+            await asyncio.sleep(LOOK_EVERY)
+        try:
+            self._open(await asyncio.to_thread(api.load, self.watch))
+        except BranchoutError as error:
+            self.failure = str(error)
+
+    def stop(self) -> None:
+        if self._batcher is not None:
+            self._batcher.close()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    # What requests need.
+
+    @property
+    def ready(self) -> bool:
+        return self._batcher is not None and self._batcher.alive
+
+    @property
+    def queued(self) -> int:
+        return 0 if self._batcher is None else self._batcher.waiting
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            if self.failure:
+                raise Refused(503, f"the model was made but cannot be opened: {self.failure}")
+            raise Refused(503, "the model is still being made; /progress says how far it is", {"Retry-After": "10"})
+        return self._engine
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What /model tells, less the operating point."""
+        assert self.engine
+        return self._facts
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """A place among the requests that are read and answered at the same time."""
+        full = self._batcher is not None and self._batcher.waiting >= self.limits.waiting
+        if self._admitted >= self.limits.requests or full:
+            raise Refused(503, "too many pictures wait already; try again in a second", SOON)
+        self._admitted += 1
+        try:
+            yield
+        finally:
+            self._admitted -= 1
+
+    @contextmanager
+    def coming(self) -> Iterator[None]:
+        """While a request is read; the model may wait a moment for it."""
+        assert self._batcher is not None
+        with self._batcher.coming():
+            yield
+
+    async def pixels(self, upload: Upload) -> Tensor:
+        """One upload as the network sees it, decoded beside the event loop."""
+        if upload.too_large:
+            detail = f"the limit is {self.limits.file_bytes / 1e6:,.3g} MB a file"
+            raise UnreadableImage(Kind.TOO_LARGE, detail, upload.name)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self.engine.pixels, upload.data, upload.name, self.limits.pixels)
+
+    async def ask(self, questions: Sequence[Question]) -> list[Told]:
+        """The answers, in the order of the questions; all of them are taken on, or none."""
+        assert self._batcher is not None
+        try:
+            futures = self._batcher.submit(questions)
+        except Full:
+            raise Refused(503, "too many pictures wait already; try again in a second", SOON) from None
+        except Closed:
+            raise Refused(503, "the server is ending", SOON) from None
+        return list(await asyncio.gather(*map(asyncio.wrap_future, futures)))

@@ -1,0 +1,170 @@
+"""`branchout serve` as it is typed: ports, messages, and an end without fuss."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+from serving import Caller, File, glyph_files
+
+from branchout import api, cli
+from branchout.cli.serve import _open
+from branchout.data.samples import Samples
+from branchout.errors import BranchoutError
+from branchout.serve.run import address, listen
+
+SCRIPT = Path(sys.executable).parent / "branchout"
+
+
+@pytest.fixture
+def file(val: Samples) -> File:
+    return glyph_files(val, 1)[0]
+
+
+@contextmanager
+def typed(*words: str | Path) -> Iterator[tuple[subprocess.Popen[str], Caller, str]]:
+    """The real command in a process of its own, once it says where it is."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "300"}
+    process = subprocess.Popen(
+        [SCRIPT, "serve", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        place = re.search(r"http://127\.0\.0\.1:(\d+)", said)
+        assert place, said + (process.communicate()[1] if process.poll() is not None else "")
+        yield process, Caller(int(place[1])), said
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def leaves_quietly(process: subprocess.Popen[str], how: signal.Signals = signal.SIGINT) -> None:
+    process.send_signal(how)
+    _, err = process.communicate(timeout=20)
+    assert err == ""
+    assert process.returncode == 0
+
+
+def test_it_says_where_it_is_answers_and_leaves_quietly(extended: api.Model, file: File) -> None:
+    with typed(extended.folder, "--port", "0") as (process, caller, said):
+        assert said.startswith(f"{extended.folder}: 11 classes, at http://127.0.0.1:")
+        assert caller.predict([file]).status == 200
+        assert caller.predict([("bad.png", b"x")]).status == 415
+        assert caller.ask("POST", "/predict", b"--", Content_Type="multipart/form-data; boundary=q").status == 400
+        leaves_quietly(process)
+        with pytest.raises(ConnectionRefusedError):
+            caller.get("/health")
+
+
+def test_a_run_is_watched_until_ctrl_c_even_by_someone_who_listens(tmp_path: Path, file: File) -> None:
+    out = tmp_path / "v2"
+    api.work_folder(out).mkdir()
+    with typed(out, "--port", "0") as (process, caller, said):
+        assert said.startswith(f"waiting for {out} to be finished, at http://127.0.0.1:")
+        assert caller.get("/progress").json["state"] == "running"
+        assert caller.predict([file]).status == 503
+        line = HTTPConnection("127.0.0.1", caller.port, timeout=20)
+        line.request("GET", "/progress/events")
+        events = line.getresponse()
+        assert json.loads(events.readline()[6:])["state"] == "running"
+        leaves_quietly(process)  # although someone still listens
+        assert events.read() == b"\n"
+        line.close()
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["branchout", "serve", *map(str, words)])
+        patch.setenv("COLUMNS", "300")
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+    assert left.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert "Traceback" not in said
+    return said
+
+
+def test_ctrl_c_while_it_loads_is_no_error_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("branchout.cli.serve._open", interrupted)
+    monkeypatch.setattr(sys, "argv", ["branchout", "serve", "v2", "--port", "0"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 0
+
+
+def test_a_port_that_is_taken_is_answered_with_a_free_one(
+    capsys: pytest.CaptureFixture[str], extended: api.Model
+) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        said = refused(capsys, extended.folder, "--port", str(port))
+    assert f"port {port} of 127.0.0.1 is taken" in said
+    advice = re.search(r"(\d+) is free: branchout serve (\S+) --port (\d+)", said)
+    assert advice
+    assert advice[1] == advice[3]
+    assert advice[2] == str(extended.folder)
+    with listen("127.0.0.1", int(advice[1])):
+        pass  # it is
+
+
+def test_what_cannot_be_served_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "what is to be served?" in refused(capsys, "--port", "0")
+    assert "there is no saved model" in refused(capsys, tmp_path / "nothing", "--port", "0")
+    assert "expected branchout.json" in refused(capsys, tmp_path, "--port", "0")
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.9"])
+def test_an_address_that_is_not_ours_is_said(host: str) -> None:
+    with pytest.raises(BranchoutError, match="leave --host out"):
+        listen(host, 0)
+
+
+def test_addresses_are_such_as_browsers_take() -> None:
+    with listen("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+        assert address(sock, "127.0.0.1") == f"http://127.0.0.1:{port}"
+        assert address(sock, "0.0.0.0") == f"http://localhost:{port}"
+        assert address(sock, "::1") == f"http://[::1]:{port}"
+
+
+def test_who_calls_before_the_server_runs_is_kept_waiting() -> None:
+    with listen("127.0.0.1", 0) as sock, socket.create_connection(sock.getsockname(), timeout=5):
+        pass
+
+
+def test_what_is_opened_and_what_is_watched(extended: api.Model, tmp_path: Path) -> None:
+    assert extended.folder is not None
+    out = tmp_path / "v3"
+    opened, watched = _open(str(extended.folder), out)
+    assert opened is not None
+    assert opened.classes == extended.classes
+    assert watched == out
+    assert _open(None, out) == (None, out)  # nothing has begun yet
+    finished, _ = _open(None, extended.folder)
+    assert finished is not None
+    api.work_folder(out).mkdir()
+    assert _open(str(out), None) == (None, out)
+    with pytest.raises(BranchoutError, match="leave --watch"):
+        _open(str(out), extended.folder)
+    with pytest.raises(BranchoutError, match="no name of its own"):
+        _open(None, Path("/"))

@@ -1,0 +1,189 @@
+"""What is told of a picture, against the model asked alone and against slow versions of the same sums."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers import BASE, LATER, NEW, untrained
+from serving import png
+
+from branchout import api
+from branchout.data.decode import UnreadableImage
+from branchout.data.preprocess import Preprocessing
+from branchout.data.samples import Samples
+from branchout.evaluate.compare import logits
+from branchout.labels import LabelSpace
+from branchout.model.artefact import Artefact, Fusion
+from branchout.model.fusion import CosineHead, FusedHead
+from branchout.serve.engine import Engine, Question, Told, credit
+
+CLOSE = {"rel": 1e-4, "abs": 1e-5}
+
+
+def dial(points: list[float]) -> dict[str, object]:
+    figures = {name: [0.5] * len(points) for name in ("all", "base", "novel", "overlap", "avg")}
+    return {
+        "kind": "dial",
+        "settings": [[b] for b in points],
+        "figures": figures,
+        "images": 10,
+        "balanced_by": "mean",
+        "measured": "dev",
+    }
+
+
+def two_steps(where: list[str], pooler: str = "max") -> api.Model:
+    """A model with random weights, two steps, an overlap, and deltas after both."""
+    classifier = untrained(BASE, NEW, [*LATER, BASE[0]], where=where)
+    classifier = classifier.rebuilt(classifier.steps, pooler)
+    width = classifier.backbone.features
+    fusions = []
+    for step in (1, 2):
+        fused = classifier.rebuilt(classifier.steps[:step]).fused
+        torch.manual_seed(step)
+        deltas = [
+            torch.randn(width * len(sources), len(names)) / width
+            for sources, names in zip(fused.sources, fused.space.branches, strict=True)
+        ]
+        fusions.append(Fusion(dial([0.3 * step, -2.0]), [deltas], 0, "all"))
+    return api.Model(Artefact(classifier, tuple(fusions), ({"what": "made"},)), None, torch.device("cpu"))
+
+
+def asked(engine: Engine, samples: Samples, rows: list[int], **settings: object) -> list[Question]:
+    given = {"top": 4, "flip": False, "point": engine.points.current, **settings}
+    how = engine.model.classifier.preprocessing
+    return [Question(how.prepare(samples.read(row)), **given) for row in rows]
+
+
+def named(answer: list[dict[str, object]]) -> list[object]:
+    return [each["class"] for each in answer]
+
+
+def chances(answer: list[dict[str, object]]) -> list[object]:
+    return [each["probability"] for each in answer]
+
+
+def alike(one: Told, other: Told) -> None:
+    """The same answer, up to what the size of a batch does to the last digits."""
+    for part in ("answers", "before"):
+        assert chances(one[part]) == pytest.approx(chances(other[part]), **CLOSE)
+        assert named(one[part])[0] == named(other[part])[0]
+    for mine, theirs in zip(one["branches"], other["branches"], strict=True):
+        assert mine["share"] == pytest.approx(theirs["share"], **CLOSE)
+        assert chances(mine["top"]) == pytest.approx(chances(theirs["top"]), **CLOSE)
+
+
+def test_the_answer_is_what_the_model_predicts(extended: api.Model, val: Samples) -> None:
+    engine = Engine(extended)
+    rows = list(range(0, len(val), 9))
+    for told, row in zip(engine.answer(asked(engine, val, rows)), rows, strict=True):
+        expected = extended.predict(val.read(row), top=4)
+        assert named(told["answers"])[0] == expected[0][0]
+        assert chances(told["answers"]) == pytest.approx([p for _, p in expected], **CLOSE)
+
+
+@pytest.mark.parametrize("where", [["last", "last"], ["fc", "last"], ["last", "fc"], ["fc", "fc"]])
+def test_before_is_what_the_model_without_its_last_step_says(where: list[str], val: Samples) -> None:
+    model = two_steps(where)
+    engine = Engine(model)
+    earlier = model.artefact.model(1)
+    rows = [0, 30, 60]
+    told = engine.answer(asked(engine, val, rows))
+    images = torch.stack([model.classifier.preprocessing.prepare(val.read(row)) for row in rows])
+    expected = logits(earlier, model.classifier.preprocessing.normalise(images)).softmax(1)
+    for each, row in zip(told, expected, strict=True):
+        assert set(named(each["before"])) <= {*BASE, *NEW}
+        assert chances(each["before"]) == pytest.approx(row.topk(4).values.tolist(), **CLOSE)
+        assert named(each["before"])[0] == earlier.space.classes[int(row.argmax())]
+
+
+def test_new_is_what_the_last_step_taught_and_nobody_knew(val: Samples) -> None:
+    engine = Engine(two_steps(["last", "last"]))
+    (told,) = engine.answer(asked(engine, val, [0], top=100))
+    assert {each["class"] for each in told["answers"] if each["new"]} == set(LATER)
+    assert len(told["answers"]) == len({*BASE, *NEW, *LATER})
+
+
+def test_a_base_model_has_nothing_before_and_nothing_new(base: api.Model, val: Samples) -> None:
+    engine = Engine(base)
+    (told,) = engine.answer(asked(engine, val, [0]))
+    assert told["before"] is None
+    assert not any(each["new"] for each in told["answers"])
+    assert [branch["branch"] for branch in told["branches"]] == ["base"]
+    assert told["branches"][0]["share"] == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("pooler", ["max", "average"])
+def test_together_is_as_alone_whatever_is_mixed(pooler: str, val: Samples) -> None:
+    engine = Engine(two_steps(["last", "last"], pooler))
+    here, there = engine.points.current, engine.points.at(2.5)
+    mixed = [
+        *asked(engine, val, [0, 9, 18], top=3),
+        *asked(engine, val, [27, 36], flip=True),
+        *asked(engine, val, [45, 0], point=there, top=2),
+        *asked(engine, val, [54], point=there, flip=True),
+    ]
+    assert here is not there
+    mixed = [mixed[n] for n in (5, 0, 3, 7, 1, 6, 4, 2)]
+    for question, told in zip(mixed, engine.answer(mixed), strict=True):
+        (alone,) = engine.answer([question])
+        assert len(told["answers"]) == question.top
+        alike(told, alone)
+
+
+def test_flip_averages_the_logits_of_both_images(val: Samples) -> None:
+    model = two_steps(["last", "last"])
+    engine = Engine(model)
+    (told,) = engine.answer(asked(engine, val, [20], flip=True))
+    images = model.classifier.preprocessing.normalise(
+        torch.stack([model.classifier.preprocessing.prepare(val.read(20))])
+    )
+    expected = logits(model.classifier, images, flip=True).softmax(1)[0].topk(4).values
+    assert chances(told["answers"]) == pytest.approx(expected.tolist(), **CLOSE)
+    (plain,) = engine.answer(asked(engine, val, [20]))
+    assert chances(plain["answers"]) != pytest.approx(expected.tolist(), **CLOSE)
+
+
+@pytest.mark.parametrize("pooler", ["max", "average"])
+def test_credit_by_hand(pooler: str) -> None:
+    space = LabelSpace.of(["a", "b", "c"], ["b", "d"], ["d", "b"])
+    head = FusedHead(space, [CosineHead(4, 3), CosineHead(4, 2), CosineHead(4, 2)], [0, 1, 2], pooler)
+    z = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)) * 2
+    found = credit(head, z, torch.from_numpy(space.branch_of_column))
+    for row, shares in zip(z.tolist(), found.tolist(), strict=True):
+        columns = {"a": [0], "b": [1, 3, 6], "c": [2], "d": [4, 5]}
+        pooled = {
+            name: max(row[c] for c in own) if pooler == "max" else sum(row[c] for c in own) / len(own)
+            for name, own in columns.items()
+        }
+        total = sum(math.exp(value) for value in pooled.values())
+        expected = [0.0, 0.0, 0.0]
+        for name, own in columns.items():
+            brought = math.exp(pooled[name]) / total
+            winners = [max(own, key=lambda c: row[c])] if pooler == "max" else own
+            for column in winners:
+                expected[[0, 0, 0, 1, 1, 2, 2][column]] += brought / len(winners)
+        assert shares == pytest.approx(expected, abs=1e-6)
+        assert sum(shares) == pytest.approx(1, abs=1e-6)
+
+
+def test_turning_the_dial_up_moves_credit_to_the_new_branches(val: Samples) -> None:
+    engine = Engine(two_steps(["last", "last"]))
+    shares = []
+    for b in (-30.0, 0.0, 30.0):
+        (told,) = engine.answer(asked(engine, val, [0], point=engine.points.at(b)))
+        shares.append(told["branches"][0]["share"])
+    assert shares[0] == pytest.approx(1, abs=1e-3)
+    assert shares[0] > shares[1] > shares[2]
+    assert shares[2] == pytest.approx(0, abs=1e-3)
+
+
+def test_a_picture_one_pixel_high_is_refused_before_it_grows(base: api.Model) -> None:
+    engine = Engine(api.Model(base.artefact, None, torch.device("cpu")))
+    engine.model.classifier.preprocessing = Preprocessing(224, 1, (0.5,), (0.25,))
+    with pytest.raises(UnreadableImage, match="long and thin"):
+        engine.pixels(png(np.zeros((1, 60_000), np.uint8)), "line.png", 10_000_000)
+    assert engine.pixels(png(np.zeros((10, 300), np.uint8)), "bar.png", 10_000_000).shape == (1, 224, 224)

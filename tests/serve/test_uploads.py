@@ -1,0 +1,203 @@
+"""Reading a request: names, limits, and how little is held in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from serving import form
+from starlette.requests import ClientDisconnect, Request
+
+from branchout.serve.uploads import Limits, Refused, Upload, safe_name, uploads
+
+XYZ = "multipart/form-data; boundary=xyz"
+LIMITS = Limits(file_bytes=100, files=3)
+
+
+def request(chunks: Iterable[bytes], kind: str, **headers: str) -> Request:
+    """A request whose body arrives in these pieces."""
+    pieces = iter(chunks)
+
+    async def receive() -> dict[str, Any]:
+        piece = next(pieces, None)
+        return {"type": "http.request", "body": piece or b"", "more_body": piece is not None}
+
+    given_ = {"content-type": kind, **headers}
+    listed = [(name.encode(), value.encode("latin-1")) for name, value in given_.items()]
+    return Request({"type": "http", "method": "POST", "headers": listed}, receive)
+
+
+def read(chunks: Iterable[bytes], kind: str, limits: Limits = LIMITS, **headers: str) -> list[Upload]:
+    async def gathered() -> list[Upload]:
+        return [upload async for upload in uploads(request(chunks, kind, **headers), limits)]
+
+    return asyncio.run(gathered())
+
+
+def refused(chunks: Sequence[bytes], kind: str, limits: Limits = LIMITS, **headers: str) -> Refused:
+    with pytest.raises(Refused) as refusal:
+        read(chunks, kind, limits, **headers)
+    return refusal.value
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 10_000])
+def test_files_come_whole_and_in_order_however_the_body_is_cut(size: int) -> None:
+    files = [("a.png", b"\r\n--xy\r\n--xyzz" * 4), ("b.png", b""), ("a.png", bytes(range(100)))]
+    kind, body = form(files)
+    found = read([body[n : n + size] for n in range(0, len(body), size)], kind)
+    assert [(upload.name, upload.data, upload.too_large) for upload in found] == [(*file, False) for file in files]
+
+
+def test_a_file_at_the_limit_is_kept_and_one_beyond_it_only_noticed() -> None:
+    kind, body = form([("at", b"x" * 100), ("over", b"x" * 101), ("after", b"y")])
+    assert read([body], kind) == [Upload("at", b"x" * 100), Upload("over", b"", True), Upload("after", b"y")]
+    assert read([b"x" * 60, b"x" * 40], "image/png") == [Upload("picture", b"x" * 100)]
+    assert read([b"x" * 60, b"x" * 41, b"x"], "image/png") == [Upload("picture", b"", True)]
+
+
+def test_200_megabytes_pass_through_and_are_never_held() -> None:
+    megabyte = b"\0" * 1_000_000
+    head, tail = form([("big.png", b"SPLIT")])[1].split(b"SPLIT")
+    limits = Limits(files=20)
+    tracemalloc.start()
+    try:
+        (found,) = read([head, *[megabyte] * 200, tail], "multipart/form-data; boundary=xyz", limits)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found == Upload("big.png", b"", True)
+    assert peak < 3 * limits.file_bytes
+
+
+def test_a_body_that_says_it_is_too_long_is_not_read() -> None:
+    read_on: list[bytes] = []
+
+    def chunks() -> Iterable[bytes]:
+        read_on.append(b"")
+        yield b""
+
+    with pytest.raises(Refused) as refusal:
+        read(chunks(), "image/png", **{"content-length": "2000000"})
+    assert refusal.value.status == 413
+    assert read_on == []
+
+
+def test_a_body_that_goes_on_and_on_is_given_up() -> None:
+    sent = 0
+
+    def endless() -> Iterable[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1000
+            yield b"\0" * 1000
+
+    with pytest.raises(Refused) as refusal:
+        read(endless(), "image/png")
+    assert refusal.value.status == 413
+    assert sent <= LIMITS.body_bytes + 2000
+
+
+def test_a_body_that_does_not_come_is_given_up() -> None:
+    async def never() -> dict[str, Any]:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    async def waiting() -> None:
+        asked = request([], "image/png")
+        asked._receive = never
+        async for _ in uploads(asked, Limits(seconds=0.05)):
+            pass
+
+    with pytest.raises(Refused) as refusal:
+        asyncio.run(waiting())
+    assert refusal.value.status == 408
+
+
+def test_too_many_files_are_refused_at_the_first_too_many() -> None:
+    kind, body = form([(f"{n}.png", b"x") for n in range(4)])
+    refusal = refused([body], kind)
+    assert refusal.status == 413
+    assert "at most 3 pictures" in refusal.sentence
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status", "words"),
+    [
+        (b"{}", "application/json", 415, "application/json"),
+        (b"x", "", 415, "is nothing"),
+        (b"a=b", "application/x-www-form-urlencoded", 415, "--data-binary"),
+        (b"x", "multipart/form-data", 400, "boundary"),
+        (b"x", f"multipart/form-data; boundary={'y' * 500}", 400, "cannot be read"),
+        (b"no boundary here", XYZ, 400, "cannot be read"),
+        (form([("a.png", b"abc")])[1][:-8], XYZ, 400, "cut short"),
+        (form([("a.png", b"abc")], field="photo")[1], XYZ, 400, "'photo'"),
+        (b"--xyz\r\nContent-Disposition: form-data\r\n\r\nx\r\n--xyz--\r\n", XYZ, 400, "''"),
+        (b"--xyz\r\n\r\nx\r\n--xyz--\r\n", XYZ, 400, "''"),
+        (
+            b'--xyz\r\nContent-Disposition: form-data; name="files"\r\n\r\nx\r\n--xyz--\r\n',
+            XYZ,
+            400,
+            "text, not a file",
+        ),
+        (b"--xyz\r\n" + b"X: y\r\n" * 1000 + b"\r\n", XYZ, 400, "cannot be read"),
+        (b"--xyz\r\nX: " + b"y" * 50_000, XYZ, 400, "cannot be read"),
+    ],
+)
+def test_a_request_that_is_none_is_answered_in_a_sentence(body: bytes, kind: str, status: int, words: str) -> None:
+    refusal = refused([body], kind, Limits(files=3))
+    assert refusal.status == status
+    assert words in refusal.sentence
+
+
+def test_an_empty_form_has_no_files() -> None:
+    assert read([b"--xyz--\r\n"], XYZ) == []
+
+
+def test_a_caller_who_hangs_up_is_noticed() -> None:
+    async def gone() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def reading() -> None:
+        asked = request([], "image/png")
+        asked._receive = gone
+        async for _ in uploads(asked, LIMITS):
+            pass
+
+    with pytest.raises(ClientDisconnect):
+        asyncio.run(reading())
+
+
+@pytest.mark.parametrize(
+    ("given_", "kept"),
+    [
+        ("robin.jpg", "robin.jpg"),
+        ("../../etc/passwd", "passwd"),
+        ("/etc/shadow", "shadow"),
+        ("C:\\Users\\me\\robin.jpg", "robin.jpg"),
+        ("..", "picture"),
+        ("a/..", "picture"),
+        ("", "picture"),
+        ("a/", "picture"),
+        ("nul\0l\r\nSet-Cookie: x.png", "nullSet-Cookie: x.png"),
+        ("\u202egpj.exe", "gpj.exe"),
+        ("\ud800.png", ".png"),
+        ("Ω – große Möwe.png", "Ω – große Möwe.png"),
+        ("<img src=x onerror=alert(1)>", "<img src=x onerror=alert(1)>"),
+    ],
+)
+def test_a_name_is_its_last_part_and_nothing_unseen(given_: str, kept: str) -> None:
+    assert safe_name(given_) == kept
+
+
+@given(st.text(max_size=300))
+def test_no_name_leads_anywhere(name: str) -> None:
+    kept = safe_name(name)
+    assert 0 < len(kept) <= 120
+    assert not set(kept) & {"/", "\\", "\0", "\n", "\r"}
+    assert kept not in {".", ".."}
+    kept.encode()  # and it can be sent
