@@ -46,6 +46,21 @@ def in_one_move(path: Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold a lock, or without `wait` learn that somebody else does. It dies with its process, so none is ever stale."""
+    import fcntl
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """A table whose headings are the keys of its rows; None is an empty cell."""
     with in_one_move(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:

@@ -24,7 +24,7 @@ from branchout.baselines.ncm import NearestMean
 from branchout.baselines.registry import Method
 from branchout.data.batches import in_order
 from branchout.data.samples import Samples
-from branchout.errors import BranchoutError
+from branchout.errors import DoesNotApply
 from branchout.model.classifier import Classifier
 from branchout.model.fusion import CosineHead
 from branchout.model.surgery import Backbone
@@ -90,7 +90,7 @@ def adapt(model: Classifier, task: Task) -> Backbone:
     """Train adapters on the first step's images, to tell its classes apart."""
     adapted, parameters = with_adapters(model.backbone)
     if not parameters:
-        raise BranchoutError(
+        raise DoesNotApply(
             f"aper puts adapters into the blocks of a vision transformer, and this base ({model.arch.get('name')}) has "
             "none; use ncm, which is the same without adapters, or a base such as vit_tiny_patch16_224"
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from branchout.baselines import heads
 from branchout.baselines.common import Task
 from branchout.baselines.registry import Method
-from branchout.errors import BranchoutError
+from branchout.errors import DoesNotApply
 from branchout.model.classifier import Classifier
 from branchout.train.pretrain import pretrain
 
@@ -18,7 +18,7 @@ from branchout.train.pretrain import pretrain
 def learn(before: Classifier, task: Task) -> Classifier:
     """Of `before` only the shape of the network counts."""
     if before.arch["family"] != "resnet":
-        raise BranchoutError(
+        raise DoesNotApply(
             f"joint learning trains our own ResNets from scratch, and the base is {before.arch['name']!r}: "
             "pretrain a base (branchout pretrain), or leave this method out"
         )

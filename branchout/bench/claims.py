@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from branchout.bench.tables import BY_BASE
+
 Rows = Mapping[Path, Mapping[str, Any]]
 
-COMPARED = ("finetune", "lwf", "icarl", "bic", "wa", "der", "podnet", "rainbow")
-"""Class-incremental methods that the paper's Table 1 compares with, and those of its other tables."""
+COMPARED = ("finetune", "lwf", "icarl", "bic", "wa", "der")
+"""The class-incremental methods of the paper's Table 1."""
+COMPARED_LARGER = ("finetune", "lwf", "icarl", "bic", "wa")
+"""Those that it has with ResNet18."""
 OVERLAPS = (
     "overlap-style", "overlap-random-shuffled", "overlap-random-clustered",
     "overlap-domain-shuffled", "overlap-domain-clustered",
@@ -49,16 +53,8 @@ class Measurements:
         return float(value)
 
     def best_of(self, metric: str, table: str, names: Sequence[str], arch: str = "resnet10") -> tuple[float, str]:
-        """The best plain figure of several methods, and whose it is."""
-        found = []
-        for name in names:
-            try:
-                found.append((self.figure(metric, table, name, "plain", arch), name))
-            except Missing:
-                continue
-        if not found:
-            raise Missing(table)
-        return max(found)
+        """The best plain figure of several methods, all of which must be there, and whose it is."""
+        return max((self.figure(metric, table, name, "plain", arch), name) for name in names)
 
 
 Verdict = tuple[bool, str]
@@ -76,18 +72,20 @@ def _above_joint(of: Measurements) -> Verdict:
     return ours > joint, f"{ours:.1f} against {joint:.1f}; joint training with the same dial reaches {dial:.1f}"
 
 
-def _above_everyone(of: Measurements, contender: str = OURS, arch: str = "resnet10") -> Verdict:
+def _above_everyone(
+    of: Measurements, contender: str = OURS, arch: str = "resnet10", names: Sequence[str] = COMPARED
+) -> Verdict:
     told, held = [], True
     for metric in ("all", "avg"):
         ours = of.figure(metric, "disjoint-40", contender, metric)
-        best, name = of.best_of(metric, "disjoint-40", COMPARED, arch)
+        best, name = of.best_of(metric, "disjoint-40", names, arch)
         held &= ours > best
         told.append(f"{metric} {ours:.1f} against {best:.1f} ({name})")
     return held, "; ".join(told)
 
 
 def _smaller_wins(of: Measurements) -> Verdict:
-    return _above_everyone(of, arch="resnet18")
+    return _above_everyone(of, arch="resnet18", names=COMPARED_LARGER)
 
 
 def _max_pooling(of: Measurements) -> Verdict:
@@ -141,6 +139,37 @@ def _grid_trades(of: Measurements) -> Verdict:
     return alpha[1] > alpha[0] and beta[1] > beta[0], told
 
 
+def alone(rows: Rows, dataset: str) -> dict[int, dict[str, float]]:
+    """Novel accuracy by the number of base classes and by what was fine-tuned."""
+    found: dict[int, dict[str, float]] = {}
+    for path, row in rows.items():
+        if path.parts[0] == dataset and path.parts[1].startswith(BY_BASE) and path.stem.endswith("-alone"):
+            where = path.stem.removeprefix("alone-").removesuffix("-alone")
+            found.setdefault(row["base_classes"], {})[where] = row["novel_alone"]
+    return dict(sorted(found.items()))
+
+
+def _gap_shrinks(of: Measurements) -> Verdict:
+    found = {n: each for n, each in alone(of.rows, of.dataset).items() if {"fc", "layer4"} <= set(each)}
+    if len(found) < 2:
+        raise Missing(BY_BASE)
+    gaps = {count: each["layer4"] - each["fc"] for count, each in found.items()}
+    told = "; ".join(f"{count} base classes: {gap:.1f}" for count, gap in gaps.items())
+    return list(gaps.values())[-1] < next(iter(gaps.values())), told
+
+
+def _depth_stops(of: Measurements) -> Verdict:
+    found = {n: each for n, each in alone(of.rows, of.dataset).items() if {"layer4", "layer3"} <= set(each)}
+    if not found:
+        raise Missing(BY_BASE)
+    most = max(found)
+    deeper = {where: value for where, value in found[most].items() if where not in ("fc", "layer4")}
+    best = max(deeper, key=lambda where: deeper[where])
+    usual = found[most]["layer4"]
+    told = f"{most} base classes: layer4 {usual:.1f}, the best of deeper ones {deeper[best]:.1f} ({best})"
+    return usual >= deeper[best], told
+
+
 CLAIMS: tuple[tuple[str, Callable[[Measurements], Verdict]], ...] = (
     ("Best-all is within one point of joint training.", _near_joint),
     ("Best-avg is above joint training.", _above_joint),
@@ -154,6 +183,8 @@ CLAIMS: tuple[tuple[str, Callable[[Measurements], Verdict]], ...] = (
     ("Fc-only is above every compared method.", _fc_only),
     ("Cloning layer3 too is above layer4 alone on novel classes when the domain changes.", _deeper_branch),
     ("Raising α or lowering β raises novel accuracy.", _grid_trades),
+    ("Fine-tuning beyond the last block stops helping when base classes are many.", _depth_stops),
+    ("The gap between frozen and fine-tuned features shrinks with base classes.", _gap_shrinks),
 )
 
 

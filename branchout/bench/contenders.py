@@ -57,6 +57,8 @@ class Contender:
 
     def points(self) -> tuple[str, ...]:
         """The operating points it is measured at, each of them one row."""
+        if self.name.startswith("alone-"):
+            return ("alone",)
         if self.baseline is None:
             return GOALS
         return ("plain", *(f"dial-{goal}" for goal in GOALS)) if self.baseline.dial else ("plain",)
@@ -93,6 +95,17 @@ OURS = (
         )
     ),
     Contender("stage-one-dial", "the paper's stage I, nothing fused, the dial", "paper"),
+    *(
+        Contender(f"alone-{where}", f"new classes alone, {told}", "paper", where)
+        for where, told in (
+            ("fc", "features as they are"),
+            ("layer4", "fine-tuned from layer4"),
+            ("layer3", "fine-tuned from layer3"),
+            ("layer2", "fine-tuned from layer2"),
+            ("layer1", "fine-tuned from layer1"),
+            ("stem", "fine-tuned throughout"),
+        )
+    ),
 )
 
 
@@ -135,6 +148,8 @@ def measure(contender: Contender, experiment: Experiment, seeds: Sequence[int]) 
     recipe = recipe_named(contender.recipe)
     if contender.name == "stage-one-dial":
         return _stage_one_dial(experiment)
+    if contender.points() == ("alone",):
+        return _alone(contender.branch, experiment)
     return (_dial if recipe.dial else _grid)(contender, recipe, experiment, seeds)
 
 
@@ -210,7 +225,11 @@ def _grid(contender: Contender, recipe: Recipe, experiment: Experiment, seeds: S
             extract(model, experiment.images(half), device=experiment.device)[0] for half in experiment.halves(step)
         ]
         cached = experiment.now()
-        fused = fuse(problem_of(model), data, recipe.stage_two, per_class=experiment.per_class(step))
+        settings = recipe.stage_two
+        if experiment.plan.fusion_epochs is not None:
+            epochs = experiment.plan.fusion_epochs
+            settings = replace(settings, optimisation=replace(settings.optimisation, epochs=epochs))
+        fused = fuse(problem_of(model), data, settings, per_class=experiment.per_class(step))
         fused_at = experiment.now()
         labels = [experiment.labels(half, step) for half in experiment.halves(step)]
         for number in range(len(seeds)):
@@ -264,13 +283,28 @@ def _columns(experiment: Experiment, model: Classifier, half: Samples, step: int
     return columns, experiment.labels(half, step)
 
 
+def _alone(where: str, experiment: Experiment) -> Measured:
+    """The paper's motivation: how well a branch that fine-tunes more or less of the network learns the new classes."""
+    model, stage_one = experiment.branched(1, PAPER.stage_one, where)
+    folds = [_own_answers(experiment, model, half) for half in reversed(experiment.halves(1))]
+    found = [accuracies(*fold, experiment.space(1)) for fold in folds]
+    values = [fold.all for fold in found]
+    scored = Scored("alone", (), found[0], float(np.mean(values)), abs(values[0] - values[1]) / 2)
+    extra = {"novel_alone": _novel_alone(experiment, model)}
+    return Measured({"alone": [[scored]]}, {"stage1": stage_one[-1]}, _without_heads(model), extra)
+
+
 def _novel_alone(experiment: Experiment, model: Classifier) -> float:
-    """How well the new branch tells its own classes apart, asked about nothing else."""
-    new = concatenate([half.of_classes(experiment.scenario.branches[1]) for half in experiment.halves(1)])
-    columns, labels = _columns(experiment, model, new, 1)
-    own = experiment.space(1).slice_of(1)
-    answers = experiment.space(1).class_of_column[own][columns[:, own].argmax(1)]
+    """How well the new branch tells its own classes apart on all validation images, asked about nothing else."""
+    answers, labels = _own_answers(experiment, model, concatenate(experiment.halves(1)))
     return float((answers == labels).mean())
+
+
+def _own_answers(experiment: Experiment, model: Classifier, half: Samples) -> tuple[np.ndarray, np.ndarray]:
+    """What the first step's branch alone answers for images of its classes, and the truth."""
+    columns, labels = _columns(experiment, model, half.of_classes(experiment.scenario.branches[1]), 1)
+    own = experiment.space(1).slice_of(1)
+    return experiment.space(1).class_of_column[own][columns[:, own].argmax(1)], labels
 
 
 def _without_heads(model: Classifier) -> int:

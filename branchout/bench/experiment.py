@@ -20,7 +20,8 @@ from branchout.data import scenarios
 from branchout.data.batches import SMALL, Gallery, Images, cache_folder
 from branchout.data.dataset import Dataset
 from branchout.data.preprocess import Preprocessing
-from branchout.data.samples import Samples, digest
+from branchout.data.samples import Samples, concatenate, digest
+from branchout.files import locked
 from branchout.labels import LabelSpace
 from branchout.metrics import Accuracies, accuracies
 from branchout.model import artefact
@@ -45,6 +46,8 @@ class Plan:
     steps: int = 1
     split: int = 1
     """Seed of the class split, and of the base model's training."""
+    kept: int | None = None
+    """Only so many of the base classes are used, the same ones being new whatever their number."""
     exemplars: int = 10
     """Kept of each class."""
     total: int | None = None
@@ -53,6 +56,8 @@ class Plan:
     width: int | None = None
     size: int = 64
     pretraining: Optimisation = FAST
+    fusion_epochs: int | None = None
+    """Of the paper's stage II, if not the recipe's."""
     network: Optimisation = PAPER.stage_one.optimisation
     """How methods that train a network train it in one step."""
     epochs: int | None = None
@@ -87,7 +92,7 @@ class Experiment:
     def scenario(self) -> scenarios.Scenario:
         plan = self.plan
         features = self._features_of_all() if plan.scenario in scenarios.CLUSTERED else None
-        return scenarios.build(
+        drawn = scenarios.build(
             plan.scenario,
             self.dataset,
             base=plan.base,
@@ -97,11 +102,19 @@ class Experiment:
             seed=plan.split,
             features=features,
         )
+        base, *steps = drawn.branches
+        if plan.kept is None:
+            return drawn
+        fewer = sorted(np.random.default_rng(plan.split).permutation(len(base))[: plan.kept].tolist())
+        return replace(drawn, branches=(tuple(base[n] for n in fewer), *steps))
 
     def _features_of_all(self) -> np.ndarray:
-        """For clustered scenarios: features of every training image from a network trained on all classes."""
+        """For clustered scenarios: features of every training image from a ResNet10 trained on all classes.
+
+        Whatever network the rows are about, so that all of them are about the same split.
+        """
         everything = self.dataset.train
-        network = self.trained(everything, everything.classes)
+        network = self.trained(everything, everything.classes, arch="resnet10")
         found: np.ndarray = extract(network, self.images(everything), device=self.device)[0, :, 0].cpu().numpy()
         return found
 
@@ -126,8 +139,9 @@ class Experiment:
 
     def memory(self, step: int, seed: int) -> Samples:
         """The exemplars that step `step` may use: some of every class of the base and of each step before."""
-        earlier = self.train.select(self.train.origin < step)
-        return memory_rules.keep(earlier, per_class=self.per_class(step), seed=seed)
+        number = self.per_class(step)
+        # Each step's apart, so that what was kept of a class stays the same however many steps follow.
+        return concatenate([memory_rules.keep(self.given(t), per_class=number, seed=seed) for t in range(step)])
 
     def per_class(self, step: int) -> int:
         """How many exemplars of each class step `step` may use."""
@@ -172,11 +186,11 @@ class Experiment:
     def base(self) -> Classifier:
         return self.trained(self.given(0), self.scenario.branches[0])
 
-    def trained(self, samples: Samples, classes: tuple[str, ...]) -> Classifier:
+    def trained(self, samples: Samples, classes: tuple[str, ...], arch: str | None = None) -> Classifier:
         """A network trained from scratch on these images, from disk if it was trained before."""
         plan = self.plan
         settings = {
-            "arch": plan.arch,
+            "arch": arch or plan.arch,
             "width": plan.width,
             "preprocessing": repr(self.preprocessing),
             "seed": plan.split,
@@ -185,26 +199,27 @@ class Experiment:
         }
         name = digest(samples.fingerprint(), repr(sorted(settings.items())))
         kept = self.cache / "bench" / name
-        if not is_artefact(kept):
-            labels = LabelSpace.of(classes).index(list(samples.classes))[samples.labels]
-            start = self.now()
-            made = pretrain(
-                self.images(samples),
-                labels,
-                classes,
-                self.preprocessing,
-                arch=plan.arch,
-                width=plan.width,
-                kind=self.dataset.kind,
-                optimisation=plan.pretraining,
-                seed=plan.split,
-                device=self.device,
-                checkpoint=self.cache / "bench" / f"{name}.checkpoint",
-                report=self.report,
-            )
-            event = {"what": "pretrain", "images": len(samples), "seconds": self.now() - start, **settings}
-            artefact.save(Artefact(made.cpu(), (), (event,)), kept)
-            (self.cache / "bench" / f"{name}.checkpoint").unlink(missing_ok=True)
+        with locked(self.cache / "bench" / f".{name}.lock"):  # another runner may be training the very same one
+            if not is_artefact(kept):
+                labels = LabelSpace.of(classes).index(list(samples.classes))[samples.labels]
+                start = self.now()
+                made = pretrain(
+                    self.images(samples),
+                    labels,
+                    classes,
+                    self.preprocessing,
+                    arch=arch or plan.arch,
+                    width=plan.width,
+                    kind=self.dataset.kind,
+                    optimisation=plan.pretraining,
+                    seed=plan.split,
+                    device=self.device,
+                    checkpoint=self.cache / "bench" / f"{name}.checkpoint",
+                    report=self.report,
+                )
+                event = {"what": "pretrain", "images": len(samples), "seconds": self.now() - start, **settings}
+                artefact.save(Artefact(made.cpu(), (), (event,)), kept)
+                (self.cache / "bench" / f"{name}.checkpoint").unlink(missing_ok=True)
         return artefact.load(kept).model().to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
     def shortened(self, settings: StageOne) -> StageOne:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -12,7 +12,7 @@ from typing import Any
 
 from branchout.bench.claims import checks
 from branchout.bench.contenders import contenders
-from branchout.bench.tables import Table, tables
+from branchout.bench.tables import BY_BASE, Table, figures, tables
 from branchout.errors import BranchoutError
 
 Row = Mapping[str, Any]
@@ -94,7 +94,7 @@ def lines(table: Table, arch: str, dataset: str, rows: Mapping[Path, Row]) -> It
         yield Line(label, told, None, None)
 
 
-def markdown(out: Path, dataset: str, link: str = "../results") -> str:
+def markdown(out: Path, dataset: str, link: str = "../results", pictures: Sequence[Path] = ()) -> str:
     """The page: each table with the paper's columns and ours. `link` leads from the page to the results."""
     rows = read(out)
     if not any(path.parts[0] == dataset for path in rows):
@@ -110,21 +110,24 @@ def markdown(out: Path, dataset: str, link: str = "../results") -> str:
         "over the seeds named there. The paper's numbers are for ImageNet; differences between rows are what to "
         "compare, not the rows themselves. – : not in the paper, or not measured here.",
     ]
+    told: set[Path] = set()
     for table in tables().values():
         for arch in table.archs:
             shown = list(lines(table, arch, dataset, rows))
             if any(line.ours is not None for line in shown):
                 parts += _table(table, arch, shown, link)
-    known = {table.experiment for table in tables().values()}
-    others = sorted({path.parts[1:3] for path in rows if path.parts[0] == dataset and path.parts[1] not in known})
-    for experiment, arch in others:
-        shown = [
-            Line(f"{row['label']}, {row['point']}", None, row, path)
-            for path, row in rows.items()
-            if path.parts[:3] == (dataset, experiment, arch)
-        ]
-        title = "other classes drawn" if "-split" in experiment else "an experiment of our own"
+                told |= {line.path for line in shown if line.path is not None}
+    others: dict[tuple[str, str], list[Line]] = {}
+    for path, row in rows.items():
+        at, experiment, arch = path.parts[:3]
+        if at == dataset and path not in told and not experiment.startswith(BY_BASE):  # those are shown as figures
+            others.setdefault((experiment, arch), []).append(Line(f"{row['label']}, {row['point']}", None, row, path))
+    for (experiment, arch), shown in others.items():
+        title = "other classes drawn" if "-split" in experiment else "what no table of the paper has"
         parts += _table(Table(experiment, title, experiment, (arch,), ()), arch, shown, link)
+    for picture in pictures:
+        figure = figures()[picture.stem]
+        parts += [f"## {figure.name}: {figure.title}", f"![{figure.title}]({picture.as_posix()})"]
     parts += ["## What the paper claims, and whether it holds here", _claims(dataset, rows)]
     return "\n\n".join(parts) + "\n"
 
@@ -150,9 +153,11 @@ def _table(table: Table, arch: str, shown: list[Line], link: str) -> list[str]:
         ours = [_number(line.ours["metrics"].get(name)) if line.ours else "–" for name in columns]
         where = f"[{line.ours['point']}]({link}/{line.path.as_posix()})" if line.ours and line.path else "–"
         body.append([line.label.replace("|", "\\|"), *told, *ours, where])
+    hardware = ", ".join(sorted({row["hardware"] for row in measured}))
+    bases = ", ".join(sorted({_number(row["base_model"]) for row in measured}))
     return [
         f"## {table.name}, {arch}: {table.title}",
-        f"{size}; base model {_number(about['base_model'])} on its own classes. Measured on {about['hardware']}.",
+        f"{size}; base model {bases} on its own classes. Measured on {hardware}.",
         "\n".join(f"| {' | '.join(cells)} |" for cells in body),
     ]
 

@@ -55,8 +55,13 @@ def provenance() -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
         "hardware": hardware(),
         "commit": commit(),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command(),
     }
+
+
+def command() -> str:
+    """What was typed to run this."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def hardware() -> str:

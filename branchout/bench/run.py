@@ -7,14 +7,11 @@ twice, and a killed one leaves nothing half-written.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import resource
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, as_completed
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +22,8 @@ from branchout.bench import results
 from branchout.bench.contenders import Contender, Measured, contender_named, measure, why_not
 from branchout.bench.experiment import Experiment, Plan
 from branchout.data.benchmarks import resolve
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, DoesNotApply
+from branchout.files import locked
 from branchout.metrics import average_over_steps, incremental
 from branchout.train.loop import Report, silent
 from branchout.train.recipes import recipe_named
@@ -43,6 +41,8 @@ class Job:
     contender: str
     seeds: tuple[int, ...]
     out: Path
+    command: str = ""
+    """What was typed to make it."""
 
     @property
     def folder(self) -> Path:
@@ -55,7 +55,30 @@ class Job:
         return {point: self.folder / f"{self.contender}-{point}.json" for point in points}
 
     def missing(self) -> list[str]:
-        return [point for point, path in self.files().items() if not path.exists()]
+        """The operating points without a row. One that was made otherwise is an error, and nothing is touched."""
+        absent = []
+        for point, path in self.files().items():
+            if path.exists():
+                self._check(path)
+            else:
+                absent.append(point)
+        return absent
+
+    def _check(self, path: Path) -> None:
+        try:
+            row = json.loads(path.read_text(encoding="utf-8"))
+            recorded = {**row["settings"], "seeds": row.get("asked_seeds", row["seeds"])}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BranchoutError(f"{path} cannot be read as a row ({error!r}); delete it and run this again") from None
+        wanted = json.loads(json.dumps({**asdict(self.plan), "seeds": self.seeds}))
+        defaults = asdict(Plan("", None, 0))
+        for name, value in wanted.items():
+            found = recorded.get(name, defaults.get(name))
+            if found != value:
+                raise BranchoutError(
+                    f"{path} was measured with {name} {found}, and {value} is asked for now; "
+                    "delete it, or write elsewhere with --out"
+                )
 
 
 @dataclass(frozen=True)
@@ -105,17 +128,19 @@ def run(
     """
     if not job.missing():
         return Done(job)
-    with locked(job.folder / f".{job.contender}.lock", wait) as mine:
+    with locked(job.folder / f".{job.contender}.lock", wait=wait) as mine:
         if not mine:
             return None
         missing = job.missing()  # somebody may have made them while we waited
         if not missing:
             return Done(job)
-        opened = {} if opened is None else opened
-        if (job.data, job.plan) not in opened:
-            opened.clear()  # one experiment's pictures and models at a time
-            opened[job.data, job.plan] = Experiment(job.plan, resolve(job.data), report=report)
-        experiment = opened[job.data, job.plan]
+        if opened is None:
+            experiment = _experiment(job.data, job.plan)
+        else:
+            if (job.data, job.plan) not in opened:
+                opened.clear()  # one experiment's pictures and models at a time
+                opened[job.data, job.plan] = Experiment(job.plan, resolve(job.data), report=report)
+            experiment = opened[job.data, job.plan]
         contender = contender_named(job.contender)
         reason = why_not(contender, experiment.scenario.space)
         if reason:
@@ -124,7 +149,7 @@ def run(
             torch.cuda.reset_peak_memory_stats()
         try:
             measured = measure(contender, experiment, job.seeds)
-        except BranchoutError as error:  # an idea that this base does not allow, such as adapters without a ViT
+        except DoesNotApply as error:
             return Done(job, why_not=str(error))
         written = [
             results.write(job.folder, path.stem, row(job, contender, experiment, measured, point))
@@ -132,6 +157,12 @@ def run(
             if point in missing
         ]
         return Done(job, tuple(written))
+
+
+@lru_cache(maxsize=1)
+def _experiment(data: str, plan: Plan) -> Experiment:
+    """A worker's own: what one job of an experiment has opened and trained serves the next."""
+    return Experiment(plan, resolve(data))
 
 
 def row(job: Job, contender: Contender, experiment: Experiment, measured: Measured, point: str) -> dict[str, Any]:
@@ -158,7 +189,7 @@ def row(job: Job, contender: Contender, experiment: Experiment, measured: Measur
         "table": job.table,
         "scenario": plan.scenario,
         "base_classes": len(space.branches[0]),
-        "novel_classes": len(space.classes) - len(space.branches[0]),
+        "novel_classes": sum(len(names) for names in space.branches[1:]),
         "overlap_classes": len(space.overlap),
         "steps": experiment.steps,
         "arch": plan.arch,
@@ -175,6 +206,7 @@ def row(job: Job, contender: Contender, experiment: Experiment, measured: Measur
         "two_fold_spread": results.percent(float(np.mean([scored.spread for scored in last]))),
         "std": spreads,
         "seeds": list(job.seeds)[: len(per_seed)],
+        "asked_seeds": list(job.seeds),
         "per_seed": [results.figures(scored.test) for scored in last],
         "per_step": [[results.figures(scored.test) for scored in steps] for steps in per_seed]
         if experiment.steps > 1
@@ -192,30 +224,10 @@ def row(job: Job, contender: Contender, experiment: Experiment, measured: Measur
             "pooler": contender.pooler if contender.baseline is None else None,
         },
         **results.provenance(),
+        **({"command": job.command} if job.command else {}),
     }
 
 
-def peak_memory() -> int:
-    """Of the GPU if there is one, else of this process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else used * 1024
-
-
-@contextmanager
-def locked(path: Path, wait: bool) -> Iterator[bool]:
-    """Hold a lock, or learn that somebody else does. It dies with its process: a killed runner blocks nobody."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-
-
-def stored(out: Path) -> dict[Path, dict[str, Any]]:
-    """All rows under a results folder."""
-    return {path: json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.rglob("*.json"))}
+def peak_memory() -> int | None:
+    """Of the GPU while this job ran; a processor does not tell one job's from another's."""
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None

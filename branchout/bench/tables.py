@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from branchout.bench import results
 from branchout.bench.contenders import contender_named
 from branchout.bench.experiment import Plan
 from branchout.bench.run import Job
@@ -22,6 +23,8 @@ from branchout.train.recipes import Optimisation
 PUBLISHED = Optimisation(epochs=160, lr=0.1, batch=128, weight_decay=5e-4, schedule="cosine")
 """The long training of CIFAR-100's class-incremental literature, for the base and for every step."""
 SCHEDULES = ("fast", "paper", "published")
+BY_BASE = "base-classes"
+"""Experiments that differ in the number of base classes alone."""
 
 
 @dataclass(frozen=True)
@@ -49,25 +52,36 @@ def tables() -> dict[str, Table]:
     }
 
 
+def figures() -> dict[str, Table]:
+    """The paper's figures; one without `rows_in` spans experiments that differ in the number of base classes."""
+    return {
+        name: Table(name, entry["title"], entry.get("rows_in", BY_BASE), ("resnet10",), tuple(entry["contenders"]))
+        for name, entry in _read()["figures"].items()
+    }
+
+
 def table_named(name: str) -> Table:
-    known = tables()
+    known = tables() | figures()
     if name not in known:
         raise BranchoutError(f"no table is called {name!r}; known are: {', '.join(known)}")
     return known[name]
 
 
+def experiments_of(table: Table, dataset: Dataset, scale: str | None = None, **changes: Any) -> dict[str, Plan]:
+    """The experiments whose rows a table or figure shows, by name."""
+    if table.experiment != BY_BASE:
+        return {table.experiment: plan_for(table.experiment, dataset, scale, **changes)}
+    whole = plan_for("disjoint-40", dataset, scale, **changes)
+    return {
+        f"{BY_BASE}-{count}": replace(whole, kept=count if count != whole.base else None)
+        for count in _read()["base_classes"][scale or scale_of(dataset)]
+    }
+
+
 def scale_of(dataset: Dataset) -> str:
     """Which column of sizes fits a dataset: its own, or the paper's for one as large as ImageNet."""
     sizes = _read()["sizes"]
-    for name in sizes:
-        if dataset.name.startswith(name.split("-")[0]):
-            return str(name)
-    return "paper"
-
-
-def named(dataset: Dataset) -> str:
-    """A dataset's name in results."""
-    return "tiny-imagenet-200" if dataset.name.startswith("tiny") else dataset.name
+    return dataset.name if dataset.name in sizes else "paper"
 
 
 def plan_for(experiment: str, dataset: Dataset, scale: str | None = None, **changes: Any) -> Plan:
@@ -77,7 +91,9 @@ def plan_for(experiment: str, dataset: Dataset, scale: str | None = None, **chan
     if scale not in sizes:
         raise BranchoutError(f"no scale is called {scale!r}; known are: {', '.join(sizes)}")
     numbers = dict(sizes[scale][experiment])
-    plan = Plan(_read()["tables"][experiment]["scenario"], numbers.pop("base"), numbers.pop("novel"), **numbers)
+    entry = _read()["tables"][experiment]
+    plan = Plan(entry["scenario"], numbers.pop("base"), numbers.pop("novel"), **numbers)
+    plan = replace(plan, **entry.get("for_arch", {}).get(changes.get("arch"), {}))
     return fitted_to(plan, dataset, full_size=scale == "paper" and dataset.kind == "photo", **changes)
 
 
@@ -121,9 +137,12 @@ def jobs_for(
     out: Path,
 ) -> list[Job]:
     """One job for each contender; those that train a network use the first exemplar seed alone."""
+    command = results.command()
+    # Workers may run elsewhere.
+    out, data = out.absolute(), str(Path(data).absolute()) if Path(data).exists() else data
     jobs = []
     for name in contenders:
         contender = contender_named(name)
         used = tuple(seeds[:1]) if contender.trains_network else tuple(seeds)
-        jobs.append(Job(data, named(dataset), experiment, plan, contender.name, used, out))
+        jobs.append(Job(data, dataset.name, experiment, plan, contender.name, used, out, command))
     return jobs

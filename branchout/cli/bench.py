@@ -16,7 +16,7 @@ from branchout.errors import BranchoutError
 @app.command(rich_help_panel=MORE)
 def bench(
     table: Annotated[
-        str | None, typer.Argument(metavar="TABLE", help="sota, disjoint-40, overlap-style, …; --list names them.")
+        str | None, typer.Argument(metavar="TABLE", help="sota, fig-design-space, …; `all`, `report`; see --list.")
     ] = None,
     data: Annotated[str, typer.Option(help="A benchmark's folder, a folder of classes, or 'glyphs'.")] = "glyphs",
     listed: Annotated[bool, typer.Option("--list", help="Name all tables and methods.")] = False,
@@ -28,8 +28,10 @@ def bench(
     novel_classes: Annotated[
         int | None, typer.Option(help="New classes at each step; an even share of the rest if not given.")
     ] = None,
-    overlap: Annotated[int, typer.Option(help="How many new classes are base classes too.")] = 5,
-    steps: Annotated[int, typer.Option(min=1, help="Number of steps, for the scenario 'steps'.")] = 1,
+    overlap: Annotated[
+        int | None, typer.Option(help="How many new classes are base classes too; 5 if not given.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Number of steps, for the scenario 'steps'.")] = None,
     scale: Annotated[str | None, typer.Option(help="Sizes of a table: paper, tiny-imagenet-200, glyphs.")] = None,
     arch: Annotated[str | None, typer.Option(help="resnet10, resnet18, resnet50 or resnet32.")] = None,
     width: Annotated[int | None, typer.Option(min=1, help="Channels of the first stage.")] = None,
@@ -65,51 +67,63 @@ def bench(
 
     if (table is None) == (scenario is None):
         raise BranchoutError("name a table, or a scenario with --scenario; branchout bench --list names them all")
+    sizes = {"base-classes": base_classes, "novel-classes": novel_classes, "overlap": overlap, "steps": steps}
+    given = [f"--{name}" for name, value in (sizes if table else {"scale": scale}).items() if value is not None]
+    if given:
+        raise BranchoutError(
+            f"a table has sizes of its own, so {given[0]} goes with --scenario only"
+            if table
+            else "--scale is for tables; a scenario takes --base-classes and --novel-classes"
+        )
     for name in method or ():
         contender_named(name)  # a typo is answered before anything is loaded
-    chosen = None if table is None else tables.table_named(table)
     dataset = open_dataset(data)
-    changes: dict[str, Any] = {
-        "arch": arch,
-        "width": width,
-        "size": size,
-        "exemplars": exemplars,
-        "total": memory_total,
-    }
-    if chosen is not None:
-        experiment = chosen.experiment
-        plan = tables.plan_for(experiment, dataset, scale, split=split, **changes)
-        names = method or list(chosen.contenders)
+    changes: dict[str, Any] = {"arch": arch, "width": width, "size": size, "exemplars": exemplars}
+    changes |= {"total": memory_total, "split": split}
+    numbers = _numbers(seeds)
+    jobs: list[Any] = []
+    if table is not None:
+        every = tables.tables() | tables.figures()
+        for chosen in every.values() if table == "all" else [tables.table_named(table)]:
+            for network in chosen.archs if table == "all" and arch is None else [arch]:
+                plans = tables.experiments_of(chosen, dataset, scale, **{**changes, "arch": network})
+                for experiment, plan in plans.items():
+                    plan = tables.scheduled(plan, schedule, epochs)
+                    names = method or list(chosen.contenders)
+                    jobs += tables.jobs_for(data, dataset, experiment, plan, names, numbers, out)
+        jobs = list(dict.fromkeys(jobs))  # tables share rows
     else:
         assert scenario is not None
         if not method:
             raise BranchoutError("say which methods with --method; branchout bench --list names them all")
-        novel = novel_classes or _even_share(dataset, base_classes, steps)
-        shared = overlap if scenario.startswith("overlap") else 0
-        plan = tables.fitted_to(Plan(scenario, base_classes, novel, shared, steps, split), dataset, **changes)
-        experiment = f"{scenario}-{base_classes or 'rest'}+{f'{steps}x' if steps > 1 else ''}{novel}"
-        names = method
-    plan = tables.scheduled(plan, schedule, epochs)
-    jobs = tables.jobs_for(data, dataset, experiment, plan, names, _numbers(seeds), out)
+        number = steps or 1
+        novel = novel_classes or _even_share(dataset, base_classes, number)
+        shared = (5 if overlap is None else overlap) if scenario.startswith("overlap") else 0
+        plan = tables.fitted_to(Plan(scenario, base_classes, novel, shared, number), dataset, **changes)
+        experiment = f"{scenario}-{base_classes or 'rest'}+{f'{number}x' if number > 1 else ''}{novel}"
+        jobs = tables.jobs_for(
+            data, dataset, experiment, tables.scheduled(plan, schedule, epochs), method, numbers, out
+        )
     if workers > 1 or dask:
         with _executor(workers, dask) as executor:
             done = runner.run_all(jobs, executor=executor, on_done=_tell)
     else:
         with progress(console) as report:
             done = runner.run_all(jobs, report=report, on_done=_tell)
-    _show([job for job in jobs if not job.missing()], experiment)
-    if any(each.why_not for each in done):
-        raise typer.Exit(0 if any(not job.missing() for job in jobs) else 1)
+    for folder in dict.fromkeys(job.folder for job in jobs):
+        _show([job for job in jobs if job.folder == folder and not job.missing()])
+    if any(each.why_not for each in done) and all(job.missing() for job in jobs):
+        raise typer.Exit(1)
 
 
 def _list() -> None:
     from branchout.bench.contenders import contenders
-    from branchout.bench.tables import tables
+    from branchout.bench.tables import figures, tables
 
-    shown = Table(title="tables", title_justify="left")
+    shown = Table(title="tables and figures", title_justify="left")
     for heading in ("name", "what it shows", "networks"):
         shown.add_column(heading)
-    for table in tables().values():
+    for table in (tables() | figures()).values():
         shown.add_row(table.name, table.title, ", ".join(table.archs))
     console.print(shown)
     shown = Table(title="methods", title_justify="left")
@@ -125,14 +139,15 @@ def _report(out: Path, data: str, page: Path) -> None:
     """The page that sets the paper and the rows under `out` side by side."""
     import os
 
+    from branchout.bench.figures import draw
     from branchout.bench.report import markdown
-    from branchout.bench.tables import named
     from branchout.files import check_place, in_one_move
 
     there = [path.name for path in out.iterdir()] if out.is_dir() else []
-    dataset = data if data in there else named(open_dataset(data))
+    dataset = data if data in there else open_dataset(data).name
     check_place(page)
-    text = markdown(out, dataset, os.path.relpath(out, page.parent))
+    drawn = draw(out, dataset, page.parent / "figures")
+    text = markdown(out, dataset, os.path.relpath(out, page.parent), [path.relative_to(page.parent) for path in drawn])
     with in_one_move(page) as partial:
         partial.write_text(text, encoding="utf-8")
     say(f"written to {page}")
@@ -174,7 +189,7 @@ def _tell(done: Any) -> None:
         say(f"{done.job.contender}: {done.why_not}", "left out:")
 
 
-def _show(jobs: list[Any], experiment: str) -> None:
+def _show(jobs: list[Any]) -> None:
     """The rows of these jobs as one table."""
     import json
 
@@ -183,7 +198,9 @@ def _show(jobs: list[Any], experiment: str) -> None:
         return
     first = rows[0]
     many = first["steps"] > 1
-    title = f"{experiment} on {first['dataset']}, {first['arch']}: {first['base_classes']} + {first['novel_classes']}"
+    title = (
+        f"{jobs[0].table} on {first['dataset']}, {first['arch']}: {first['base_classes']} + {first['novel_classes']}"
+    )
     table = Table(title=Text(title), title_justify="left")
     metrics = ["all", "base", "novel", "overlap", "avg"] + (["incremental", "avg_steps"] if many else [])
     metrics = [name for name in metrics if any(row["metrics"][name] is not None for row in rows)]

@@ -115,10 +115,9 @@ class Gallery:
             table = Samples.build(pixels, np.full(len(missing), "-"), missing.astype(np.str_), rows=missing)
             resident = open_images(table, self.preprocessing, self.device, cache=self.cache)
             assert isinstance(resident, ResidentImages)
-            known = 0 if source.decoded is None else len(source.decoded)
-            source.place[missing] = known + np.arange(len(missing))
-            fresh = resident.pixels
-            source.decoded = fresh if source.decoded is None else torch.cat([source.decoded.to(fresh.device), fresh])
+            known, fresh = source.decoded, resident.pixels
+            source.decoded = fresh if known is None else torch.cat([known, fresh.to(known.device)])
+            source.place[missing] = (0 if known is None else len(known)) + np.arange(len(missing))
         if source.decoded is None:  # nothing was ever asked for, and nothing is now
             return torch.empty((0, self.preprocessing.channels, *[self.preprocessing.size] * 2), dtype=torch.uint8)
         return source.decoded[torch.from_numpy(source.place[rows]).to(source.decoded.device)]

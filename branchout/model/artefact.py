@@ -16,6 +16,7 @@ import glob
 import hashlib
 import json
 import os
+import platform
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def save(artefact: Artefact, out: Path, *, source: Path | None = None, half: boo
         raise BranchoutError(f"{out} is there already; choose another --out, or remove it first")
     out.parent.mkdir(parents=True, exist_ok=True)
     _sweep(out)
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    partial = out.with_name(f".{out.name}.{os.getpid()}@{_host()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
@@ -116,11 +117,15 @@ def save(artefact: Artefact, out: Path, *, source: Path | None = None, half: boo
 
 
 def _sweep(out: Path) -> None:
-    """Remove what saves that were killed left beside `out`; those of living processes are their own business."""
-    for left in out.parent.glob(f".{glob.escape(out.name)}.*.partial"):
-        owner = left.name.split(".")[-2]
+    """Remove what saves that were killed left beside `out`; what living processes or other machines write stays."""
+    for left in out.parent.glob(f".{glob.escape(out.name)}.*@{_host()}.partial"):
+        owner = left.name.removesuffix(f"@{_host()}.partial").split(".")[-1]
         if owner.isdigit() and not _lives(int(owner)):
             shutil.rmtree(left, ignore_errors=True)
+
+
+def _host() -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in platform.node()) or "here"
 
 
 def _lives(process: int) -> bool:

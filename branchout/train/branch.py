@@ -30,7 +30,10 @@ from branchout.train.recipes import StageOne, fitted
 
 Ints = npt.NDArray[np.int64]
 CACHE_LIMIT = 4 << 30
-"""Bytes of trunk activations kept in memory, or half of what a GPU has free; else they are computed every epoch."""
+"""Bytes of trunk activations kept in memory, or a third of what a GPU has; else they are computed every epoch.
+
+Of all it has, not of what is free: a run that was stopped must see the same views when it goes on.
+"""
 
 FEWEST_VIEWS = 4
 """Where not even so many views fit, the trunk runs live: seeing the same few views again and again costs accuracy."""
@@ -86,14 +89,14 @@ def learn_branch(
 
     sources = [new.images] + ([replayed.images] if replayed else [])
     if cache_limit is None:
-        cache_limit = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CACHE_LIMIT
+        gpu = device.type == "cuda"
+        cache_limit = torch.cuda.get_device_properties(device).total_memory // 3 if gpu else CACHE_LIMIT
+    sizes = [len(new.labels)] + ([len(replayed.labels)] if replayed else [])
     if views:
-        # A view costs one trunk output of each new picture, and as much again for the exemplars.
-        per_view = frozen.bytes_per_picture(new.images) * len(new.labels) * len(sources)
-        fitting = min(views, cache_limit // per_view)
-        views = fitting if fitting >= min(views, FEWEST_VIEWS) else 0
-    # Few exemplars are drawn often: they get as many more views as make their pool as large as that of the new images.
-    each_views = [views] + ([max(1, round(views * len(new.labels) / len(replayed.labels)))] if replayed else [])
+        room = cache_limit // frozen.bytes_per_picture(new.images)
+        enough = min(views, FEWEST_VIEWS)
+        views = next((v for v in range(views, enough - 1, -1) if np.dot(_views_of_each(v, sizes), sizes) <= room), 0)
+    each_views = _views_of_each(views, sizes)
     kept = frozen.cache(sources, each_views, seed, report) if views else None
 
     def epoch_batches(epoch: int) -> Iterator[tuple[list[Tensor], Tensor]]:
@@ -171,6 +174,14 @@ def _copied_rows(model: Classifier) -> nn.ModuleList:
         copy.load_state_dict(head.state_dict())
         copies.append(copy)
     return nn.ModuleList(copies)
+
+
+def _views_of_each(views: int, sizes: Sequence[int]) -> list[int]:
+    """How many views of each new picture are kept, and of each exemplar.
+
+    Few exemplars are drawn often: they get as many more views as make their pool as large as that of the new images.
+    """
+    return [views] + [max(1, round(views * sizes[0] / size)) for size in sizes[1:]]
 
 
 def _draws(count: int, size: int, batches: int, seed: int) -> list[Ints]:

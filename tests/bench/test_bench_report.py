@@ -2,12 +2,14 @@
 
 import json
 import re
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from branchout.bench.claims import checks
+from branchout.bench.figures import draw
 from branchout.bench.report import lines, markdown, paper_label, paper_rows, read
 from branchout.bench.tables import table_named
 from branchout.errors import BranchoutError
@@ -100,6 +102,10 @@ def test_claims_are_judged_by_the_rows(out: Path) -> None:
 
     assert verdict("within one point") == "holds"
     assert verdict("Best-avg is above") == "holds"
+    assert verdict("above every compared method, in") == "not measured"  # iCaRL and others are missing
+    rest = [(name, "plain", row(name, "plain", all=50.0, avg=50.0)) for name in ("finetune", "icarl", "wa", "der")]
+    write(out, rest)
+    verdicts = {check.claim: check for check in checks("toys", read(out))}
     assert verdict("above every compared method, in") == "holds"
     assert verdict("Fine-tuned heads") == "does not hold"  # better in all, worse in avg
     assert verdict("ResNet18") == "not measured"
@@ -129,3 +135,40 @@ def test_a_dataset_without_rows_is_answered_with_those_that_have_some(out: Path)
     (out / PLACE / "bic-plain.json").write_text("{")
     with pytest.raises(BranchoutError, match=r"bic-plain\.json cannot be read as a row"):
         read(out)
+
+
+def test_figures_are_drawn_from_rows_alone_and_only_where_there_are_some(out: Path, tmp_path: Path) -> None:
+    assert draw(out, "toys", tmp_path / "figures") == []
+    curve = [
+        {"alpha": a / 5, "beta": b / 5, "base": 60.0 - a, "novel": 50.0 + a - b} for a in range(6) for b in range(6)
+    ]
+    dial = [{"b": float(n), "base": 62.0 - n, "novel": 40.0 + 3 * n} for n in range(9)]
+    for name, points in (("score-fusion-reference", curve), ("score-fusion-branchout", dial)):
+        write(out, [(name, "all", {**row(name, "all", all=61.0, base=62.0, novel=55.0, avg=58.5), "curve": points})])
+    for count in (4, 8):
+        for where in ("fc", "layer4", "stem"):
+            content = {**row(f"alone-{where}", "alone", novel=70.0 + count), "base_classes": count, "novel_alone": 70.0}
+            write(out, [(f"alone-{where}", "alone", content)], Path(f"toys/base-classes-{count}/resnet10"))
+    drawn = draw(out, "toys", tmp_path / "figures")
+    assert [path.stem for path in drawn] == ["fig-base-classes", "fig-finetune-depth", "fig-design-space"]
+    first = [path.read_text() for path in drawn]
+    for text in first:
+        assert ElementTree.fromstring(text).tag.endswith("svg")
+    assert "4 base classes" in first[1]
+    assert "8 base classes" in first[1]
+    assert "the dial" in first[2]
+    assert [path.read_text() for path in draw(out, "toys", tmp_path / "figures")] == first
+    page = markdown(out, "toys", str(out), [path.relative_to(tmp_path) for path in drawn])
+    assert page.count("![") == 3
+
+
+def test_what_fine_tuning_brings_is_judged_by_the_number_of_base_classes(out: Path) -> None:
+    def judged(gaps: dict[int, float], deeper: float) -> list[str]:
+        for count, gap in gaps.items():
+            for where, value in (("fc", 70.0), ("layer4", 70.0 + gap), ("layer3", deeper), ("stem", 60.0)):
+                content = {**row("alone", "alone", novel=value), "base_classes": count, "novel_alone": value}
+                write(out, [(f"alone-{where}", "alone", content)], Path(f"toys/base-classes-{count}/resnet10"))
+        return [check.verdict.strip("*") for check in checks("toys", read(out))][-2:]
+
+    assert judged({20: 9.0, 180: 3.0}, 72.0) == ["holds", "holds"]
+    assert judged({20: 3.0, 180: 9.0}, 80.0) == ["does not hold", "does not hold"]

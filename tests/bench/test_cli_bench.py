@@ -82,6 +82,8 @@ def test_methods_in_a_scenario_of_ones_own(
         (["--scenario", "disjoint", "--base-classes", "8"], "say which methods with --method"),
         (["--scenario", "disjoint", "--method", "ncm"], "say how many classes are new"),
         (["--scenario", "disjoint", "--base-classes", "80", "--novel-classes", "3", "--method", "ncm"], "83 base and"),
+        (["sota", "--base-classes", "5"], "a table has sizes of its own, so --base-classes goes with --scenario only"),
+        (["--scenario", "disjoint", "--scale", "paper", "--method", "ncm"], "--scale is for tables"),
         (["sota", "--data", "nowhere"], "no dataset 'nowhere'"),
         (["report", "--out", "empty"], "holds no rows"),
     ],

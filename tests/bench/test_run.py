@@ -22,6 +22,7 @@ from branchout.bench.experiment import Experiment, Plan
 from branchout.bench.run import Job, run, run_all
 from branchout.data.benchmarks import resolve
 from branchout.data.samples import Samples
+from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
 from branchout.metrics import accuracies
 from branchout.train.recipes import PAPER, Optimisation
@@ -131,6 +132,14 @@ def test_many_steps_are_measured_after_each(folder: Path, tmp_path: Path) -> Non
         assert row["metrics"]["all"] == steps[-1]["all"]
 
 
+def test_what_was_kept_of_a_class_stays_however_many_steps_follow(folder: Path) -> None:
+    plan = replace(PLAN, scenario="steps", base=5, novel=2, steps=3, exemplars=3)
+    experiment = Experiment(plan, resolve(str(folder)), device=CPU)
+    kept = [set(experiment.memory(step, 1).ids.tolist()) for step in (1, 2, 3)]
+    assert [len(each) for each in kept] == [15, 21, 27]
+    assert kept[0] < kept[1] < kept[2]
+
+
 def test_exemplars_in_total_are_shared_by_the_classes_so_far(folder: Path) -> None:
     plan = replace(PLAN, scenario="steps", base=7, novel=2, steps=2, total=18)
     experiment = Experiment(plan, resolve(str(folder)), device=CPU)
@@ -169,6 +178,23 @@ def test_only_what_is_missing_is_made_again(experiment: Experiment, folder: Path
             assert (path.stat().st_mtime_ns, path.read_text()) == (when, text)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"), [({"exemplars": 3}, "exemplars 4, and 3"), ({"epochs": 2}, "epochs 1, and 2")]
+)
+def test_a_row_made_otherwise_is_not_taken_for_the_one_asked_for(
+    change: dict[str, int], said: str, experiment: Experiment, folder: Path, tmp_path: Path
+) -> None:
+    asked = job(folder, tmp_path, "ncm", seeds=(1,))
+    run(asked, {(str(folder), PLAN): experiment})
+    for other, words in (
+        (replace(asked, plan=replace(PLAN, **change)), said),  # type: ignore[arg-type]
+        (replace(asked, seeds=(1, 2)), r"seeds \[1\], and \[1, 2\]"),
+    ):
+        with pytest.raises(BranchoutError, match=words):
+            run(other)
+    assert asked.missing() == []
+
+
 def test_the_base_model_is_trained_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = Experiment(PLAN, resolve(str(folder)), device=CPU).base
     import branchout.bench.experiment as module
@@ -180,8 +206,9 @@ def test_the_base_model_is_trained_once(folder: Path, tmp_path: Path, monkeypatc
 
 
 def test_two_runners_share_the_work(folder: Path, experiment: Experiment, tmp_path: Path) -> None:
-    assert experiment.base is not None  # trained, so that both find it
+    plan = replace(PLAN, split=5)  # whose base nobody has trained yet: one does, the other waits
     jobs = [job(folder, tmp_path, name, seeds=(1,)) for name in ("ncm", "logitcat-max", "logitcat-average")]
+    jobs = [replace(each, plan=plan) for each in jobs]
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         ended = [future.result() for future in [pool.submit(run_all, jobs), pool.submit(run_all, jobs[::-1])]]
     written = [path for finished in ended for done in finished for path in done.written]
@@ -216,3 +243,31 @@ def test_a_killed_runner_leaves_nothing_half_done_and_blocks_nobody(folder: Path
     assert not list(tmp_path.rglob("*.json"))
     subprocess.run([*words, "--epochs", "1"], check=True, timeout=120, stdout=subprocess.DEVNULL)
     assert (place / "finetune-plain.json").exists()
+
+
+# The figures.
+
+
+def test_fewer_base_classes_leave_the_new_ones_the_same(folder: Path) -> None:
+    whole, more, fewer = (
+        Experiment(replace(PLAN, kept=kept), resolve(str(folder)), device=CPU) for kept in (None, 6, 3)
+    )
+    bases = [set(each.scenario.branches[0]) for each in (fewer, more, whole)]
+    assert bases[0] < bases[1] < bases[2]
+    assert bases[0] != set(sorted(bases[2])[:3])  # drawn, not the first of the alphabet
+    assert fewer.scenario.branches[1] == whole.scenario.branches[1]
+    assert set(fewer.halves(1)[1].classes) == {*fewer.scenario.branches[0], *fewer.scenario.branches[1]}
+
+
+@pytest.mark.parametrize("where", ["fc", "layer4", "stem"])
+def test_new_classes_alone_are_asked_about_nothing_else(
+    where: str, experiment: Experiment, folder: Path, tmp_path: Path
+) -> None:
+    done = run(job(folder, tmp_path, f"alone-{where}", seeds=(1,)), {(str(folder), PLAN): experiment})
+    assert done is not None
+    (path,) = done.written
+    row = json.loads(path.read_text())
+    assert row["metrics"]["base"] is None
+    assert row["metrics"]["novel"] == row["metrics"]["all"]
+    cloned = row["parameters"] - sum(p.numel() for p in experiment.base.backbone.parameters())
+    assert (cloned == 0) == (where == "fc")

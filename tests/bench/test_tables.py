@@ -69,13 +69,16 @@ def test_every_row_that_the_paper_has_is_made_by_some_contender_of_the_table() -
 
 def test_sizes_follow_the_dataset(dataset: Dataset, train: Samples, val: Samples) -> None:
     assert scale_of(dataset) == "glyphs"
-    assert scale_of(Dataset("tiny-imagenet", train, val)) == "tiny-imagenet-200"
-    assert scale_of(Dataset("imagenet", train, val)) == "paper"
-    tiny = plan_for("multistep", Dataset("tiny-imagenet", train, val))
+    assert scale_of(Dataset("tiny-imagenet-200", train, val)) == "tiny-imagenet-200"
+    assert scale_of(Dataset("imagenet-1k", train, val)) == "paper"
+    assert scale_of(Dataset("tiny_products", train, val)) == "paper"  # not every small thing is that one
+    tiny = plan_for("multistep", Dataset("tiny-imagenet-200", train, val))
     assert (tiny.base, tiny.novel, tiny.steps) == (100, 10, 10)
     full = plan_for("disjoint-40", Dataset("imagenet", train, val), arch="resnet18", exemplars=None)
     assert (full.base, full.novel, full.size, full.arch) == (800, 40, 224, "resnet18")
     assert (full.pretraining.epochs, full.pretraining.lr, full.exemplars) == (90, 0.1, 10)
+    larger = plan_for("multistep", Dataset("imagenet-1k", train, val), arch="resnet18")
+    assert (larger.exemplars, larger.fusion_epochs) == (20, 5)  # as in the paper's run with ResNet18
     with pytest.raises(BranchoutError, match="no scale is called 'huge'; known are: paper, "):
         plan_for("disjoint-40", dataset, "huge")
 

@@ -399,13 +399,19 @@ def test_a_base_that_was_replaced_meanwhile_is_not_shared(base: api.Model, tmp_p
 def test_what_a_killed_save_left_is_swept_away_but_not_what_others_are_writing(base: api.Model, tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    left, living, other = (
-        tmp_path / f".{name}.{process}.partial"
-        for name, process in (("out", ended.pid), ("out", os.getppid()), ("about", ended.pid))
+    left, living, other, far = (
+        tmp_path / f".{name}.{process}@{host}.partial"
+        for name, process, host in (
+            ("out", ended.pid, artefact._host()),
+            ("out", os.getppid(), artefact._host()),
+            ("about", ended.pid, artefact._host()),
+            ("out", ended.pid, "elsewhere"),
+        )
     )
-    for folder in (left, living, other):
+    for folder in (left, living, other, far):
         folder.mkdir()
     artefact.save(base.artefact, tmp_path / "out")
     assert not left.exists()
     assert living.exists()
     assert other.exists()
+    assert far.exists()
