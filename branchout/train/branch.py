@@ -22,9 +22,11 @@ from torch import Tensor, nn
 
 from branchout.data import augment
 from branchout.data.batches import Images, in_order, on_device, shuffled
+from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier, Step
 from branchout.model.fusion import CosineHead, Head, Pooler, new_head
 from branchout.model.surgery import Branch, branch_point
+from branchout.train.features import extract
 from branchout.train.loop import Event, Report, fit, precision, seed_for, silent
 from branchout.train.recipes import StageOne, fitted
 
@@ -75,6 +77,8 @@ def learn_branch(
     head = new_head(model.base_head, len(names)).to(device)
     space = model.space.extend(names)
     pooler = Pooler(space, model.fused.pooler.kind).to(device)
+    if isinstance(head, nn.Linear):
+        imprint(head, model, new, space, device)
     memory = _copied_rows(model) if settings.replay else nn.Identity()
     trained = nn.ModuleDict({"branch": branch, "head": head, "memory": memory.to(device)})
     replayed = exemplars if settings.replay else None
@@ -160,6 +164,26 @@ def learn_branch(
         report=report,
     )
     return Step(tuple(names), where, point.start, branch, head), losses
+
+
+@torch.no_grad()
+def imprint(head: nn.Linear, model: Classifier, new: Labelled, space: LabelSpace, device: torch.device) -> None:
+    """Start a linear head where its classes are, speaking as loudly as the rows before it.
+
+    A dozen images and a small rate would hardly move random rows. Each is turned towards its class's mean feature, off
+    the mean of all, at the length of the base's rows; its bias lets it score on its own images what the earlier
+    columns score at best there, so that neither side starts above the other.
+    """
+    features = extract(model, new.images, device=device)[0]
+    loudest = model.fused.frozen_columns(features.unbind(1)).amax(1)
+    names = torch.from_numpy(space.index(space.branches[-1])).to(device)
+    mine = torch.from_numpy(new.labels).to(device)[:, None] == names
+    share = mine.float() / mine.sum(0).clamp(min=1)
+    means = share.T @ features[:, 0]
+    aside = means - means.mean(0) if len(means) > 1 else means
+    head.weight.copy_(F.normalize(aside, dim=1) * head.weight.norm(dim=1, keepdim=True))
+    if head.bias is not None:
+        head.bias.copy_(share.T @ loudest - (head.weight * means).sum(1))
 
 
 def _copied_rows(model: Classifier) -> nn.ModuleList:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from sklearn.covariance import ledoit_wolf_shrinkage
+from torch import Tensor, nn
 
 from branchout.model.classifier import Classifier
 
@@ -57,7 +58,11 @@ def pseudo_exemplars(
 
 
 def alignment(model: Classifier, features: Tensor, labels: Tensor) -> Tensor:
-    """Cosines between images of the newest step and the rows of their own classes in its head."""
+    """Cosines between images of the newest step and the rows of their own classes in its head.
+
+    Rows of a linear head that few images have taught hardly point anywhere. The base's, made of many, do: an image of
+    a class it never saw lies that near to some row, and one of its own classes nearer still.
+    """
     head = list(model.fused.heads)[-1]
     row_of = torch.full((len(model.space.classes),), -1, dtype=torch.long)
     taught = model.space.branches[-1]
@@ -65,7 +70,11 @@ def alignment(model: Classifier, features: Tensor, labels: Tensor) -> Tensor:
     rows = row_of.to(labels.device)[labels]
     known = rows >= 0
     h = F.normalize(features[known, model.fused.feature_of[-1]], dim=1)
-    return (h * F.normalize(head.weight, dim=1)[rows[known]]).sum(1)  # type: ignore[arg-type]
+    own = (h * F.normalize(head.weight, dim=1)[rows[known]]).sum(1)  # type: ignore[arg-type]
+    if not isinstance(model.base_head, nn.Linear):
+        return own
+    nearest = F.normalize(features[known, 0], dim=1) @ F.normalize(model.base_head.weight, dim=1).T
+    return torch.maximum(own, nearest.amax(1))
 
 
 def within_class_spread(features: Tensor, labels: Tensor) -> Tensor:
@@ -75,6 +84,10 @@ def within_class_spread(features: Tensor, labels: Tensor) -> Tensor:
     sums = features.new_zeros(classes, features.shape[1]).index_add_(0, index, features)
     centred = features - (sums / index.bincount(minlength=classes)[:, None])[index]
     covariance = centred.T @ centred / max(len(features) - classes, 1)
+    # A dozen images stray in a dozen directions only, and some row always lies along one of them.
+    share = ledoit_wolf_shrinkage(centred.double().cpu().numpy(), assume_centered=True) if len(centred) > 1 else 1.0
+    level = covariance.diagonal().mean()
+    covariance = (1 - share) * covariance + share * level * torch.eye(len(covariance)).to(covariance)
     values, vectors = torch.linalg.eigh(covariance.double())
     spread: Tensor = values.clamp(min=0).sqrt()[:, None] * vectors.T
     return spread.to(features.dtype)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers import BASE, CPU, LATER, NEW, SIZES, exemplars, same, snapshot, untrained
 from torch import Tensor, nn
 
@@ -350,3 +351,40 @@ def test_epochs_go_round_the_cached_views_and_exemplars_are_seen_in_more_of_them
     for order in seen[1::2]:  # each exemplar as often as any other, whatever its view
         counts = np.bincount(order % len(old.labels), minlength=len(old.labels))
         assert counts.max() - counts.min() <= 1
+
+
+# Linear heads.
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("names", [NEW, NEW[:1], (*NEW[:2], BASE[0])], ids=["several", "one", "an old one too"])
+def test_a_linear_head_starts_along_its_classes_and_no_louder_than_the_base(
+    names: tuple[str, ...], bias: bool, train: Samples
+) -> None:
+    model = untrained(BASE)
+    base = nn.Linear(32, len(BASE), bias=bias)
+    linear = Classifier(model.arch, model.backbone, base, BASE, SIZES, "glyph")
+    new = labelled(linear, names, train.of_classes(names))
+    space = linear.space.extend(names)
+    head = stage_one.new_head(linear.base_head, len(names))
+    stage_one.imprint(head, linear, new, space, CPU)  # type: ignore[arg-type]
+    with torch.no_grad():
+        pictures = next(new.images.plain([np.arange(len(new.labels))]))
+        h = linear.features(pictures.contiguous(memory_format=torch.channels_last))[0]
+        own, old = head(h), base(h)
+    lengths = head.weight.norm(dim=1)
+    assert torch.allclose(lengths, base.weight.norm(dim=1).mean().expand_as(lengths), atol=1e-4)
+    means = [h[torch.from_numpy(new.labels == space.index([name])[0])].mean(0) for name in names]
+    middle = sum(means) / len(means) if len(means) > 1 else torch.zeros(32)
+    for number, (name, mean) in enumerate(zip(names, means, strict=True)):
+        members = torch.from_numpy(new.labels == space.index([name])[0])
+        assert F.cosine_similarity(head.weight[number], mean - middle, dim=0).item() == pytest.approx(1, abs=1e-4)
+        if bias:  # on its own images it says on average what the base says at most
+            assert own[members, number].mean().item() == pytest.approx(old[members].amax(1).mean().item(), abs=1e-3)
+
+
+def test_a_cosine_head_starts_afresh(
+    models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_one, "imprint", lambda *_: pytest.fail("the paper's head is fresh"))
+    trained(models["base"], train, PAPER.stage_one, views=0)

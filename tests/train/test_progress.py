@@ -39,14 +39,17 @@ def test_it_tells_how_far_each_work_is_the_latest_last(tmp_path: Path) -> None:
         found = note(tmp_path)
         assert [(w["work"], w["done"], w["total"]) for w in found["works"]] == [("features", 5, 9), ("branch", 2, 3)]
         assert found["works"][1]["figures"] == {"loss": 0.25}
+        assert [w["losses"] for w in found["works"]] == [[], [0.5, 0.25]]
         assert found["works"][1]["since"] == first
         assert (found["state"], found["pid"]) == ("running", os.getpid())
         report(Event("features", 1, 9))  # anew
         again = note(tmp_path)["works"][-1]
         assert (again["work"], again["done"]) == ("features", 1)
         assert again["since"] >= found["updated"]
+        report(Event("branch", 1, 3, {"loss": 2.0}))
+        assert note(tmp_path)["works"][-1]["losses"] == [2.0]
     assert note(tmp_path)["state"] == "saving"
-    assert [event.work for event in heard] == ["branch", "features", "branch", "features"]
+    assert [event.work for event in heard] == ["branch", "features", "branch", "features", "branch"]
     assert [path.name for path in tmp_path.iterdir()] == [NOTE]  # nothing half written is left
 
 
@@ -89,8 +92,10 @@ def test_without_a_folder_it_is_the_same_report() -> None:
 
 @pytest.mark.usefixtures("eager")
 def test_an_extension_can_be_watched_from_its_first_epoch_to_its_end(
-    base: api.Model, train: Samples, val: Samples, tmp_path: Path
+    base: api.Model, train: Samples, val: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # With features that another test has left, nothing would be told after the last epoch.
+    monkeypatch.setenv("BRANCHOUT_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "v2"
     seen: list[dict[str, Any]] = []
     base.extend(

@@ -1,10 +1,14 @@
 """Made-up exemplars: where they lie, what they are called, and the two fits they rest on."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from helpers import BASE, CPU, LATER, NEW, untrained
-from torch import Tensor
+import torch.nn.functional as F
+from helpers import BASE, CPU, LATER, NEW, SIZES, untrained
+from sklearn.covariance import LedoitWolf
+from torch import Tensor, nn
 
 from branchout.model.classifier import Classifier
 from branchout.train.pseudo import RIDGE, alignment, predict_features, pseudo_exemplars, within_class_spread
@@ -98,15 +102,35 @@ def test_alignment_is_the_cosine_of_each_image_with_its_own_row(model: Classifie
     assert found.tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_spread_reproduces_the_covariance_within_classes() -> None:
+def test_spread_is_the_covariance_within_classes_shrunk_where_images_are_few() -> None:
     rng = np.random.default_rng(0)
-    labels = np.repeat([7, 2, 5], [30, 20, 10])
-    features = rng.normal(size=(60, 6)) @ rng.normal(size=(6, 6)) + 10 * labels[:, None]
-    pooled = sum((np.sum(labels == c) - 1) * np.cov(features[labels == c].T) for c in (7, 2, 5)) / (60 - 3)
-    spread = within_class_spread(torch.from_numpy(features), torch.from_numpy(labels)).numpy()
-    assert np.allclose(spread.T @ spread, pooled, atol=1e-9)
-    drawn = rng.normal(size=(200_000, 6)) @ spread
-    assert np.allclose(np.cov(drawn.T), pooled, atol=0.05 * np.abs(pooled).max())
+    shape = rng.normal(size=(6, 6))
+    for count, near in ((4000, 0.01), (2, 1.0)):
+        labels = np.repeat([7, 2, 5], [count, 2 * count, count])
+        features = rng.normal(size=(len(labels), 6)) @ shape + 10 * labels[:, None]
+        inside = np.concatenate([features[labels == c] - features[labels == c].mean(0) for c in (7, 2, 5)])
+        pooled = inside.T @ inside / (len(labels) - 3)
+        share = LedoitWolf(assume_centered=True).fit(inside).shrinkage_
+        assert 0 < share <= near
+        slow = (1 - share) * pooled + share * np.trace(pooled) / 6 * np.eye(6)
+        spread = within_class_spread(torch.from_numpy(features), torch.from_numpy(labels)).numpy()
+        assert np.allclose(spread.T @ spread, slow, atol=1e-9)
+
+
+def test_stand_ins_of_a_linear_head_lie_no_farther_off_than_strangers_from_some_row() -> None:
+    """Random rows of a new head say nothing of how near images lie to rows that were learned."""
+    torch.manual_seed(0)
+    cosine = untrained(BASE, NEW)
+    base, new = (nn.Linear(32, len(names)) for names in (BASE, NEW))
+    step = replace(cosine.steps[0], head=new)
+    linear = Classifier(cosine.arch, cosine.backbone, base, BASE, SIZES, "glyph", [step])
+    features = F.normalize(torch.rand(9, 2, 32), dim=2)
+    labels = torch.from_numpy(linear.space.index(list(NEW) * 3))
+    found = alignment(linear, features, labels)
+    for row, (h, label) in enumerate(zip(features, labels.tolist(), strict=True)):
+        own = F.cosine_similarity(h[1], new.weight[list(NEW).index(linear.space.classes[label])], dim=0)
+        rows = [F.cosine_similarity(h[0], weight, dim=0) for weight in base.weight]
+        assert found[row].item() == pytest.approx(max(own, *rows).item(), abs=1e-6)
 
 
 def test_spread_of_single_images_is_nothing() -> None:

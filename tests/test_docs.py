@@ -1,0 +1,296 @@
+"""The pages people read show only commands, files and numbers that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+
+from branchout.cli import app
+from branchout.model.cuts import CUTS
+from branchout.model.fusion import POOLERS
+from branchout.model.resnet import build
+from branchout.model.surgery import Branch, branch_point
+from branchout.train.frontier import Frontier
+from branchout.train.recipes import recipe_named
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+GUIDES = ("how-it-works", "operating-points", "exemplars", "overlapping-classes", "branch-depth", "troubleshooting")
+PICTURES = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name if page.parent == ROOT else page.stem)
+each_picture = pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.stem)
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`([^`]+)`")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [body for told, body in BLOCK.findall(page.read_text(encoding="utf-8")) if told == language]
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks."""
+    return BLOCK.sub("", page.read_text(encoding="utf-8"))
+
+
+# Commands.
+
+
+def typed(page: Path) -> Iterator[list[str]]:
+    """The words after `branchout` of every command in a block, as a shell would split them."""
+    for line in "\n".join(blocks(page, "")).splitlines():
+        found = re.match(r"\s*(?:[A-Z_]+=\S*\s+)?branchout\s+(\S.*)", line)
+        if found:
+            yield shlex.split(found[1], comments=True)
+
+
+def mentioned(page: Path) -> Iterator[list[str]]:
+    """The same of commands within a sentence, which may be cut short and wrapped."""
+    for code in INLINE.findall(prose(page)):
+        found = re.match(r"(?:[A-Z_]+=\S*\s+)?branchout\s+([a-z]\S*.*)", code, re.DOTALL)
+        if found:
+            yield shlex.split(found[1].replace("…", " "))
+
+
+def options(words: list[str]) -> Iterator[tuple[str, str]]:
+    """Each option with what follows it."""
+    for number, word in enumerate(words, 1):
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+            yield name, value or "".join(words[number : number + 1])
+
+
+def check_values(name: str, words: list[str]) -> None:
+    for option, value in options(words):
+        if option == "--goal":
+            Frontier.check_goal(value)
+        elif option == "--recipe":
+            recipe_named(value)
+        elif option == "--pooler":
+            assert value in POOLERS, f"branchout {name} knows no pooler {value}"
+
+
+@each_page
+def test_every_command_in_a_block_could_be_typed(page: Path) -> None:
+    """Parsed as the program would: unknown options, missing or surplus arguments and wrong numbers are refused."""
+    shown = list(typed(page))
+    assert shown or page.stem not in GUIDES
+    for name, *words in shown:
+        assert name in COMMANDS, f"{page.name} shows branchout {name}"
+        try:
+            COMMANDS[name].make_context(name, list(words))
+        except Exception as error:
+            pytest.fail(f"{page.name}: branchout {name} {shlex.join(words)}: {error}")
+        check_values(name, words)
+
+
+@each_page
+def test_every_command_in_a_sentence_exists(page: Path) -> None:
+    for name, *words in mentioned(page):
+        assert name in COMMANDS, f"{page.name} speaks of branchout {name}"
+        known = {option for parameter in COMMANDS[name].params for option in parameter.opts}
+        for option, _ in options(words):
+            assert option in known, f"{page.name}: branchout {name} has no {option}"
+        check_values(name, words)
+
+
+@each_page
+def test_every_option_named_on_its_own_exists(page: Path) -> None:
+    known = {option for command in COMMANDS.values() for parameter in command.params for option in parameter.opts}
+    for code in INLINE.findall(prose(page)):
+        if code.startswith("--"):
+            for option, value in options(shlex.split(code)):
+                assert option in known, f"{page.name}: no command has {option}"
+                if option == "--goal" and value:
+                    Frontier.check_goal(value)
+
+
+def test_every_goal_of_the_table_is_one() -> None:
+    page = (ROOT / "docs" / "operating-points.md").read_text(encoding="utf-8")
+    table = page.split("| goal | what", 1)[1].split("\n\n", 1)[0]
+    goals = {goal.strip("'") for goal in INLINE.findall(table)}
+    assert {"all", "avg", "balanced", "novel", "base", "overlap"} <= goals
+    assert sum(Frontier.check_goal(goal) is not None for goal in goals - {"extend"}) >= 3
+
+
+def test_the_checks_see_commands() -> None:
+    """A pattern that no longer matches would let everything pass."""
+    assert sum(1 for page in PAGES for _ in typed(page)) >= 30
+    assert sum(1 for page in PAGES for _ in mentioned(page)) >= 10
+
+
+def test_the_two_commands_stand_first() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme.index("make demo") < readme.index("branchout extend")
+    assert "make test" in readme
+
+
+# Python.
+
+
+@each_page
+def test_python_blocks_compile(page: Path) -> None:
+    for number, block in enumerate(blocks(page, "python"), 1):
+        compile(block, f"{page.name}, Python block {number}", "exec")
+
+
+# Links, files and pictures.
+
+
+def links(page: Path) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", prose(page))
+
+
+def anchors(page: Path) -> set[str]:
+    """Headings as a link names them: small letters, hyphens for spaces, no punctuation."""
+    headings = re.findall(r"^#+ +(.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@each_page
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    for link in links(page):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name} links to {link}"
+        assert ROOT in target.parents, f"{page.name} links out of the repository: {link}"
+        if anchor:
+            assert anchor in anchors(target), f"{page.name} links to {link}"
+
+
+@each_page
+def test_every_file_spoken_of_exists(page: Path) -> None:
+    for code in INLINE.findall(prose(page)):
+        if re.fullmatch(r"(branchout|docs|tests|results|examples|benchmarks)/[\w./-]*", code):
+            assert (ROOT / code).exists(), f"{page.name} speaks of {code}"
+
+
+def test_the_index_names_every_page() -> None:
+    listed = {link for link in links(ROOT / "docs" / "README.md") if "/" not in link}
+    assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+
+
+def test_every_picture_is_shown_and_can_be_read() -> None:
+    shown = {(page.parent / link).resolve() for page in PAGES for link in links(page) if link.endswith(".svg")}
+    assert shown >= {picture.resolve() for picture in PICTURES}
+    assert len(PICTURES) >= 3
+    for picture in {*shown, *(ROOT / "docs").rglob("*.svg")}:
+        assert ET.parse(picture).getroot().tag.endswith("svg"), picture
+
+
+@each_picture
+def test_a_picture_is_grey_on_a_ground_of_its_own(picture: Path) -> None:
+    """Readable on dark pages and in print: it brings a light ground, uses no colour, and says what it shows."""
+    root = ET.parse(picture).getroot()
+    svg = "{http://www.w3.org/2000/svg}"
+    assert root.tag == f"{svg}svg"
+    assert root.findtext(f"{svg}title")
+    assert root.findtext(f"{svg}desc")
+    ground = root.find(f"{svg}rect")
+    assert ground is not None
+    assert [ground.get("width"), ground.get("height")] == root.get("viewBox", "").split()[2:]
+    assert int(ground.get("fill", "#000").lstrip("#")[:2], 16) > 0xE0
+    for element in root.iter():
+        for paint in (element.get("fill"), element.get("stroke")):
+            if paint not in (None, "none"):
+                digits = re.fullmatch(r"#([0-9a-f]{3}|[0-9a-f]{6})", paint or "")
+                assert digits, f"{paint} is no shade written in hexadecimal"
+                parts = re.findall("." * (len(digits[1]) // 3), digits[1])
+                assert len(set(parts)) == 1, f"{paint} is a colour"
+
+
+# Numbers.
+
+
+def rows_with_files(page: Path) -> Iterator[tuple[dict[str, str], Path]]:
+    """Rows of tables whose last column, `file`, links to a measured row."""
+    heading: list[str] = []
+    for line in prose(page).splitlines():
+        if not line.startswith("|"):
+            heading = []
+            continue
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not heading:
+            heading = cells
+        elif heading[-1] == "file" and "](" in cells[-1]:
+            path = re.search(r"\]\(([^)]+)\)", cells[-1])
+            assert path
+            yield dict(zip(heading, cells, strict=True)), page.parent / path[1]
+
+
+@each_page
+def test_measured_numbers_are_those_of_their_files(page: Path) -> None:
+    for row, path in rows_with_files(page):
+        measured = json.loads(path.read_text(encoding="utf-8"))["metrics"]
+        for name in ("all", "base", "novel", "overlap", "avg"):
+            if name in row and row[name] not in ("", "–"):
+                assert row[name] == f"{measured[name]:.1f}", f"{page.name}: {name} of {path.name}"
+
+
+def test_the_check_sees_numbers() -> None:
+    assert sum(1 for page in PAGES if page.stem in GUIDES for _ in rows_with_files(page)) >= 8
+
+
+def test_the_dial_is_drawn_as_it_was_measured() -> None:
+    """The picture's axes: x = 110 + 7 · novel, y = 400 − 5 · base; its three points are those of the first seed."""
+    folder = ROOT / "results" / "tiny-imagenet-200" / "disjoint-40" / "resnet10"
+    rows = {
+        goal: json.loads((folder / f"score-fusion-branchout-{goal}.json").read_text(encoding="utf-8"))
+        for goal in ("all", "balanced", "avg")
+    }
+    root = ET.parse(ROOT / "docs" / "pictures" / "dial.svg").getroot()
+    svg = "{http://www.w3.org/2000/svg}"
+
+    def place(figures: dict[str, float]) -> tuple[int, int]:
+        return round(110 + 7 * figures["novel"]), round(400 - 5 * figures["base"])
+
+    # Along a straight line down, its two ends are enough.
+    every = [place(point) for point in rows["balanced"]["curve"]]
+    inner = [b for a, b, c in zip(every, every[1:], every[2:], strict=False) if not a[0] == b[0] == c[0]]
+    drawn = root.find(f"{svg}polyline").get("points", "")  # type: ignore[union-attr]
+    assert drawn == " ".join(f"{x},{y}" for x, y in [every[0], *inner, every[-1]])
+
+    circles = [(int(circle.get("cx", "")), int(circle.get("cy", ""))) for circle in root.iter(f"{svg}circle")]
+    labels = {"".join(text.itertext()) for text in root.iter(f"{svg}text")}
+    for goal, circle in zip(rows, circles, strict=True):
+        first = rows[goal]["per_seed"][0]
+        assert circle == place(first)
+        assert f"{goal}: old {first['base']:.1f}, new {first['novel']:.1f}" in labels
+
+
+@pytest.mark.parametrize(
+    ("network", "places"),
+    [
+        ("resnet10", ("fc", "layer4.0.conv2", "last", "layer3")),
+        ("resnet18", ("fc", "layer4.1.conv2", "last", "layer3")),
+    ],
+)
+def test_parameters_are_what_the_page_says(network: str, places: tuple[str, ...]) -> None:
+    page = (ROOT / "docs" / "branch-depth.md").read_text(encoding="utf-8")
+    row = re.search(rf"^\| {network} \|(.+)\|$", page, re.MULTILINE | re.IGNORECASE)
+    assert row
+    told = [float(cell.split()[0]) for cell in row[1].split("|")]
+    with torch.device("meta"):
+        backbone = build(network)
+        base = sum(parameter.numel() for parameter in backbone.parameters())
+        added = [Branch.clone(backbone, branch_point(backbone, place)).parameter_count for place in places]
+    assert told == [round(count / 1e6, 1) for count in (base, *(base + more for more in added))]
+
+
+def test_the_page_lists_every_family_that_can_be_cut() -> None:
+    page = (ROOT / "docs" / "branch-depth.md").read_text(encoding="utf-8")
+    table = page.split("| class in timm |", 1)[1].split("\n\n", 1)[0]
+    listed = {line.split("|")[1].strip() for line in table.splitlines()[2:]}
+    assert listed == set(CUTS) - {"VisionTransformerDistilled"}  # which is there to be refused
