@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from browsing import Browser, opened_browser
 from helpers import BASE, LATER, NEW, drawn, exemplars
 from hypothesis import settings
 
@@ -28,6 +29,13 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BRANCHOUT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A real browser, for as long as one file of tests needs it."""
+    with opened_browser() as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -119,7 +119,8 @@ def check(
     warn(problems)
     for line in forecast(model, material, branch):
         say(line)
-    options = {"base": base, "memory": memory, "val": val, "branch": branch, "arch": arch, "out": "v2"}
+    out = "v3" if Path(base).name == "v2" else "v2"
+    options = {"base": base, "memory": memory, "val": val, "branch": branch, "arch": arch, "out": out}
     given = [f"--{name} {quoted(value)}" for name, value in options.items() if value not in (None, "last")]
     then(f"branchout extend {quoted(new)} {' '.join(given)}")
 
@@ -249,4 +250,10 @@ def _tell(model: Any, out: Path) -> None:
         f"saved in {out}"
     )
     here = quoted(out)
-    then(f"branchout predict {here} photo.jpg", f"branchout tune {here} --goal avg", f"branchout evaluate {here} TEST/")
+    then(
+        f"branchout predict {here} photo.jpg",
+        f"branchout tune {here} --goal avg",
+        f"branchout evaluate {here} TEST/",
+        f"branchout report {here} TEST/",
+        f"branchout serve {here} TEST/",
+    )

@@ -20,6 +20,9 @@ def serve(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="A saved model, or the --out of an extension that still runs.")
     ] = None,
+    test: Annotated[
+        Path | None, typer.Argument(metavar="[TEST]", help="Labelled images: one folder per class.")
+    ] = None,
     host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes any free one.")] = 8000,
     watch: Annotated[Path | None, typer.Option(metavar="OUT", help="Show how far the extension into OUT is.")] = None,
@@ -31,16 +34,23 @@ def serve(
 ) -> None:
     """Serve a model: a local page, and an HTTP API.
 
-    Ctrl-C ends it.
+    With TEST the page also shows what was gained and lost on these images. Ctrl-C ends it.
     """
     try:
-        _serve(model, host, port, watch, max_mb, batch, name or [])
+        _serve(model, test, host, port, watch, max_mb, batch, name or [])
     except KeyboardInterrupt:
         sys.exit(0)  # the way to end it, even while it still loads
 
 
 def _serve(
-    model: str | None, host: str, port: int, watch: Path | None, max_mb: float, batch: int, names: list[str]
+    model: str | None,
+    test: Path | None,
+    host: str,
+    port: int,
+    watch: Path | None,
+    max_mb: float,
+    batch: int,
+    names: list[str],
 ) -> None:
     try:
         from branchout.serve.run import address, listen, serve
@@ -53,10 +63,14 @@ def _serve(
     place = model if model is not None else str(watch or "")
     if not place:
         raise BranchoutError("what is to be served? Type: branchout serve MODEL, or branchout serve --watch OUT")
+    if test is not None and not test.is_dir():
+        raise BranchoutError(f"there is no folder {test}; TEST holds labelled images, one folder per class")
     with listen(host, port, again=f"branchout serve {quoted(place)}") as sock:
         opened, watch = _open(model, watch)
         limits = Limits(file_bytes=int(max_mb * 1e6), batch=batch, waiting=max(256, 4 * batch))
-        served = create_app(opened, names=Names(host, names), limits=limits, watch=watch)
+        served = create_app(
+            opened, names=Names(host, names), limits=limits, watch=watch, test=test, typed=place.rstrip("/") or place
+        )
         here = address(sock, host)
         if opened is None:
             say(f"waiting for {watch} to be finished, at {here} (/docs: the API; Ctrl-C: the end)")

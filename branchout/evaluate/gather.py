@@ -6,8 +6,8 @@
     first_branch                    for each class the branch that first knew it
     branches                        for the base and each step: what made it, when, its classes, losses, seconds
     about, sizes                    architecture, input, pooler; parameters and bytes on disk
-    frontier                        operating points in the order of the dial, accuracies on dev, the saved one, goals;
-                                    of a grid also the points that others beat
+    frontier                        operating points in the order of the dial, their numbers in the model, accuracies on
+                                    dev, the saved one, goals; of a grid also the points that others beat
     measured                        before → after on the images that `extend` set aside, where it applies
     rows                            rows of other methods, if any
     test                            all that labelled images show, or None
@@ -29,6 +29,7 @@ import torch
 from branchout import __version__
 from branchout.data.decode import printable
 from branchout.data.samples import Samples
+from branchout.errors import BranchoutError
 from branchout.evaluate.along import in_order
 from branchout.evaluate.findings import findings, first_branch
 from branchout.metrics import part_of_class
@@ -70,8 +71,7 @@ def gather(
         "branches": _branches(kept),
         "about": _about(kept),
         "sizes": _sizes(kept, folder),
-        "frontier": _frontier(kept),
-        "measured": _measured(kept),
+        **standing(kept),
         "rows": rows,
         "test": None,
     }
@@ -86,6 +86,11 @@ def gather(
             report=report,
         )
     return facts
+
+
+def standing(kept: Artefact) -> dict[str, Any]:
+    """The facts that change when the dial is saved elsewhere; all others stay."""
+    return {"frontier": _frontier(kept), "measured": _measured(kept)}
 
 
 # What the model itself holds.
@@ -141,9 +146,11 @@ def _frontier(kept: Artefact) -> dict[str, Any] | None:
     found = found.select(order)
     goals = {goal: found.choose(goal) for goal in GOALS}
     saved = int(np.flatnonzero(order == fusion.point)[0])
-    reach = [_leads_to(point, found, {fusion.goal: saved, **goals}) for point in range(len(found))]
+    named = {fusion.goal: saved, **goals} if _is_goal(fusion.goal) else goals
+    reach = [leads_to(point, found, named) for point in range(len(found))]
     return {
         **found.to_dict(),
+        "numbers": order.tolist(),
         "beaten": fusion.frontier.get("beaten"),
         "saved": saved,
         "goal": fusion.goal,
@@ -152,7 +159,16 @@ def _frontier(kept: Artefact) -> dict[str, Any] | None:
     }
 
 
-def _leads_to(point: int, frontier: Frontier, goals: Mapping[str, int]) -> str | None:
+def _is_goal(goal: str) -> bool:
+    """A point chosen by its place on the dial has no goal that `branchout tune` would know."""
+    try:
+        Frontier.check_goal(goal)
+    except BranchoutError:
+        return False
+    return True
+
+
+def leads_to(point: int, frontier: Frontier, goals: Mapping[str, int]) -> str | None:
     """A goal for `branchout tune` that chooses this very point."""
     for goal, chosen in goals.items():
         if chosen == point:

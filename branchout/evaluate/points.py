@@ -32,10 +32,11 @@ def operating_points(facts: Facts) -> Section:
     if frontier["measured"] == "pseudo":
         told = "<strong>Base accuracy on dev is that of stand-ins</strong>, made from the base’s own weights. "
         body.append(note(told + "It orders the points; it measures nothing.", "warn"))
-    tune = command(tune_command(facts, frontier["goal"]))
+    goal = frontier["reach"][frontier["saved"]]
+    tune = command(tune_command(facts, goal or "balanced"))
     body += [
         f'<div class="points">{_chart(facts)}<div>{"".join(_goal_tables(facts))}',
-        f'<p id="tune" class="note">To move the saved model: {tune}</p></div></div>',
+        f'<p id="tune" class="note"{"" if goal else " hidden"}>To move the saved model: {tune}</p></div></div>',
         _rows_table(facts["rows"]),
     ]
     return "points", "Operating points", "".join(body)

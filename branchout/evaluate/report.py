@@ -31,11 +31,34 @@ LIVE_BYTES = 2_000_000
 """Answers of more images than fit into this stay out of the page: its dial then moves accuracies alone."""
 
 
+BEGIN = 'showReport(JSON.parse(document.getElementById("data").textContent));\n'
+
+
 def render(facts: Facts) -> str:
     """The page."""
     here = files("branchout.evaluate") / "page"
     style, script = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    data = _live_data(facts)
+    script += BEGIN
+    told = parts(facts, most=LIVE_BYTES)
+    return Template((here / "page.html").read_text(encoding="utf-8")).substitute(
+        generator=GENERATOR,
+        policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src '{_hash(script)}'",
+        title=text(f"{facts['name']}: report"),
+        style=style,
+        header=told["header"],
+        contents=told["contents"],
+        sections=told["sections"],
+        dial=told["dial"],
+        footer=_footer(facts),
+        data=json.dumps(told["data"], ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
+        script=script,
+    )
+
+
+def parts(facts: Facts, *, most: int | None = None) -> dict[str, Any]:
+    """What any page about the facts is made of: `header`, `contents`, `sections` and `dial` as markup, and the `data`
+    that the script reads. Beyond `most` bytes of answers only accuracies follow the dial."""
+    data = _live_data(facts, most)
     everything = [
         added.steps(facts),
         operating_points(facts),
@@ -44,22 +67,16 @@ def render(facts: Facts) -> str:
         added.sizes(facts),
     ]
     sections = [(key, title, body) for key, title, body in everything if body]
-    return Template((here / "page.html").read_text(encoding="utf-8")).substitute(
-        generator=GENERATOR,
-        policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src '{_hash(script)}'",
-        title=text(f"{facts['name']}: report"),
-        style=style,
-        header=_header(facts),
-        contents="".join(f'<li><a href="#{key}">{text(title.split(":")[0])}</a></li>' for key, title, _ in sections),
-        sections="\n".join(
+    return {
+        "header": _header(facts),
+        "contents": "".join(f'<li><a href="#{key}">{text(title.split(":")[0])}</a></li>' for key, title, _ in sections),
+        "sections": "\n".join(
             f'<section id="{key}" aria-labelledby="{key}-title"><h2 id="{key}-title">{text(title)}</h2>{body}</section>'
             for key, title, body in sections
         ),
-        dial=_dial(data),
-        footer=_footer(facts),
-        data=json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
-        script=script,
-    )
+        "dial": _dial(data),
+        "data": data,
+    }
 
 
 def beside(folder: Path) -> Path:
@@ -187,14 +204,15 @@ def _footer(facts: Facts) -> str:
 # The dial.
 
 
-def _live_data(facts: Facts) -> dict[str, Any]:
+def _live_data(facts: Facts, most: int | None) -> dict[str, Any]:
     """What the page's script reads: figures along the dial, and every image's answers where they fit."""
     frontier, test = facts["frontier"], facts["test"]
     if frontier is None:
-        return {}
+        return tested.live_data(facts) if test is not None and most is None else {}
     data = {
         "kind": frontier["kind"],
         "points": [setting(frontier, point) for point in range(len(frontier["settings"]))],
+        "numbers": frontier["numbers"],
         "saved": frontier["saved"],
         "tune": [goal and tune_command(facts, goal) for goal in frontier["reach"]],
         "axes": axes_of(facts),
@@ -205,12 +223,12 @@ def _live_data(facts: Facts) -> dict[str, Any]:
         return data
     live = tested.live_data(facts)
     answers = {key: value for key, value in live.items() if key != "pictures"}
-    fits = len(json.dumps(answers, separators=(",", ":"))) <= LIVE_BYTES
+    fits = most is None or len(json.dumps(answers, separators=(",", ":"))) <= most
     return {**data, "test": test["figures"], **(live if fits else {})}
 
 
 def _dial(data: Facts) -> str:
-    if not data or len(data["points"]) < 2:
+    if len(data.get("points", ())) < 2:
         return ""
     follow = "every number and picture on this page follows" if "labels" in data else "the accuracies follow"
     return (

@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect
 from branchout import __version__
 from branchout.api import Model
 from branchout.data.decode import Kind, UnreadableImage
+from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.serve import schema
 from branchout.serve.describe import finite, matching
@@ -34,7 +35,15 @@ STATUS = {Kind.EMPTY: 400, Kind.NOT_AN_IMAGE: 415, Kind.UNSUPPORTED: 415, Kind.T
 """Of a picture that cannot be used; 422 for all that is not listed: it is an image, but broken."""
 SMALL_BODY = 10_000
 HEARTBEAT = 15.0
-PAGE = {"index.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}
+LIVE, REPORT = ("branchout", "assets/page"), ("branchout.evaluate", "page")
+PAGE = {
+    "/": (*LIVE, "index.html", "text/html"),
+    "/page.js": (*LIVE, "page.js", "text/javascript"),
+    "/page.css": (*LIVE, "page.css", "text/css"),
+    "/report.js": (*REPORT, "page.js", "text/javascript"),
+    "/report.css": (*REPORT, "page.css", "text/css"),
+}
+"""The live page is the report with more beside it, in the report's own style and script."""
 
 router = APIRouter()
 
@@ -45,9 +54,15 @@ def create_app(
     names: Names | None = None,
     limits: Limits | None = None,
     watch: Path | None = None,
+    test: Path | Samples | None = None,
+    typed: str | None = None,
 ) -> FastAPI:
-    """The app of one model. Without a model it waits for the one that is being made in `watch`."""
-    service = Service(model, limits or Limits(), watch)
+    """The app of one model. Without a model it waits for the one that is being made in `watch`.
+
+    With `test`, labelled images, it also shows what was gained and lost on them, as soon as they are read. `typed` is
+    how commands on the page name the model.
+    """
+    service = Service(model, limits or Limits(), watch, test, typed)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -111,6 +126,10 @@ async def predict(
     request: Request,
     top: Annotated[int, Query(ge=1, le=1000, description="How many answers for each picture.")] = 5,
     flip: Annotated[bool, Query(description="Average over the mirror image: twice the time.")] = False,
+    at: Annotated[
+        int | None,
+        Query(alias="point", description="A point of the frontier by its number, for this request alone."),
+    ] = None,
 ) -> Response:
     """Pictures as multipart/form-data in the field `files`, or one picture as the body, with its image type.
 
@@ -120,7 +139,7 @@ async def predict(
     service = _service(request)
     engine = service.engine
     engine.check_flip(flip)
-    point = engine.points.current
+    point = engine.points.current if at is None else engine.points.numbered(at)
     predictions: list[dict[str, Any]] = []
     asked: list[tuple[int, Question]] = []
     statuses: set[int] = set()
@@ -200,11 +219,14 @@ async def turn(request: Request) -> Response:
     async with service.turning:
         if wanted.goal is not None:
             point = await asyncio.to_thread(points.for_goal, wanted.goal)
+        elif wanted.point is not None:
+            point = await asyncio.to_thread(points.numbered, wanted.point)
         else:
             assert wanted.b is not None
             point = await asyncio.to_thread(points.at, wanted.b)
         if wanted.save:
             point = await asyncio.to_thread(points.save, point)
+            await asyncio.to_thread(service.telling.saved)
         points.current = point
     return Answer({"operating_point": point.about})
 
@@ -222,6 +244,36 @@ async def _small(request: Request) -> schema.Turn:
         raise Refused(422, f'expected {{"goal": "avg"}} or {{"b": 1.3}}: {_sentence(error.errors())}') from None
     except ClientDisconnect:
         raise Refused(400, "the request was cut short") from None
+
+
+# The report.
+
+
+@router.get("/report-data", summary="The report, live", responses={200: {"model": schema.ReportData}})
+async def report_data(
+    request: Request,
+    brief: Annotated[bool, Query(description="Only how far the reading of labelled images is.")] = False,
+) -> Response:
+    """What the page shows: the report's parts, and what follows the dial. Labelled images join it once they are read
+    (`branchout serve MODEL TEST/`).
+    """
+    service = _service(request)
+    if brief and not service.ready and service.failure is None:
+        return Answer({**service.telling.state, "state": "waiting"})
+    about = service.engine.points.current.about
+    if brief:
+        return Answer(service.telling.state)
+    told = await asyncio.to_thread(service.telling.report)
+    numbers = told["data"].get("numbers", [])
+    now = about["point"] if about else None
+    return Answer({**told, "current": numbers.index(now) if now in numbers else None})
+
+
+@router.get("/test-image/{number}", summary="One labelled image", response_class=Response)
+async def test_image(request: Request, number: int) -> Response:
+    """A small copy, by its number in /report-data."""
+    kind, data = await asyncio.to_thread(_service(request).telling.picture, number)
+    return Response(data, media_type=kind, headers={"cache-control": "private, max-age=3600"})
 
 
 # Watching.
@@ -280,10 +332,12 @@ async def docs(request: Request) -> Response:
 @router.get("/", include_in_schema=False)
 @router.get("/page.js", include_in_schema=False)
 @router.get("/page.css", include_in_schema=False)
+@router.get("/report.js", include_in_schema=False)
+@router.get("/report.css", include_in_schema=False)
 async def page(request: Request) -> Response:
-    name = request.url.path.strip("/") or "index.html"
-    text = (files("branchout") / "assets" / "page" / name).read_bytes()
-    return Response(text, media_type=f"{PAGE[name]}; charset=utf-8")
+    package, folder, name, kind = PAGE[request.url.path]
+    text = files(package).joinpath(*folder.split("/"), name).read_bytes()
+    return Response(text, media_type=f"{kind}; charset=utf-8")
 
 
 # Refusals, always {"error": a sentence}.

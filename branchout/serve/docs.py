@@ -24,7 +24,10 @@ def documentation(api: Mapping[str, Any]) -> str:
             body += [f"<h2 id='{escape(name)}'>{escape(name)}</h2>", *_fields(shape)]
     return (
         "<!doctype html><html lang='en'><meta charset='utf-8'><title>Branchout: HTTP API</title>"
-        "<link rel='icon' href='data:,'><link rel='stylesheet' href='/page.css'><main>" + "\n".join(body) + "</main>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'><link rel='icon' href='data:,'>"
+        "<link rel='stylesheet' href='/report.css'><link rel='stylesheet' href='/page.css'><main>"
+        + "\n".join(body)
+        + "</main>"
     )
 
 

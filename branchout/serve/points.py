@@ -18,6 +18,7 @@ import torch
 
 from branchout.api import Model
 from branchout.errors import BranchoutError
+from branchout.evaluate.gather import GOALS, leads_to
 from branchout.model import artefact
 from branchout.model.artefact import Deltas
 from branchout.model.classifier import Classifier
@@ -47,6 +48,7 @@ class Points:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.frontier: Frontier | None = None
+        self._heads: dict[int, FusedHead] = {}
         self._files = None if model.folder is None else _checksums(model.folder)
         if model.artefact.fusions:
             self.frontier = model.frontier
@@ -87,6 +89,16 @@ class Points:
         }
         return OperatingPoint(_head(self.model.classifier, fusion.chosen_deltas(), offsets), about)
 
+    def numbered(self, number: int) -> OperatingPoint:
+        """A point of the frontier by its number, called by a goal that leads there if there is one."""
+        frontier = self._reach()
+        if not 0 <= number < len(frontier):
+            raise NoSuchPoint(f"the frontier has {len(frontier)} points, from 0 to {len(frontier) - 1}; not {number}")
+        goal = leads_to(number, frontier, {goal: frontier.choose(goal) for goal in GOALS})
+        if goal is None:
+            goal = ", ".join(f"{name}={value:g}" for name, value in self._where(number).items())
+        return self._point(number, goal)
+
     def save(self, point: OperatingPoint) -> OperatingPoint:
         """Write the choice into the model's folder, as `branchout tune` does, in one move."""
         folder, about = self.model.folder, point.about
@@ -116,12 +128,17 @@ class Points:
 
     def _point(self, number: int, goal: str) -> OperatingPoint:
         frontier = self._reach()
-        fusion = replace(self.model.artefact.fusions[-1], point=number, goal=goal)
-        offsets = fusion.offsets(len(self.model.classifier.steps))
-        head = _head(self.model.classifier, fusion.chosen_deltas(), offsets)
+        if number not in self._heads:
+            fusion = replace(self.model.artefact.fusions[-1], point=number)
+            offsets = fusion.offsets(len(self.model.classifier.steps))
+            self._heads[number] = _head(self.model.classifier, fusion.chosen_deltas(), offsets)
+        about = {**self._told(number, goal), **self._where(number), "accuracies": frontier.at(number)}
+        return OperatingPoint(self._heads[number], about)
+
+    def _where(self, number: int) -> dict[str, float]:
+        frontier = self._reach()
         setting = frontier.settings[number].tolist()
-        where = {"b": setting[0]} if frontier.kind == "dial" else {"alpha": setting[0], "beta": setting[1]}
-        return OperatingPoint(head, {**self._told(number, goal), **where, "accuracies": frontier.at(number)})
+        return {"b": setting[0]} if frontier.kind == "dial" else {"alpha": setting[0], "beta": setting[1]}
 
     def _told(self, number: int | None, goal: str) -> dict[str, Any]:
         frontier = self._reach()

@@ -113,6 +113,7 @@ class Work(Shape):
     done: int
     total: int
     figures: dict[str, float | None]
+    losses: list[float | None] = Field([], description="Of every epoch so far, for works that train.")
     since: float
 
 
@@ -124,17 +125,33 @@ class Progress(Shape):
     works: list[Work] = Field(description="In the order in which they were last heard of; the last one runs.")
 
 
+class ReportData(Shape):
+    state: str = Field(description="Of labelled images: none (were given), working, ready, failed.")
+    work: str
+    done: int
+    total: int
+    error: str | None = Field(description="Why the labelled images cannot be used.")
+    problems: list[str] = Field(description="Files among them that were left out, and why.")
+    header: str = Field(description="Markup, as are contents, sections and dial.")
+    contents: str
+    sections: str
+    dial: str
+    data: dict[str, Any] = Field(description="Accuracies at every operating point, and each image's answers.")
+    current: int | None = Field(description="Where in the data's points the server stands; null if at none of them.")
+
+
 class Turn(Shape):
-    """Either a goal or a position of the dial."""
+    """A goal, a position of the dial, or a point of the frontier by its number."""
 
     goal: Annotated[str, Field(max_length=200)] | None = None
     b: Annotated[float, Field(strict=True)] | None = None
+    point: Annotated[int, Field(strict=True)] | None = None
     save: bool = False
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Turn:
-        if (self.goal is None) == (self.b is None):
-            raise ValueError("give either goal or b")
+        if sum(given is not None for given in (self.goal, self.b, self.point)) != 1:
+            raise ValueError("give either goal or b, or a point's number")
         return self
 
 
@@ -168,6 +185,7 @@ TURN = {
                     "properties": {
                         "goal": {"type": "string", "description": "all, avg, balanced, novel, or novel>=0.80."},
                         "b": {"type": "number", "description": "The dial, for models that have one."},
+                        "point": {"type": "integer", "description": "A point of the frontier, by its number."},
                         "save": {"type": "boolean", "default": False},
                     },
                 },

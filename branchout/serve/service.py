@@ -14,11 +14,13 @@ from torch import Tensor
 from branchout import api
 from branchout.data.batches import cores
 from branchout.data.decode import Kind, UnreadableImage
+from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.model.artefact import is_artefact
 from branchout.serve.batching import Batcher, Closed, Full
 from branchout.serve.describe import finite, model_facts
 from branchout.serve.engine import Engine, Question, Told
+from branchout.serve.telling import Telling
 from branchout.serve.uploads import Limits, Refused, Upload
 
 SOON = {"Retry-After": "1"}
@@ -29,13 +31,21 @@ LOOK_EVERY = 0.5
 class Service:
     """One model, served."""
 
-    def __init__(self, model: api.Model | None, limits: Limits, watch: Path | None = None) -> None:
+    def __init__(
+        self,
+        model: api.Model | None,
+        limits: Limits,
+        watch: Path | None = None,
+        test: Path | Samples | None = None,
+        typed: str | None = None,
+    ) -> None:
         self.limits = limits
         self.watch = watch
         self.failure: str | None = None
         """Why the model that was awaited cannot be served."""
         self.leaving: Callable[[], bool] = lambda: False
         """Whether the server is about to end; what would go on for ever asks it."""
+        self.telling = Telling(test, typed)
         self.turning = asyncio.Lock()
         """Held while the operating point changes, so that two changes do not cross."""
         self._model = model
@@ -56,6 +66,7 @@ class Service:
         self._batcher = Batcher(
             engine.answer, size=self.limits.batch, linger=self.limits.linger, capacity=self.limits.waiting
         )
+        self.telling.begin(model)
         self._engine = engine
 
     async def await_model(self) -> None:
@@ -64,11 +75,12 @@ class Service:
         while not is_artefact(self.watch):
             await asyncio.sleep(LOOK_EVERY)
         try:
-            self._open(await asyncio.to_thread(api.load, self.watch))
+            await asyncio.to_thread(lambda: self._open(api.load(self.watch)))  # type: ignore[arg-type]
         except BranchoutError as error:
             self.failure = str(error)
 
     def stop(self) -> None:
+        self.telling.stop()
         if self._batcher is not None:
             self._batcher.close()
         if self._pool is not None:

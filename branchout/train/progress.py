@@ -42,6 +42,7 @@ def recorded(work: Path | None, report: Report) -> Iterator[Report]:
             "done": event.done,
             "total": event.total,
             "figures": event.figures,
+            "losses": _losses(earlier, event),
             "since": earlier["since"] if earlier and event.done > earlier["done"] else time.time(),
         }
         if time.monotonic() - written >= EVERY:
@@ -54,6 +55,14 @@ def recorded(work: Path | None, report: Report) -> Iterator[Report]:
         write("stopped")
         raise
     write("saving")
+
+
+def _losses(earlier: dict[str, Any] | None, event: Event) -> list[float]:
+    """The losses of a work so far; one that begins anew begins a new curve."""
+    if "loss" not in event.figures:
+        return []
+    before = earlier["losses"] if earlier and event.done > earlier["done"] else []
+    return [*before, event.figures["loss"]]
 
 
 def _replace(note: Path, about: dict[str, Any]) -> None:

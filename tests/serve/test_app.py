@@ -560,6 +560,7 @@ def test_a_path_that_leads_nowhere_says_where_to_look(server: Caller) -> None:
 
 def test_pages_need_nothing_from_elsewhere(server: Caller) -> None:
     pages = {"/": "text/html", "/docs": "text/html", "/page.js": "text/javascript", "/page.css": "text/css"}
+    pages |= {"/report.js": "text/javascript", "/report.css": "text/css"}
     for path, kind in pages.items():
         reply = server.get(path)
         assert reply.status == 200
@@ -580,6 +581,8 @@ def test_the_documentation_names_every_path(server: Caller) -> None:
         ("/classes", "get"),
         ("/operating-point", "get"),
         ("/operating-point", "put"),
+        ("/report-data", "get"),
+        ("/test-image/{number}", "get"),
         ("/health", "get"),
         ("/progress", "get"),
         ("/progress/events", "get"),

@@ -15,7 +15,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
-from serving import Caller, File, glyph_files
+from serving import Caller, File, glyph_files, wait_for
 
 from branchout import api, cli
 from branchout.cli.serve import _open
@@ -70,6 +70,16 @@ def test_it_says_where_it_is_answers_and_leaves_quietly(extended: api.Model, fil
         leaves_quietly(process)
         with pytest.raises(ConnectionRefusedError):
             caller.get("/health")
+
+
+def test_labelled_images_are_read_beside_it(extended: api.Model, val: Samples, tmp_path: Path) -> None:
+    for number, (_, data) in enumerate(glyph_files(val.of_classes(extended.classes[:1]), 3)):
+        (tmp_path / extended.classes[0]).mkdir(exist_ok=True)
+        (tmp_path / extended.classes[0] / f"{number}.png").write_bytes(data)
+    with typed(extended.folder, tmp_path, "--port", "0") as (process, caller, _):
+        wait_for(lambda: caller.get("/report-data?brief=true").json["state"] == "ready")
+        assert caller.get("/report-data").json["data"]["labels"] == [0, 0, 0]
+        leaves_quietly(process)
 
 
 def test_a_run_is_watched_until_ctrl_c_even_by_someone_who_listens(tmp_path: Path, file: File) -> None:
@@ -131,6 +141,7 @@ def test_what_cannot_be_served_is_said(capsys: pytest.CaptureFixture[str], tmp_p
     assert "what is to be served?" in refused(capsys, "--port", "0")
     assert "there is no saved model" in refused(capsys, tmp_path / "nothing", "--port", "0")
     assert "expected branchout.json" in refused(capsys, tmp_path, "--port", "0")
+    assert "TEST holds labelled images" in refused(capsys, tmp_path, tmp_path / "nothing", "--port", "0")
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.9"])

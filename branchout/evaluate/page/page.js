@@ -1,7 +1,10 @@
 "use strict";
-// The page is whole without this script; with it, tables sort and everything follows the dial.
-(() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
+// A report is whole without this script; with it, tables sort and everything follows the dial.
+//
+// `data` is what the report's `parts` calls so. A page that does more with it may give `start`, the point to begin at;
+// `picture`, where the picture of an image without a small copy is found; `turned`, called with every point the dial
+// comes to; and `answered`, called with every image's answer there. It gets back the means to do the same as the report.
+const showReport = (data, { start, picture, turned, answered: heard } = {}) => {
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   // One digit; of two equally near the even one, as everywhere in Branchout.
   const digit = (value) => ((4 * value) % 4 === 1 ? value - 0.01 : value).toFixed(1);
@@ -12,7 +15,8 @@
     return points === "0.0" ? "±0" : (to > from ? "+" : "\u2212") + points;
   };
   document.documentElement.classList.add("script");
-  for (const controls of all(".controls")) controls.hidden = "live" in controls.dataset && !data.labels;
+  const follows = data.labels && document.getElementById("dial");
+  for (const controls of all(".controls")) controls.hidden = "live" in controls.dataset && !follows;
 
   // Tables: sorted by a click or a key on their headings.
 
@@ -68,10 +72,58 @@
     for (const row of classes.tBodies[0].rows) row.hidden = !row.cells[0].textContent.toLowerCase().includes(wanted);
   });
 
+  // What every image is answered with, and how one is shown.
+
+  const element = (tag, content, name) => {
+    const made = document.createElement(tag);
+    if (content !== undefined) made.append(content);
+    if (name) made.className = name;
+    return made;
+  };
+  const named = (number) => element("bdi", data.classes[number]);
+  const answersAt = (point) => {
+    const answers = Int32Array.from(data.answers.first);
+    const { image, value, point: at } = data.answers;
+    for (let n = 0; n < at.length && at[n] <= point; n++) answers[image[n]] = value[n];
+    return answers;
+  };
+  const pictures = { ...data.pictures };
+  for (const item of all(".gallery li")) {
+    const image = item.querySelector("img");
+    pictures[item.dataset.image] = { src: image.src, file: image.title };
+  }
+  const answered = (when, number, right) => {
+    if (right) return element("span", `✓ right ${when}`, "right");
+    const line = element("span", `✗ ${when}: `, "wrong");
+    line.append(named(number));
+    return line;
+  };
+  const pictured = (image, answer) => {
+    const item = element("li");
+    const figure = element("figure");
+    const shown = element("img");
+    const label = data.labels[image];
+    const kept = pictures[image] || { src: picture(image), file: "" };
+    item.dataset.image = image;
+    shown.src = kept.src;
+    shown.alt = data.classes[label];
+    shown.title = kept.file;
+    const words = element("figcaption");
+    words.append(element("strong", named(label)));
+    if (data.before) words.append(answered("before", data.before[image], data.before[image] === label));
+    words.append(answered("now", answer, answer === label));
+    figure.append(shown, words);
+    item.append(figure);
+    return item;
+  };
+
   // The dial.
 
   const dial = document.getElementById("dial");
-  if (!dial) return;
+  if (!dial) {
+    if (data.labels) heard?.(answersAt(0), 0);
+    return { answersAt, pictured, percent, grouped, change, point: () => 0 };
+  }
   const slider = document.getElementById("at");
   const live = Boolean(data.labels);
   const figures = { dev: data.dev, test: data.test };
@@ -114,12 +166,6 @@
 
   // Everything that follows from each image's answer.
 
-  const answersAt = (point) => {
-    const answers = Int32Array.from(data.answers.first);
-    const { image, value, point: at } = data.answers;
-    for (let n = 0; n < at.length && at[n] <= point; n++) answers[image[n]] = value[n];
-    return answers;
-  };
   const wasRight = (image) => data.labels[image] < data.known && data.before[image] === data.labels[image];
   const rules = {
     forgotten: (image, answer) => wasRight(image) && answer !== data.labels[image],
@@ -138,7 +184,7 @@
       const number = Number(row.dataset.class);
       const after = (right.get(number) || 0) / images.get(number);
       row.querySelector(".after").textContent = percent(after);
-      row.querySelector("span.bar")?.style.setProperty("--a", (100 * after).toFixed(1));
+      row.querySelector("svg.bar rect")?.setAttribute("x", `${(100 * after).toFixed(1)}%`);
       const changed = row.querySelector(".change");
       if (changed && row.dataset.before) {
         changed.textContent = change(Number(row.dataset.before), after);
@@ -166,14 +212,6 @@
       cell.textContent = percent((rights.get(part) || 0) / totals.get(part));
     }
   };
-
-  const element = (tag, content, name) => {
-    const made = document.createElement(tag);
-    if (content !== undefined) made.append(content);
-    if (name) made.className = name;
-    return made;
-  };
-  const named = (number) => element("bdi", data.classes[number]);
 
   const MOST_PAIRS = 20;
   const movePairs = (answers) => {
@@ -211,34 +249,6 @@
     }
   };
 
-  const pictures = { ...data.pictures };
-  for (const item of all(".gallery li")) {
-    const image = item.querySelector("img");
-    pictures[item.dataset.image] = { src: image.src, file: image.title };
-  }
-  const answered = (when, number, right) => {
-    if (right) return element("span", `✓ right ${when}`, "right");
-    const line = element("span", `✗ ${when}: `, "wrong");
-    line.append(named(number));
-    return line;
-  };
-  const pictured = (image, answer) => {
-    const item = element("li");
-    const figure = element("figure");
-    const picture = element("img");
-    const label = data.labels[image];
-    item.dataset.image = image;
-    picture.src = pictures[image].src;
-    picture.alt = data.classes[label];
-    picture.title = pictures[image].file;
-    const words = element("figcaption");
-    const title = element("strong", named(label));
-    words.append(title, answered("before", data.before[image], data.before[image] === label));
-    words.append(answered("now", answer, answer === label));
-    figure.append(picture, words);
-    item.append(figure);
-    return item;
-  };
   const moveGalleries = (answers) => {
     for (const kind of Object.keys(rules)) {
       const only = document.querySelector(`[data-only="${kind}"]`).value;
@@ -277,6 +287,7 @@
     const point = Number(slider.value);
     moveFigures(point);
     moveCursors(point);
+    turned?.(point);
     if (!live || asked) return;
     asked = true; // numbers at once, pictures when the browser next draws
     requestAnimationFrame(() => {
@@ -288,6 +299,7 @@
       movePairs(answers);
       moveSpeakers(answers, now);
       moveGalleries(answers);
+      heard?.(answers, now);
     });
   };
   const settle = () => classes && requestAnimationFrame(() => sortAgain(classes)); // after the numbers have moved
@@ -302,6 +314,10 @@
   dial.addEventListener("submit", (event) => event.preventDefault());
   for (const button of all("button.go")) button.addEventListener("click", () => to(Number(button.dataset.point)));
   for (const select of all("[data-only]")) select.addEventListener("change", () => live && moveGalleries(answersAt(Number(slider.value))));
-  moveFigures(data.saved);
-  moveCursors(data.saved);
-})();
+  if (start !== undefined) to(start);
+  else {
+    moveFigures(data.saved);
+    moveCursors(data.saved);
+  }
+  return { answersAt, pictured, percent, grouped, change, point: () => Number(slider.value) };
+};

@@ -1,0 +1,132 @@
+"""The report over HTTP: what the page reads, when it changes, and points by their number."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from serving import Caller, File, glyph_files, running, wait_for
+
+from branchout import api
+from branchout.data.samples import Samples
+from branchout.evaluate.report import parts
+from branchout.serve import schema
+from branchout.serve.app import create_app
+
+
+@pytest.fixture(scope="module")
+def tested(extended: api.Model, val: Samples) -> Samples:
+    return val.of_classes(extended.classes)
+
+
+@pytest.fixture
+def copied(extended: api.Model, tmp_path: Path) -> api.Model:
+    assert extended.folder is not None
+    return api.load(shutil.copytree(extended.folder, tmp_path / "v2"))
+
+
+@pytest.fixture
+def server(copied: api.Model, tested: Samples) -> Iterator[Caller]:
+    with running(create_app(copied, test=tested)) as caller:
+        yield caller
+
+
+@pytest.fixture
+def file(tested: Samples) -> File:
+    return glyph_files(tested, 1)[0]
+
+
+def is_read(caller: Caller) -> None:
+    wait_for(lambda: caller.get("/report-data?brief=true").json["state"] == "ready")
+
+
+def test_it_is_the_report_of_python(server: Caller, copied: api.Model, tested: Samples) -> None:
+    is_read(server)
+    told = server.get("/report-data").json
+    schema.ReportData.model_validate(told)
+    facts = copied.facts(tested)
+    expected = json.loads(json.dumps(parts({**facts, "command": f"branchout serve {copied.folder} TEST/"})))
+    assert {key: told[key] for key in expected} == expected
+    assert told["data"]["labels"] == facts["test"]["labels"]
+    assert told["current"] == facts["frontier"]["saved"]
+
+
+def test_without_images_it_says_so_and_how_to_serve_some(copied: api.Model) -> None:
+    with running(create_app(copied)) as caller:
+        told = caller.get("/report-data").json
+        assert told["state"] == "none"
+        assert "Class by class" not in told["sections"]
+        assert f"branchout serve {copied.folder} TEST/" in told["header"]
+        assert caller.get("/test-image/0").status == 404
+
+
+def test_images_that_cannot_be_used_are_told_and_the_rest_goes_on(
+    copied: api.Model, file: File, tmp_path: Path
+) -> None:
+    (tmp_path / "TEST" / "kiwi").mkdir(parents=True)
+    Image.new("L", (32, 32)).save(tmp_path / "TEST" / "kiwi" / "one.png")
+    with running(create_app(copied, test=tmp_path / "TEST")) as caller:
+        wait_for(lambda: caller.get("/report-data?brief=true").json["state"] == "failed")
+        assert "these classes are not the model's: kiwi" in caller.get("/report-data").json["error"]
+        assert caller.predict([file]).status == 200
+
+
+def test_small_copies_are_pictures(server: Caller, tested: Samples) -> None:
+    is_read(server)
+    for number in (0, len(tested) - 1):
+        reply = server.get(f"/test-image/{number}")
+        assert reply.status == 200
+        assert reply.headers["content-type"] == "image/png"
+        assert (np.asarray(Image.open(io.BytesIO(reply.body))) == tested.read(number)[:, :, 0]).all()
+    for number in (len(tested), -1):
+        assert "no labelled image" in server.get(f"/test-image/{number}").json["error"]
+    assert server.get("/test-image/first").status == 422
+
+
+def test_a_request_may_name_its_own_point(server: Caller, copied: api.Model, file: File) -> None:
+    before = server.get("/operating-point").json
+    for number in (0, len(copied.frontier) - 1):
+        told = server.predict([file], f"?point={number}").json
+        assert told["operating_point"]["point"] == number
+        assert server.get("/operating-point").json == before  # nobody else is moved
+        turned = server.put("/operating-point", {"b": float(copied.frontier.settings[number, 0])})
+        assert turned.json["operating_point"]["point"] == number
+        assert server.predict([file]).json["predictions"] == told["predictions"]
+        server.put("/operating-point", {"goal": before["operating_point"]["goal"]})
+    for number in (len(copied.frontier), -1):
+        assert "points, from 0 to" in server.predict([file], f"?point={number}").json["error"]
+
+
+def test_a_saved_point_has_a_goal_that_leads_there_and_the_report_follows(server: Caller, copied: api.Model) -> None:
+    is_read(server)
+    assert copied.folder is not None
+    for number in range(len(copied.frontier)):
+        reply = server.put("/operating-point", {"point": number, "save": True})
+        assert reply.status == 200
+        kept = api.load(copied.folder)
+        assert kept.artefact.fusions[-1].point == number
+        told = server.get("/report-data").json
+        assert told["data"]["numbers"][told["data"]["saved"]] == number
+        assert told["current"] == told["data"]["saved"]
+        goal = reply.json["operating_point"]["goal"]
+        if "b=" in goal:
+            assert told["data"]["tune"][told["data"]["saved"]] is None
+        else:
+            assert kept.frontier.choose(goal) == number
+
+
+def test_a_base_model_is_told_too(base: api.Model, val: Samples) -> None:
+    with running(create_app(base, test=val.of_classes(base.classes))) as caller:
+        is_read(caller)
+        told = caller.get("/report-data").json
+        assert told["dial"] == ""
+        assert told["current"] is None
+        assert told["data"]["before"] is None
+        right = np.array(told["data"]["answers"]["first"]) == told["data"]["labels"]
+        assert right.mean() == pytest.approx(base.evaluate(val.of_classes(base.classes)).after.all)
