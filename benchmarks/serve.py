@@ -1,6 +1,6 @@
 """How fast a served model answers, against calling the same model in a loop without a server.
 
-    python benchmarks/serve.py --out results/speed
+    python benchmarks/serve.py --out results
 
 The server is the real command in a process of its own, asked over keep-alive connections by as many clients as each
 level says, each sending one picture after another and waiting for its answer. The loop decodes the same files and asks
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--seconds", type=float, default=3.0, help="of each stretch")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("results/speed"))
+    parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
     model = api.load(options.model)
     files = pictures(model, 64)
@@ -163,7 +163,7 @@ def main() -> None:
         "load_average": os.getloadavg(),
         **results.provenance(),
     }
-    print(results.write(options.out, "serve", row))
+    print(results.write(options.out / "speed", "serve", row))
 
 
 if __name__ == "__main__":
