@@ -376,6 +376,11 @@ class Model:
             seed,
         )
 
+    def untold(self, memory: str | Path | Samples | None) -> int:
+        """How many classes that earlier steps taught have no image in `memory`."""
+        taught = {name for step in self.classifier.steps for name in step.names}
+        return len(taught - set(() if memory is None else samples_in(memory).classes))
+
     def extend(
         self,
         new: str | Path | Samples,

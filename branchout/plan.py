@@ -45,7 +45,7 @@ def forecast(model: Model, material: Material, where: str) -> Iterator[str]:
         if missing:
             yield f"  no image of: {_listed(missing)}"
     if material.measured == "pseudo":
-        yield "  base accuracy cannot be measured: there are no images of old classes to do it with"
+        yield "  base accuracy cannot be measured: there are no images of most old classes to do it with"
     how = {"dev": "given", "held-out": "held out from the images above", "pseudo": "of new classes only"}
     yield f"to choose and to report: {len(material.dev):,} + {len(material.test):,} images, {how[material.measured]}"
     point = branch_point(classifier.backbone, where)

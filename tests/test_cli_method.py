@@ -228,6 +228,12 @@ def test_a_model_can_be_extended_again(place: Place) -> None:
     assert "before" in well(run("evaluate", place / "v3", place / "latest"))
 
 
+def test_extending_again_without_images_of_what_a_step_taught_is_warned_of(place: Place) -> None:
+    told = well(run("extend", place / "later", "--base", place / "v2", "--epochs", "1", "--out", place / "bare"))
+    taught = len(api.load(place / "v2").classifier.steps[0].names)
+    assert f"warning: of {taught} classes that earlier steps taught no image was given" in told
+
+
 def test_without_memory_it_says_that_the_base_could_not_be_measured(place: Place) -> None:
     told = well(place.extend("alone", "--epochs", "2"))
     assert "base accuracy could not be measured: no image of the old classes was given" in told

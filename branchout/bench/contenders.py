@@ -123,8 +123,8 @@ def contender_named(name: str) -> Contender:
         from difflib import get_close_matches
 
         near = get_close_matches(name, known, n=3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise BranchoutError(f"no method is called {name!r}{hint}. branchout bench --list names them all")
+        hint = f"; did you mean {' or '.join(near)}?" if near else "."
+        raise BranchoutError(f"no method is called {name!r}{hint} All are named by: branchout bench --list")
     return known[name]
 
 

@@ -184,6 +184,13 @@ def extend(
         else:
             warn(problems)
         assert images[0] is not None
+        lost = model.untold(images[1])
+        if lost:
+            message = (
+                f"of {lost:,} classes that earlier steps taught no image was given. They may be forgotten: only the "
+                "base is remembered without images. Put some of each into --memory"
+            )
+            emit("warning", message=message) if as_json else say(message, "warning:")
         shown = nullcontext(emit_progress) if as_json else progress(console)
         with shown as report, board.event_files(tensorboard) as kept:
             grown = model.extend(
@@ -231,7 +238,8 @@ def _tell(model: Any, out: Path) -> None:
     if event["chosen on"] == "pseudo":
         novel = measured["after"]["novel"] if measured else None
         say(
-            "no image of the old classes was given. The operating point was placed with stand-ins made from the base's "
+            f"{'no image of the old classes was' if not event['exemplars kept'] else 'images of few old classes were'} "
+            "given. The operating point was placed with stand-ins made from the base's "
             "own weights. "
             + (f"On held-out new images: novel {percent(novel)}%. " if novel is not None else "")
             + f"To measure, put old images in folders by class and type: branchout evaluate {quoted(out)} FOLDER/",

@@ -64,7 +64,7 @@ class Material:
     dev: Samples
     test: Samples
     measured: str
-    """Where base accuracy comes from: `dev` images given, `held-out` ones, or `pseudo` if there are no base images."""
+    """Where base accuracy comes from: `dev` images given, `held-out` ones, `pseudo` if most old classes have none."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,9 @@ def divide(model: Classifier, new: Samples, memory: Samples | None, val: Samples
         memory, kept_back = _hold_out(memory, rng)
         held = concatenate([held, kept_back]) if len(kept_back) else held
         measured = "held-out"
-    if not set(held.classes) & old:
+    covered = len(set(held.classes) & old)
+    # Images held out of a few old classes say little about all of them; whoever gives --val knows what is in it.
+    if not covered or (measured == "held-out" and 2 * covered < len(old)):
         measured = "pseudo"
     # New and old are halved apart, each beginning with dev: what chooses must see both.
     is_new = np.isin(held.names, list(new.classes))
@@ -228,8 +230,10 @@ class Extension:
     # Stage II.
 
     def fuses(self) -> bool:
-        """Always in the paper's recipes; in ours if classes overlap, or if stage I saw no old image at all."""
-        unseen = self.material.memory is None
+        """Always in the paper's recipes; in ours if classes overlap, if most old classes lack images, or once begun."""
+        unseen = self.material.measured == "pseudo" or self.material.memory is None
+        # Branches that were balanced by deltas speak at other volumes without them.
+        unseen = unseen or any(delta is not None for delta in self.base.fused.deltas)
         return self.recipe.stage_two.when == "always" or self.request.fuse or unseen or bool(self.space.overlap)
 
     def features(self, model: Classifier, samples: Samples, views: int = 0) -> Tensor:
@@ -252,8 +256,8 @@ class Extension:
         features = self.features(model, seen, settings.views)
         labels = torch.from_numpy(self.labels(seen)).to(self.device)
         origin = torch.from_numpy(seen.origin).to(self.device)
-        if memory is None:
-            made, made_labels, made_origin = self.pseudo(model, self.request.seed)
+        made, made_labels, made_origin = self.pseudo(model, self.request.seed, labels)
+        if len(made):
             features = torch.cat([made.expand(len(features), *made.shape), features], dim=1)
             labels, origin = torch.cat([made_labels, labels]), torch.cat([made_origin, origin])
         data = fusion_data(model, features, labels, origin)
@@ -306,18 +310,23 @@ class Extension:
         if self.material.measured != "pseudo":
             return features, labels
         # Another seed than stage II's: what trained must not choose.
-        made, made_labels, _ = self.pseudo(model, self.request.seed + 1)
+        made, made_labels, _ = self.pseudo(model, self.request.seed + 1, torch.from_numpy(labels).to(self.device))
         return torch.cat([made, features]), np.concatenate([made_labels.cpu().numpy(), labels])
 
-    def pseudo(self, model: Classifier, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Made-up exemplars of the old classes: features, labels and origins."""
+    def pseudo(self, model: Classifier, seed: int, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Made-up exemplars of the old classes that have no image among those `seen`: features, labels and origins."""
+        old = torch.from_numpy(self.space.index(self.base.space.classes)).to(self.device)
+        if torch.isin(old, seen).all():
+            return torch.empty(0), torch.empty(0), torch.empty(0)
         new = self.material.new
         fresh = self.material.dev.of_classes(new.classes)
         tables = [
             (self.features(model, part)[0], torch.from_numpy(self.labels(part)).to(self.device))
             for part in (new, fresh if len(fresh) else new)
         ]
-        return pseudo_exemplars(model, tables[0], tables[1], self.request.exemplars, seed)
+        made, labels, origin = pseudo_exemplars(model, tables[0], tables[1], self.request.exemplars, seed)
+        unseen = ~torch.isin(labels, seen)
+        return made[unseen], labels[unseen], origin[unseen]
 
     def measure(self, model: Classifier, fusion: Fusion, points: Frontier) -> dict[str, Any] | None:
         """Before and after on the test images, at the chosen point and at the point of every plain goal."""

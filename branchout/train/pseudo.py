@@ -33,10 +33,10 @@ def pseudo_exemplars(
     """
     features, labels = new
     generator = torch.Generator(features.device).manual_seed(seed)
-    cosines = alignment(model, *fresh)
     made, numbers, origins = [], [], []
     for branch, head in enumerate(list(model.fused.heads)[:-1]):
         own = model.fused.feature_of[branch]
+        cosines = alignment(model, *fresh, branch)
         rows = F.normalize(head.weight, dim=1).repeat_interleave(per_class, 0)  # type: ignore[arg-type]
         spread = within_class_spread(F.normalize(features[:, own], dim=1), labels)
         noise = torch.randn(len(rows), len(spread), generator=generator, device=rows.device, dtype=rows.dtype) @ spread
@@ -57,11 +57,11 @@ def pseudo_exemplars(
     return torch.cat(made), torch.cat(numbers), torch.cat(origins)
 
 
-def alignment(model: Classifier, features: Tensor, labels: Tensor) -> Tensor:
-    """Cosines between images of the newest step and the rows of their own classes in its head.
+def alignment(model: Classifier, features: Tensor, labels: Tensor, branch: int = 0) -> Tensor:
+    """How near images of an earlier branch may lie to their rows, as cosines: as those of the newest step do to theirs.
 
-    Rows of a linear head that few images have taught hardly point anywhere. The base's, made of many, do: an image of
-    a class it never saw lies that near to some row, and one of its own classes nearer still.
+    A base with a linear head has rows of another kind than its steps, whose rows start at their classes' means. An
+    image of a class it never saw lies so near to some row of it, and one of its own classes nearer still.
     """
     head = list(model.fused.heads)[-1]
     row_of = torch.full((len(model.space.classes),), -1, dtype=torch.long)
@@ -71,7 +71,7 @@ def alignment(model: Classifier, features: Tensor, labels: Tensor) -> Tensor:
     known = rows >= 0
     h = F.normalize(features[known, model.fused.feature_of[-1]], dim=1)
     own = (h * F.normalize(head.weight, dim=1)[rows[known]]).sum(1)  # type: ignore[arg-type]
-    if not isinstance(model.base_head, nn.Linear):
+    if branch > 0 or not isinstance(model.base_head, nn.Linear):
         return own
     nearest = F.normalize(features[known, 0], dim=1) @ F.normalize(model.base_head.weight, dim=1).T
     return torch.maximum(own, nearest.amax(1))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import BASE, LATER, NEW, exemplars, fixed_batch, logits
+from helpers import BASE, CPU, LATER, NEW, exemplars, fixed_batch, logits
 
 from branchout import api
 from branchout.data.batches import in_order, open_images
@@ -20,7 +20,7 @@ from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier
-from branchout.train.extend import Material, apply_fusion, divide
+from branchout.train.extend import Extension, Material, Request, apply_fusion, divide
 from branchout.train.frontier import Frontier
 
 OVERLAPPING = (*NEW, BASE[2], BASE[5])
@@ -84,6 +84,8 @@ def test_halves_hold_each_class_evenly(base: api.Model, train: Samples, val: Sam
         (BASE, NEW, NEW, "held-out"),  # val lacks old classes, so some of memory is held out
         (None, None, [*NEW, BASE[0]], "pseudo"),
         (BASE[:1], None, [*NEW, BASE[0]], "pseudo"),
+        (BASE[:3], None, NEW, "pseudo"),  # three of eight old classes say little about the others
+        (BASE[:4], None, NEW, "held-out"),
         (None, [*NEW, BASE[0]], NEW, "dev"),
     ],
 )
@@ -277,6 +279,43 @@ def test_deltas_are_learned_when_they_should_be(base: api.Model, train: Samples,
     assert deltas(NEW, exemplars(train), fuse=True) == 1
     assert deltas(OVERLAPPING, exemplars(train)) == 1
     assert deltas(NEW, None) == 1
+
+
+def test_a_model_that_was_balanced_by_deltas_goes_on_with_deltas(base: api.Model, train: Samples, val: Samples) -> None:
+    everything = val.of_classes([*BASE, *NEW, *LATER])
+    for fuse, expected in ((False, 0), (True, 1)):
+        first = base.extend(
+            train.of_classes(NEW),
+            memory=exemplars(train),
+            val=val.of_classes([*BASE, *NEW]),
+            epochs=1,
+            views=1,
+            fuse=fuse,
+        )
+        kept = exemplars(train, [*BASE, *NEW])
+        second = first.extend(train.of_classes(LATER), memory=kept, val=everything, epochs=1, views=1)
+        assert len(second.artefact.fusions[-1].deltas) == expected
+
+
+def test_only_classes_without_images_get_stand_ins(base: api.Model, train: Samples) -> None:
+    """Exemplars of three old classes are used as they are; the other five are made up."""
+    memory = exemplars(train, BASE[:3])
+    extension = Extension(
+        base.artefact.model(),
+        divide(base.artefact.classifier, train.of_classes(NEW), memory, None, 0),
+        Request(epochs=1, views=1),
+        device=CPU,
+    )
+    assert extension.fuses()
+    learned, _ = extension.learn_branch()
+    model = extension.base.extended(learned)
+    _, labels = extension.dev(model)
+    counts = np.bincount(labels, minlength=len(model.space.classes))
+    held = extension.material.dev.counts()
+    for name, count in zip(model.space.classes, counts.tolist(), strict=True):
+        assert count == held.get(name, 10 if name in BASE else 0)
+    seen = torch.from_numpy(model.space.index(list(BASE)))
+    assert [len(part) for part in extension.pseudo(model, 0, seen)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("recipe", ["branchout", "paper"])
