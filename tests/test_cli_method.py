@@ -55,10 +55,15 @@ def run(*words: str | Path) -> Answer:
 
 
 def start(*words: str | Path, **settings: str) -> subprocess.Popen[str]:
-    """The real command, in a process of its own."""
+    """The real command, in a process of its own, which can be interrupted even where the tests run in the background."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **settings}
     return subprocess.Popen(
-        [SCRIPT, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", env=environment
+        [SCRIPT, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
