@@ -55,7 +55,7 @@ def run(*words: str | Path) -> Answer:
 
 
 def start(*words: str | Path, **settings: str) -> subprocess.Popen[str]:
-    """The real command, in a process of its own, which can be interrupted even where the tests run in the background."""
+    """The real command, in a process of its own that can be interrupted even if the tests run in the background."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **settings}
     return subprocess.Popen(
         [SCRIPT, *map(str, words)],
