@@ -56,17 +56,8 @@ def learn(before: Classifier | Biased, task: Task) -> Biased:
     # Both teacher and student answer through the biases of earlier steps.
     corrected_teacher = frozen_copy(Biased(teacher, scale[:known], shift[:known]))
     student = Biased(network, scale, shift)
-    share = whole.known_share(task)
     training, held = hold_out(task)
-
-    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
-        pictures, target = batch
-        with torch.no_grad():
-            remembered = corrected_teacher(pictures)
-        z = student(pictures)
-        return share * whole.distillation(z[:, :known], remembered) + (1 - share) * F.cross_entropy(z, target)
-
-    whole.train(student, task, task.labelled(training), loss_of)
+    whole.train(student, task, task.labelled(training), whole.remembering(student, corrected_teacher, task))
     if len(held):
         logits = whole.views_of(student, task, held).flatten(0, 1)
         labels = torch.from_numpy(task.labels(held)).to(task.device).repeat(task.views)

@@ -165,7 +165,3 @@ def scores_of(scorer: nn.Module, images: Images, batch: int = 500) -> Tensor:
     """Scores (N, classes) of plain pictures."""
     scorer.eval()
     return torch.cat([scorer(pictures).float() for pictures in images.plain(in_order(len(images), batch))])
-
-
-def parameter_count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

@@ -41,17 +41,7 @@ class NearestMean(nn.Module):
 
 def learn(before: Classifier | NearestMean, task: Task) -> NearestMean:
     network, teacher = whole.student_and_teacher(before.network if isinstance(before, NearestMean) else before, task)
-    known = len(teacher.head.weight)
-    share = whole.known_share(task)
-
-    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
-        pictures, target = batch
-        with torch.no_grad():
-            remembered = teacher(pictures)
-        z = network(pictures)
-        return share * whole.distillation(z[:, :known], remembered) + (1 - share) * F.cross_entropy(z, target)
-
-    whole.train(network, task, task.labelled(whole.replayed(task)), loss_of)
+    whole.train(network, task, task.labelled(whole.replayed(task)), whole.remembering(network, teacher, task))
     features = whole.plain(network.features, task, task.new).cpu().numpy()
     kept = keep(task.new, per_class=task.per_class, rule="herding", features=features)
     return NearestMean(network, exemplar_means(network, task, concatenate([task.memory, kept])), kept)

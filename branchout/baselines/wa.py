@@ -55,16 +55,7 @@ def learn(before: Classifier | Network, task: Task) -> Network:
     network, teacher = whole.student_and_teacher(before, task)
     known = len(teacher.head.weight)
     network.head = imprinted(Rows.continuing(teacher.head, len(task.space.classes)), known, teacher, task)
-    share = whole.known_share(task)
-
-    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
-        pictures, target = batch
-        with torch.no_grad():
-            remembered = teacher(pictures)
-        z = network(pictures)
-        return share * whole.distillation(z[:, :known], remembered) + (1 - share) * F.cross_entropy(z, target)
-
-    whole.train(network, task, task.labelled(whole.replayed(task)), loss_of)
+    whole.train(network, task, task.labelled(whole.replayed(task)), whole.remembering(network, teacher, task))
     align(network.head, whole.is_taught(task))
     return network
 

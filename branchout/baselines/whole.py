@@ -67,6 +67,21 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float = TEMPERAT
     return F.kl_div(log_p, log_q, reduction="batchmean", log_target=True)
 
 
+def remembering(student: nn.Module, teacher: nn.Module, task: Task) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
+    """The loss of BiC and WA: distillation of the classes known before weighs λ, cross-entropy over all 1 − λ."""
+    known = len(task.space.upto(task.step - 1).classes)
+    share = known_share(task)
+
+    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
+        pictures, target = batch
+        with torch.no_grad():
+            remembered = teacher(pictures)
+        z = student(pictures)
+        return share * distillation(z[:, :known], remembered) + (1 - share) * F.cross_entropy(z, target)
+
+    return loss_of
+
+
 def train(
     network: nn.Module,
     task: Task,
