@@ -59,6 +59,8 @@ class Task:
     """Augmented views of which features are cached."""
     everything: Samples | None = None
     """All training images of all steps so far: for oracles, and for variants named as such."""
+    from_scratch: Callable[[Samples], Classifier] | None = None
+    """Trains a network as the base was trained, or finds one that was trained on the same images before."""
     seed: int = 0
     device: torch.device = field(default_factory=best_device)
     report: Report = silent

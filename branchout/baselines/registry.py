@@ -54,6 +54,8 @@ class Method:
     steps: bool = True
     oracle: bool = False
     """Sees all training images of all classes."""
+    anew: bool = False
+    """Starts from nothing at every step, so that what it is after the last step can be had without those before."""
     note: str = ""
     """Where it does not apply, and why."""
 

@@ -50,10 +50,11 @@ class Contender:
         """The method's name in results, where the recipe is a field of its own."""
         return self.name.removesuffix(f"-{self.recipe}") if self.recipe else self.name
 
-    @property
-    def trains_network(self) -> bool:
-        """Takes long enough that one exemplar seed must do."""
-        return self.baseline is not None and self.baseline.on == "network"
+    def seeds(self, asked: Sequence[int], steps: int) -> tuple[int, ...]:
+        """The exemplar seeds it is run with: one must do where each of them trains a whole network or many branches."""
+        network = self.baseline is not None and self.baseline.on == "network"
+        branches = steps > 1 and self.recipe is not None and recipe_named(self.recipe).stage_one.replay
+        return tuple(asked[:1]) if network or branches else tuple(asked)
 
     def points(self) -> tuple[str, ...]:
         """The operating points it is measured at, each of them one row."""
@@ -142,6 +143,7 @@ def why_not(contender: Contender, space: LabelSpace) -> str | None:
 
 def measure(contender: Contender, experiment: Experiment, seeds: Sequence[int]) -> Measured:
     """Run a contender through all steps of an experiment."""
+    assert experiment.base is not None  # trained before any clock starts
     if contender.baseline is not None:
         return _baseline(contender.baseline, experiment, seeds)
     assert contender.recipe is not None
@@ -338,9 +340,9 @@ def _baseline(method: Method, experiment: Experiment, seeds: Sequence[int]) -> M
 
 
 def _steps(method: Method, experiment: Experiment, seed: int) -> Iterator[tuple[int, nn.Module, float]]:
-    """The method's classifier after each step, and how long it took."""
+    """The method's classifier after each step, or after the last if that hangs on none before; and how long it took."""
     before: nn.Module = experiment.base
-    for step in range(1, experiment.steps + 1):
+    for step in [experiment.steps] if method.anew else range(1, experiment.steps + 1):
         task = experiment.task(step, seed)
         shared = 0.0
         if method.on == "features":

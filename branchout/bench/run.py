@@ -49,6 +49,11 @@ class Job:
         table = self.table if self.plan.split == 1 else f"{self.table}-split{self.plan.split}"
         return self.out / self.dataset / table / self.plan.arch
 
+    @property
+    def drawn(self) -> Path:
+        """Where the experiment's scenario is kept if it cannot be drawn again."""
+        return self.folder.parent / "scenario.json"
+
     def files(self) -> dict[str, Path]:
         """The file of each operating point."""
         points = contender_named(self.contender).points()
@@ -135,11 +140,11 @@ def run(
         if not missing:
             return Done(job)
         if opened is None:
-            experiment = _experiment(job.data, job.plan)
+            experiment = _experiment(job.data, job.plan, job.drawn)
         else:
             if (job.data, job.plan) not in opened:
                 opened.clear()  # one experiment's pictures and models at a time
-                opened[job.data, job.plan] = Experiment(job.plan, resolve(job.data), report=report)
+                opened[job.data, job.plan] = Experiment(job.plan, resolve(job.data), drawn=job.drawn, report=report)
             experiment = opened[job.data, job.plan]
         contender = contender_named(job.contender)
         reason = why_not(contender, experiment.scenario.space)
@@ -147,12 +152,17 @@ def run(
             return Done(job, why_not=reason)
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
+        shared = others_beside()
         try:
             measured = measure(contender, experiment, job.seeds)
         except DoesNotApply as error:
             return Done(job, why_not=str(error))
+        finally:
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()  # whoever runs beside us may need it
+        shared = shared or others_beside()
         written = [
-            results.write(job.folder, path.stem, row(job, contender, experiment, measured, point))
+            results.write(job.folder, path.stem, row(job, contender, experiment, measured, point, shared))
             for point, path in job.files().items()
             if point in missing
         ]
@@ -160,12 +170,14 @@ def run(
 
 
 @lru_cache(maxsize=1)
-def _experiment(data: str, plan: Plan) -> Experiment:
+def _experiment(data: str, plan: Plan, drawn: Path) -> Experiment:
     """A worker's own: what one job of an experiment has opened and trained serves the next."""
-    return Experiment(plan, resolve(data))
+    return Experiment(plan, resolve(data), drawn=drawn)
 
 
-def row(job: Job, contender: Contender, experiment: Experiment, measured: Measured, point: str) -> dict[str, Any]:
+def row(
+    job: Job, contender: Contender, experiment: Experiment, measured: Measured, point: str, shared: bool = False
+) -> dict[str, Any]:
     """One operating point of one contender, as results have it."""
     plan, space = job.plan, experiment.scenario.space
     per_seed = measured.points[point]
@@ -184,6 +196,7 @@ def row(job: Job, contender: Contender, experiment: Experiment, measured: Measur
         "incremental": results.percent(float(np.mean([incremental(steps) for steps in steps_of]))),
         "avg_steps": results.percent(float(np.mean([average_over_steps(steps) for steps in steps_of]))),
     }
+    every_step = 1 < experiment.steps == len(per_seed[0])
     return {
         "dataset": job.dataset,
         "table": job.table,
@@ -201,21 +214,20 @@ def row(job: Job, contender: Contender, experiment: Experiment, measured: Measur
         "alpha": [each[0] for each in chosen] if len(chosen[0]) == 2 else None,
         "beta": [each[1] for each in chosen] if len(chosen[0]) == 2 else None,
         "b": [each[0] for each in chosen] if len(chosen[0]) == 1 else None,
-        "metrics": {**means, **(over_steps if experiment.steps > 1 else dict.fromkeys(over_steps))},
+        "metrics": {**means, **(over_steps if every_step else dict.fromkeys(over_steps))},
         "two_fold": folds or None,
         "two_fold_spread": results.percent(float(np.mean([scored.spread for scored in last]))),
         "std": spreads,
         "seeds": list(job.seeds)[: len(per_seed)],
         "asked_seeds": list(job.seeds),
         "per_seed": [results.figures(scored.test) for scored in last],
-        "per_step": [[results.figures(scored.test) for scored in steps] for steps in per_seed]
-        if experiment.steps > 1
-        else None,
+        "per_step": [[results.figures(scored.test) for scored in steps] for steps in per_seed] if every_step else None,
         "base_model": results.percent(before.all),
         **{name: results.percent(value) for name, value in measured.extra.items()},
         "curve": measured.curve or None,
         "parameters": measured.parameters,
         "seconds": {**measured.seconds},
+        "gpu_shared": shared,
         "peak_memory_bytes": peak_memory(),
         "settings": {
             **asdict(plan),
@@ -226,6 +238,14 @@ def row(job: Job, contender: Contender, experiment: Experiment, measured: Measur
         **results.provenance(),
         **({"command": job.command} if job.command else {}),
     }
+
+
+def others_beside() -> bool:
+    """Whether somebody else uses this GPU: times are then too long. A context of our own takes less than 1 GiB."""
+    if not torch.cuda.is_available():
+        return False
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved() > 1 << 30
 
 
 def peak_memory() -> int | None:

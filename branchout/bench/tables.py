@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -37,6 +37,12 @@ class Table:
     """Whose rows it shows: tables of one experiment share them."""
     archs: tuple[str, ...]
     contenders: tuple[str, ...]
+    fewer: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Who takes part with networks for which the paper has only some of the rows."""
+
+    def of(self, arch: str) -> tuple[str, ...]:
+        """Who takes part with one network."""
+        return self.fewer.get(arch, self.contenders)
 
 
 @cache
@@ -47,7 +53,14 @@ def _read() -> dict[str, Any]:
 
 def tables() -> dict[str, Table]:
     return {
-        name: Table(name, entry["title"], entry.get("rows_in", name), tuple(entry["archs"]), tuple(entry["contenders"]))
+        name: Table(
+            name,
+            entry["title"],
+            entry.get("rows_in", name),
+            tuple(entry["archs"]),
+            tuple(entry["contenders"]),
+            {arch: tuple(names) for arch, names in entry.get("contenders_for", {}).items()},
+        )
         for name, entry in _read()["tables"].items()
     }
 
@@ -136,13 +149,13 @@ def jobs_for(
     seeds: Sequence[int],
     out: Path,
 ) -> list[Job]:
-    """One job for each contender; those that train a network use the first exemplar seed alone."""
+    """One job for each contender."""
     command = results.command()
     # Workers may run elsewhere.
     out, data = out.absolute(), str(Path(data).absolute()) if Path(data).exists() else data
     jobs = []
     for name in contenders:
         contender = contender_named(name)
-        used = tuple(seeds[:1]) if contender.trains_network else tuple(seeds)
+        used = contender.seeds(seeds, plan.steps)
         jobs.append(Job(data, dataset.name, experiment, plan, contender.name, used, out, command))
     return jobs

@@ -89,7 +89,7 @@ def bench(
                 plans = tables.experiments_of(chosen, dataset, scale, **{**changes, "arch": network})
                 for experiment, plan in plans.items():
                     plan = tables.scheduled(plan, schedule, epochs)
-                    names = method or list(chosen.contenders)
+                    names = method or list(chosen.of(plan.arch))
                     jobs += tables.jobs_for(data, dataset, experiment, plan, names, numbers, out)
         jobs = list(dict.fromkeys(jobs))  # tables share rows
     else:

@@ -205,6 +205,58 @@ def test_the_base_model_is_trained_once(folder: Path, tmp_path: Path, monkeypatc
         assert torch.equal(one, other)
 
 
+def test_joint_learning_of_two_tables_is_one_training(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sees the same images, in whatever order the scenarios name their classes, and counts as if it had just run."""
+    dataset = resolve(str(folder))
+    plan = replace(PLAN, split=7)
+    joint = contender_named("joint")
+    once = measure(joint, Experiment(plan, dataset, device=CPU), (1,))
+    import branchout.bench.experiment as module
+
+    other = Experiment(replace(plan, base=7, novel=4), dataset, device=CPU)
+    assert other.base is not None
+    monkeypatch.setattr(module, "pretrain", lambda *a, **k: pytest.fail("trained again"))
+    again = measure(joint, other, (1,))
+    assert once.points["plain"][0][0].test.all == pytest.approx(again.points["plain"][0][0].test.all, abs=0.05)
+    assert again.seconds["train"] > 0.5 * once.seconds["train"]
+
+
+def test_joint_learning_answers_in_the_order_of_the_label_space(experiment: Experiment) -> None:
+    task = experiment.task(1, 1)
+    assert task.from_scratch is not None
+    assert task.everything is not None
+    found = task.from_scratch(task.everything)
+    model = contender_named("joint").baseline.learn(experiment.base, task)  # type: ignore[union-attr]
+    assert model.space.classes == task.space.classes != found.space.classes
+    pictures = next(experiment.images(task.new).plain([np.arange(9)]))
+    with torch.no_grad():
+        ours, theirs = model(pictures), found(pictures)
+    for number, name in enumerate(task.space.classes):
+        assert torch.equal(ours[:, number], theirs[:, found.space.classes.index(name)])
+
+
+def test_over_many_steps_joint_learning_is_measured_after_the_last(folder: Path, tmp_path: Path) -> None:
+    plan = replace(PLAN, scenario="steps", base=5, novel=3, steps=2)
+    done = run(job(folder, tmp_path, "joint", plan, seeds=(1,)), {})
+    assert done is not None
+    row = json.loads(done.job.files()["plain"].read_text())
+    assert row["metrics"]["all"] is not None
+    assert row["metrics"]["incremental"] is None  # which would need joint learning after every step
+    assert row["per_step"] is None
+
+
+def test_a_clustered_scenario_is_kept_beside_its_rows(folder: Path, tmp_path: Path) -> None:
+    plan = replace(PLAN, scenario="overlap-random-clustered", base=8, novel=3, overlap=1)
+    asked = job(folder, tmp_path, "ncm", plan, seeds=(1,))
+    run(asked, {})
+    kept = json.loads(asked.drawn.read_text())
+    turned = {name: digits.translate(str.maketrans("01", "10")) for name, digits in kept["sides"].items()}
+    asked.drawn.write_text(json.dumps({**kept, "sides": turned}))
+    again = Experiment(plan, resolve(str(folder)), device=CPU, drawn=asked.drawn)
+    assert again.scenario.sides == turned  # not clustered once more
+    assert not job(folder, tmp_path / "other", "ncm", PLAN).drawn.exists()
+
+
 def test_two_runners_share_the_work(folder: Path, experiment: Experiment, tmp_path: Path) -> None:
     plan = replace(PLAN, split=5)  # whose base nobody has trained yet: one does, the other waits
     jobs = [job(folder, tmp_path, name, seeds=(1,)) for name in ("ncm", "logitcat-max", "logitcat-average")]

@@ -1,6 +1,7 @@
 """Tables are data: every name in them means something, and sizes fit the dataset at hand."""
 
 import json
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -40,7 +41,9 @@ def test_a_table_names_known_contenders_and_a_known_scenario_at_every_scale(
     assert plan.scenario in NAMES
     known = contenders()
     assert not set(table.contenders) - set(known)
-    assert {"score-fusion-branchout", "joint"} <= set(table.contenders)  # our recipe, and the honest comparison
+    for arch in table.archs:
+        assert not set(table.of(arch)) - set(known)
+        assert {"score-fusion-branchout", "joint"} <= set(table.of(arch))  # our recipe, and the honest comparison
 
 
 def test_every_row_that_the_paper_has_is_made_by_some_contender_of_the_table() -> None:
@@ -57,7 +60,7 @@ def test_every_row_that_the_paper_has_is_made_by_some_contender_of_the_table() -
         if entry.startswith("_"):
             continue
         name = next(table for table in sorted(ALL, key=len, reverse=True) if entry.startswith(table))
-        taking_part = table_named(name).contenders
+        taking_part = table_named(name).of(content["backbone"])
         for label in content["rows"]:
             if "score fusion" in label:
                 part = next((p for p in ("fc", "layer3", "conv2") if p in label), "")
@@ -108,6 +111,9 @@ def test_networks_are_trained_for_one_seed_and_features_for_all(dataset: Dataset
     jobs = jobs_for("glyphs", dataset, "mine", plan, ["finetune", "featcat-rt", "branchout"], [1, 2, 3], tmp_path)
     assert [job.seeds for job in jobs] == [(1,), (1, 2, 3), (1, 2, 3)]
     assert [job.contender for job in jobs] == ["finetune", "featcat-rt", "score-fusion-branchout"]
+    many = replace(plan, scenario="steps", steps=2)
+    jobs = jobs_for("glyphs", dataset, "mine", many, ["featcat-rt", "reference", "branchout"], [1, 2, 3], tmp_path)
+    assert [job.seeds for job in jobs] == [(1, 2, 3), (1, 2, 3), (1,)]  # ours trains a branch for each seed and step
 
 
 def test_rows_lie_where_the_design_says(dataset: Dataset, tmp_path: Path) -> None:
