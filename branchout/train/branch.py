@@ -269,8 +269,8 @@ class Frozen:
 
 def _room(rows: int, like: Tensor) -> Tensor:
     """An empty table with rows such as those of a batch, in its memory layout."""
-    table = like.new_empty((rows, *like.shape[1:]))
-    return table.to(memory_format=torch.channels_last) if like.ndim == 4 else table
+    layout = torch.channels_last if like.ndim == 4 else torch.contiguous_format
+    return torch.empty((rows, *like.shape[1:]), dtype=like.dtype, device=like.device, memory_format=layout)
 
 
 def _rows(table: Sequence[Tensor], order: Sequence[Ints]) -> Iterator[list[Tensor]]:
