@@ -1,8 +1,10 @@
-"""The paper's three figures, drawn from measured rows."""
+"""The paper's three figures, drawn from measured rows: as wide as a paper's column, with labels beside their curves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +13,57 @@ from branchout.bench.report import Row, read
 from branchout.bench.tables import figures
 from branchout.files import in_one_move
 
+INK, SOFT, RULE, GROUND = "#1a1a1a", "#5f6368", "#d9d9d9", "#ffffff"
+BLUE, RED, GREEN, PALE = "#0072b2", "#b34a00", "#00795a", "#56a0cf"
+"""Told apart by people who see colours differently; marks and labels say the same. `page.py` knows them too."""
+SIZE = (3.5, 2.8)
 STYLE = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
+    "font.family": ["DejaVu Sans", "sans-serif"],
+    "font.size": 7.5,
+    "axes.labelsize": 8,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": SOFT,
+    "axes.facecolor": GROUND,
+    "figure.facecolor": GROUND,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "axes.linewidth": 0.7,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4,
     "svg.hashsalt": "branchout",  # the same rows give the same file
     "svg.fonttype": "none",
 }
 DEPTHS = ("fc", "layer4", "layer3", "layer2", "layer1", "stem")
-MARKS = ("o", "s", "^", "D", "v", "P")
+BY_COUNT = ((PALE, "o"), (BLUE, "s"), (GREEN, "^"), (INK, "D"), (RED, "v"))
+"""From few base classes to many."""
+AROUND = ("right", "left", "above", "below", "above right", "below right", "above left", "below left")
 Rows = Mapping[Path, Row]
 
 
-def draw(out: Path, dataset: str, folder: Path) -> list[Path]:
+@dataclass(frozen=True)
+class Label:
+    """Words for a place in the plot, in the colour of what they name."""
+
+    words: str
+    spots: Sequence[tuple[float, float]]
+    """Where it may be named: one point, or several along a curve."""
+    colour: str
+    sides: Sequence[str] = AROUND
+    """Where the words may stand, the best first."""
+
+
+def draw(out: Path, dataset: str, folder: Path, kind: str = "svg") -> list[Path]:
     """Draw every figure that has rows; returns the files."""
     import matplotlib
 
@@ -43,11 +79,11 @@ def draw(out: Path, dataset: str, folder: Path) -> list[Path]:
     drawn = []
     for name in figures():
         with pyplot.rc_context(STYLE):
-            figure, axes = pyplot.subplots(figsize=(5.2, 3.6), layout="constrained")
+            figure, axes = pyplot.subplots(figsize=SIZE, layout="constrained")
             if painters[name](axes, rows, dataset):
-                path = folder / f"{name}.svg"
+                path = folder / f"{name}.{kind}"
                 with in_one_move(path) as partial:
-                    figure.savefig(partial, format="svg", metadata={"Date": None})
+                    figure.savefig(partial, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
                 drawn.append(path)
             pyplot.close(figure)
     return drawn
@@ -56,62 +92,169 @@ def draw(out: Path, dataset: str, folder: Path) -> list[Path]:
 def base_classes(axes: Any, rows: Rows, dataset: str) -> bool:
     """With and without fine-tuning, against the number of base classes."""
     found = alone(rows, dataset)
-    if not found:
-        return False
-    for where, told, mark in (("layer4", "last block fine-tuned", "o"), ("fc", "features frozen", "s")):
+    labels = []
+    for where, told, colour, mark, dash in (
+        ("stem", "everything fine-tuned", BLUE, "o", "-"),
+        ("layer4", "last block fine-tuned", GREEN, "s", "--"),
+        ("fc", "features frozen", RED, "^", "-"),
+    ):
         points = [(count, each[where]) for count, each in found.items() if where in each]
         if points:
-            axes.plot(
-                *zip(*points, strict=True), marker=mark, color="black", ls="-" if mark == "o" else "--", label=told
-            )
+            axes.plot(*zip(*points, strict=True), marker=mark, color=colour, ls=dash)
+            labels.append(Label(told, points[-1:], colour))
+    if not labels:
+        return False
+    axes.set_xscale("log")
+    axes.set_xticks(list(found), [str(count) for count in found])
+    axes.minorticks_off()
     axes.set(xlabel="base classes", ylabel="accuracy on new classes alone (%)")
-    axes.legend(frameon=False)
+    _room(axes, found, labels)
     return True
 
 
 def finetune_depth(axes: Any, rows: Rows, dataset: str) -> bool:
     """Against how much is fine-tuned, one curve for each number of base classes."""
     found = alone(rows, dataset)
-    if not found:
-        return False
-    for (count, each), mark in zip(found.items(), MARKS, strict=False):
+    labels = []
+    for (count, each), (colour, mark) in zip(found.items(), cycle(BY_COUNT), strict=False):
         points = [(DEPTHS.index(where), each[where]) for where in DEPTHS if where in each]
-        axes.plot(*zip(*points, strict=True), marker=mark, label=f"{count} base classes")
+        axes.plot(*zip(*points, strict=True), marker=mark, color=colour)
+        labels.append(Label(str(count), points[-1:], colour))
+    if not labels:
+        return False
     axes.set(xlabel="fine-tuned from", ylabel="accuracy on new classes alone (%)")
-    axes.set_xticks(range(len(DEPTHS)), ["nothing", *DEPTHS[1:-1], "everything"])
-    axes.legend(frameon=False)
+    axes.set_xticks(range(len(DEPTHS)), ["nothing", *DEPTHS[1:-1], "all"])
+    top = _room(axes, range(len(DEPTHS)), labels)
+    axes.annotate("base\nclasses", (1.015, top), xycoords=("axes fraction", "data"), va="bottom", linespacing=1.0)
     return True
+
+
+def _room(axes: Any, places: Any, labels: Sequence[Label]) -> float:
+    """Labels to the right of the last points, moved apart where they would touch; returns the height above them."""
+    axes.set_xlim(right=max(places) * 1.06 if min(places) > 0 else max(places) + 0.15)
+    axes.margins(y=0.08)
+    bottom, top = axes.get_ylim()
+    apart = 0.055 * (top - bottom)
+    ordered = sorted(labels, key=lambda label: label.spots[0][1])
+    heights: list[float] = [label.spots[0][1] for label in ordered]
+    for _ in range(50):  # until none touches another, which a few rounds do
+        for lower in range(len(heights) - 1):
+            lack = apart - (heights[lower + 1] - heights[lower])
+            if lack > 0:
+                heights[lower] -= lack / 2
+                heights[lower + 1] += lack / 2
+    for label, height in zip(ordered, heights, strict=True):
+        at = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
+        axes.annotate(label.words, (1.015, height), color=label.colour, **at)
+    return heights[-1] + float(0.7 * apart)
 
 
 def design_space(axes: Any, rows: Rows, dataset: str) -> bool:
     """Base against novel accuracy: the grid at three values of α, the dial, joint training and routing."""
     place = Path(dataset) / "disjoint-40" / "resnet10"
-    grid = (rows.get(place / "score-fusion-reference-all.json") or {}).get("curve")
-    dial = (rows.get(place / "score-fusion-branchout-all.json") or {}).get("curve")
+
+    def curve(name: str) -> list[dict[str, float]]:
+        return (rows.get(place / f"{name}.json") or {}).get("curve") or []
+
+    grid, dial = curve("score-fusion-reference-all"), curve("score-fusion-branchout-all")
     if not grid or not dial:
         return False
-    for alpha, mark in ((0.0, "o"), (0.4, "s"), (1.0, "^")):
+    labels: list[Label] = []
+    drawn: list[tuple[float, float]] = []
+    for alpha, colour, mark in ((0.0, BLUE, "o"), (0.4, GREEN, "s"), (1.0, RED, "^")):
         points = sorted((p["beta"], p["base"], p["novel"]) for p in grid if abs(p["alpha"] - alpha) < 1e-9)
-        axes.plot(
-            [p[1] for p in points], [p[2] for p in points], marker=mark, ms=4, lw=0.8, label=f"grid, α = {alpha:g}"
-        )
-    shown = [p for p in dial if p["base"] > 40]
-    axes.plot(
-        [p["base"] for p in shown], [p["novel"] for p in shown], color="black", lw=1.6, label="our recipe, the dial"
-    )
-    others = (
-        ("joint-plain", "joint training", "*"),
+        if points:
+            along = [(base, novel) for _, base, novel in points]
+            axes.plot(
+                *zip(*along, strict=True), marker=mark, ms=3.2, lw=0.8, color=colour, zorder=3, label=f"α = {alpha:g}"
+            )
+            drawn += along
+    if not drawn:
+        return False
+    for name, told, mark in (
+        ("joint-plain", "joint\ntraining", "*"),
         ("confidence-routing-plain", "confidence routing", "X"),
         ("learned-routing-plain", "learned routing", "P"),
-        ("logitcat-max-plain", "nothing trained", "d"),
-    )
-    for name, told, mark in others:
+        ("logitcat-max-plain", "nothing fused", "d"),
+    ):
         row = rows.get(place / f"{name}.json")
         if row is not None:
-            axes.plot(
-                row["metrics"]["base"], row["metrics"]["novel"], mark, ms=7, color="black", mfc="white", label=told
-            )
+            at = (row["metrics"]["base"], row["metrics"]["novel"])
+            axes.plot(*at, mark, ms=8 if mark == "*" else 5.5, color=INK, mfc=GROUND, mew=0.9, zorder=5)
+            drawn.append(at)
+            labels.append(Label(told, [at], INK))
+    # The ends of a dial, where one side is all but given up, would press everything else into a corner.
+    joint = curve("joint-dial-all") or curve("joint-plain")
+    left, low = min(p[0] for p in drawn), min(p[1] for p in drawn)
+    right = max([p["base"] for p in dial] + [p[0] for p in drawn])
+    high = max([p["novel"] for p in dial + joint if p["base"] >= left] + [p[1] for p in drawn])
+    axes.set_xlim(left - 0.07 * (right - left), right + 0.2 * (right - left))
+    axes.set_ylim(low - 0.3 * (high - low), high + 0.12 * (high - low))
+    for told, dialled, colour, width, dash in (
+        ("our recipe, the dial", dial, INK, 1.5, "-"),
+        ("joint training, the dial", joint, SOFT, 1.2, (0, (4, 2))),
+    ):
+        along = [(p["base"], p["novel"]) for p in sorted(dialled, key=lambda p: p.get("b", 0.0))]
+        inside = [p for p in along if p[0] >= left and p[1] >= low]
+        if inside:
+            axes.plot(*zip(*along, strict=True), zorder=2, color=colour, lw=width, ls=dash)
+            drawn += inside
+            labels.append(Label(told, inside[::2], colour, ("above right", "above", "below", "below left")))
     axes.set(xlabel="accuracy on base classes (%)", ylabel="accuracy on new classes (%)")
-    axes.set_ylim(bottom=min(point["novel"] for point in grid) - 15)
-    axes.legend(frameon=False, fontsize=7, ncols=2, loc="lower left")
+    title = "score fusion, β from 0 (top) to 1"
+    axes.legend(loc="lower left", title=title, alignment="left", **LEGEND)
+    _place(axes, labels, drawn)
     return True
+
+
+LEGEND: dict[str, Any] = {
+    "frameon": False, "fontsize": 7.5, "title_fontsize": 7.5, "borderaxespad": 0.2, "labelspacing": 0.25, "ncols": 3,
+    "columnspacing": 1.2, "handletextpad": 0.5, "handlelength": 1.4,
+}  # fmt: skip
+
+
+def _place(axes: Any, labels: Sequence[Label], drawn: Sequence[tuple[float, float]]) -> None:
+    """Set each label where it covers the least: of the plot's points, of other labels, and of what lies outside."""
+    axes.figure.draw_without_rendering()  # so that the layout is settled and places are known
+    frame = axes.get_window_extent()
+    taken = [axes.get_legend().get_window_extent()]
+    points = axes.transData.transform(_dense(drawn))
+    for label in labels:
+        best = None
+        for spot in label.spots:
+            for rank, side in enumerate(label.sides):
+                text = axes.annotate(label.words, spot, color=label.colour, **_beside(side))
+                box = text.get_window_extent()
+                text.remove()
+                cost = 0.1 * rank + sum(box.padded(1).contains(*point) for point in points)
+                cost += 20 * sum(box.padded(1).overlaps(other) for other in taken)
+                inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
+                cost += 0 if inside else 50
+                if best is None or cost < best[0]:
+                    best = (cost, spot, side, box)
+        assert best is not None
+        axes.annotate(label.words, best[1], color=label.colour, zorder=6, linespacing=1.0, **_beside(best[2]))
+        taken.append(best[3])
+
+
+def _dense(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Points, and some between neighbours: what a label may not lie on is lines as well."""
+    between = [
+        (a[0] + (b[0] - a[0]) * part / 4, a[1] + (b[1] - a[1]) * part / 4)
+        for a, b in pairwise(points)
+        if abs(a[0] - b[0]) + abs(a[1] - b[1]) < 8  # neighbours on a curve, not ends of two
+        for part in (1, 2, 3)
+    ]
+    return [*points, *between]
+
+
+def _beside(side: str) -> dict[str, Any]:
+    across = -1 if "left" in side else 1 if "right" in side else 0
+    up = 1 if "above" in side else -1 if "below" in side else 0
+    far = 4.5 if across and up else 6.5
+    return {
+        "xytext": (far * across, far * up),
+        "textcoords": "offset points",
+        "ha": {-1: "right", 0: "center", 1: "left"}[across],
+        "va": {-1: "top", 0: "center", 1: "bottom"}[up],
+    }

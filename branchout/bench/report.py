@@ -1,25 +1,41 @@
-"""The paper and the measurement side by side, from the rows under `results/` and the paper's numbers alone."""
+"""What the pages of results show: the paper and the measurement side by side, from rows and the paper's numbers alone.
+
+`markdown.py` and `page.py` write it down.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from branchout.bench.claims import checks
-from branchout.bench.contenders import contenders
+from branchout.bench.claims import Case, Check, alone_rows, checks
+from branchout.bench.contenders import Contender, contenders
 from branchout.bench.tables import BY_BASE, Table, figures, tables
 from branchout.errors import BranchoutError
 
 Row = Mapping[str, Any]
-METRICS = ("all", "base", "novel", "overlap", "avg", "incremental", "avg_steps")
+METRICS = ("all", "base", "novel", "overlap", "avg", "incremental", "avg_steps", "alone", "parameters")
+NAMES = {"avg_steps": "avg over steps", "alone": "new classes alone", "parameters": "params (M)"}
+"""How a column is headed where its metric's name would not do."""
 BEST = {"all": "best-Acc_all", "balanced": "best-balanced", "avg": "best-Acc_avg"}
 VARIANTS = {"": "score fusion", "-fc": "score fusion fc-only"}
-DEPTHS = {"-layer3": "layer3,4", "": "layer4", "-conv2": "layer4 (conv2 only)"}
+DEPTHS = {"-layer3": "layer3,4", "": "layer4", "-conv2": "layer4 (conv2 only)", "-fc": "fc-only"}
+FIGURES = {
+    "fig-base-classes": "Figure 2, left",
+    "fig-finetune-depth": "Figure 2, right",
+    "fig-design-space": "Figure 5",
+}
+"""Where the paper has what each figure shows."""
+KINDS = ("rival", "fusion", "ours", "joint")
+"""In which order they stand in a table."""
+VERDICTS = ("holds", "does not hold", "holds so far", "not measured")
 
 
 @dataclass(frozen=True)
@@ -30,6 +46,123 @@ class Line:
     paper: Mapping[str, float] | None
     ours: Row | None
     path: Path | None
+    kind: str = "rival"
+    """Whose it is: `rival`, `fusion` (the paper's), `ours` (the default recipe), `joint`."""
+    oracle: bool = False
+    fold: str = ""
+    """Empty in the main table; `dial` or `variant` for what would drown it."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table with one network."""
+
+    table: Table
+    arch: str
+    number: str
+    """As the paper counts its tables; empty for what it has not."""
+    lines: tuple[Line, ...]
+    cases: tuple[tuple[Check, Case], ...] = ()
+    """What the paper claims about it."""
+
+    @property
+    def short(self) -> str:
+        return f"{f'Table {self.number}' if self.number else self.table.name}, {network(self.arch)}"
+
+    @property
+    def heading(self) -> str:
+        return f"{self.short}: {self.table.title}"
+
+    @property
+    def measured(self) -> list[Row]:
+        return [line.ours for line in self.lines if line.ours is not None]
+
+    @property
+    def main(self) -> list[Line]:
+        return [line for line in self.lines if not line.fold]
+
+    def folded(self, fold: str) -> list[Line]:
+        return [line for line in self.lines if line.fold == fold]
+
+    @property
+    def missing(self) -> list[str]:
+        """Who takes part in the table and has no row."""
+        there = {
+            line.path.stem.rsplit(f"-{line.ours['point']}", 1)[0] for line in self.lines if line.path and line.ours
+        }
+        return [contenders()[name].label for name in self.table.of(self.arch) if self.number and name not in there]
+
+    @property
+    def command(self) -> str:
+        """What measures all of it, where it is the paper's."""
+        return (
+            f"branchout bench {self.table.name}{'' if self.arch == 'resnet10' else f' --arch {self.arch}'} --data DIR"
+        )
+
+    def facts(self) -> str:
+        """How large it is, and what it was measured with."""
+        about = self.measured[0]
+        size = f"{about['base_classes']} + {about['novel_classes']} classes"
+        if about["overlap_classes"]:
+            size += f", {about['overlap_classes']} of them old ones"
+        if about["steps"] > 1:
+            size += f" in {about['steps']} steps"
+        bases = ", ".join(sorted({number(row["base_model"]) for row in self.measured}))
+        hardware = ", ".join(sorted({row["hardware"] for row in self.measured}))
+        return f"{size}; base model {bases} on its own classes. Measured on {hardware}."
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of the paper, drawn anew, with the rows it was drawn from."""
+
+    table: Table
+    picture: Path
+    rows: Mapping[Path, Row]
+    cases: tuple[tuple[Check, Case], ...]
+
+    @property
+    def heading(self) -> str:
+        return f"{FIGURES[self.table.name]}: {self.table.title}"
+
+    @property
+    def lines(self) -> list[Line]:
+        """Its rows; of branches that learned new classes alone, that one number."""
+        return [
+            Line(f"{row['label']}, {row['base_classes']} base classes", None, {**row, "metrics": _alone(row)}, path)
+            if row["point"] == "alone"
+            else Line(row["label"], None, row, path)
+            for path, row in self.rows.items()
+        ]
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that both pages say."""
+
+    dataset: str
+    sections: tuple[Section, ...]
+    figures: tuple[Figure, ...]
+    claims: tuple[Check, ...]
+    absent: tuple[tuple[str, str], ...]
+    """Tables of the paper that have no row yet, with the commands that make them."""
+
+    @property
+    def verdicts(self) -> dict[str, int]:
+        """How many claims met which end."""
+        every = [check.verdict for check in self.claims]
+        return {verdict: every.count(verdict) for verdict in VERDICTS if verdict in every}
+
+    @property
+    def judged(self) -> bool:
+        """Whether there is a row that any claim is about."""
+        return set(self.verdicts) != {"not measured"}
+
+    def where(self, case: Case) -> str:
+        """The place of a case in words."""
+        if case.table in FIGURES:
+            return FIGURES[case.table]
+        return f"Table {paper_number(case.table, case.arch)}, {network(case.arch)}"
 
 
 def read(out: Path) -> dict[Path, Row]:
@@ -47,20 +180,94 @@ def read(out: Path) -> dict[Path, Row]:
     return found
 
 
+def report(out: Path, dataset: str, pictures: Sequence[Path] = ()) -> Report:
+    """Everything there is to say about the rows of a dataset."""
+    rows = read(out)
+    if not any(path.parts[0] == dataset for path in rows):
+        there = sorted({path.parts[0] for path in rows})
+        raise BranchoutError(
+            f"{out} holds no rows of {dataset!r}; there are: {', '.join(there) or 'none'}. "
+            "Make some with: branchout bench disjoint-40 --data DIR"
+        )
+    judged = tuple(checks(dataset, rows))
+    every = [
+        Section(
+            table,
+            arch,
+            paper_number(table.name, arch),
+            tuple(lines(table, arch, dataset, rows)),
+            cases_of(judged, table, arch),
+        )
+        for table in tables().values()
+        for arch in table.archs
+    ]
+    every.sort(key=lambda section: (_order(section.number), section.arch))
+    shown = [section for section in every if section.measured]
+    told = {line.path for section in shown for line in section.lines}
+    return Report(
+        dataset,
+        (*shown, *_others(dataset, {path: row for path, row in rows.items() if path not in told})),
+        tuple(
+            Figure(
+                figures()[picture.stem],
+                picture,
+                _drawn(figures()[picture.stem], dataset, rows),
+                cases_of(judged, figures()[picture.stem], "resnet10"),
+            )
+            for picture in pictures
+        ),
+        judged,
+        tuple((section.short, section.command) for section in every if shown and not section.measured),
+    )
+
+
+def cases_of(judged: Sequence[Check], table: Table, arch: str) -> tuple[tuple[Check, Case], ...]:
+    return tuple(
+        (check, case) for check in judged for case in check.cases if (case.table, case.arch) == (table.name, arch)
+    )
+
+
+# The paper's side.
+
+
 @cache
 def paper() -> dict[str, Any]:
     numbers: dict[str, Any] = json.loads((files("branchout.bench") / "paper.json").read_text(encoding="utf-8"))
     return numbers
 
 
+def _entry(table: str, arch: str) -> Mapping[str, Any] | None:
+    for name in (f"{table}-{arch}", table):
+        entry: Mapping[str, Any] | None = paper().get(name)
+        if entry is not None and entry["backbone"] == arch:
+            return entry
+    return None
+
+
 def paper_rows(table: str, arch: str) -> Mapping[str, Mapping[str, float]]:
     """The paper's rows of a table for one network, empty where it has none."""
-    for name in (f"{table}-{arch}", table):
-        entry = paper().get(name)
-        if entry is not None and entry["backbone"] == arch:
-            rows: Mapping[str, Mapping[str, float]] = entry["rows"]
-            return rows
-    return {}
+    entry = _entry(table, arch)
+    rows: Mapping[str, Mapping[str, float]] = entry["rows"] if entry else {}
+    return rows
+
+
+def paper_number(table: str, arch: str) -> str:
+    """Which of the paper's tables it is: 1 to 9, 10a, …; empty where it has none."""
+    entry = _entry(table, arch)
+    found = re.match(r"Table (\d+[ab]?)\b", entry["what"]) if entry else None
+    return found[1] if found else ""
+
+
+def misprints() -> Iterator[tuple[str, str]]:
+    """Where the paper's numbers were corrected, and how."""
+    for key, told in paper()["_errata"].items():
+        name, *rest = key.split(" / ")
+        entry = paper()[name]
+        yield ", ".join([entry["what"].split(":")[0], network(entry["backbone"]), *rest]), told
+
+
+def _order(name: str) -> tuple[int, str]:
+    return (int(name.rstrip("ab")), name) if name else (99, "")
 
 
 def paper_label(table: str, contender: str, point: str) -> str | None:
@@ -76,97 +283,129 @@ def paper_label(table: str, contender: str, point: str) -> str | None:
     return f"{VARIANTS[middle]} {BEST[point]}" if middle in VARIANTS else None
 
 
+# Our side.
+
+
 def lines(table: Table, arch: str, dataset: str, rows: Mapping[Path, Row]) -> Iterator[Line]:
-    """The lines of a table: in the order of its contenders, every operating point one line."""
+    """The lines of a table, in the order of its contenders: what the paper has, and what was measured."""
     numbers = dict(paper_rows(table.name, arch))
     folder = Path(dataset) / table.experiment / arch
-    for name in table.contenders:
-        contender = contenders()[name]
-        for point in contender.points():
+    found = []
+    for name in table.of(arch):
+        for point in contenders()[name].points():
             path = folder / f"{name}-{point}.json"
             label = paper_label(table.name, name, point)
             told = numbers.pop(label, None) if label else None
             row = rows.get(path)
-            if row is not None or told is not None or point in ("plain", *BEST):
-                shown = label or f"{contender.label}{'' if point == 'plain' else f', {point}'}"
-                yield Line(shown, told, row, path if row is not None else None)
-    for label, told in numbers.items():
-        yield Line(label, told, None, None)
+            if row is not None or told is not None:
+                found.append(_line(contenders()[name], point, label, told, row, path if row is not None else None))
+    # What the paper has and our table has not stands with the methods that it is compared with.
+    yield from (Line(label, told, None, None) for label, told in numbers.items())
+    yield from sorted(found, key=lambda line: KINDS.index(line.kind))
 
 
-def markdown(out: Path, dataset: str, link: str = "../results", pictures: Sequence[Path] = ()) -> str:
-    """The page: each table with the paper's columns and ours. `link` leads from the page to the results."""
-    rows = read(out)
-    if not any(path.parts[0] == dataset for path in rows):
-        there = sorted({path.parts[0] for path in rows})
-        raise BranchoutError(
-            f"{out} holds no rows of {dataset!r}; there are: {', '.join(there) or 'none'}. "
-            "Make some with: branchout bench disjoint-40 --data DIR"
-        )
-    parts = [
-        f"# Results on {dataset}",
-        "Every number of ours comes from the file linked in its line, which also holds the command, commit, settings "
-        "and hardware that made it. Accuracies are percentages on the test half, chosen on the dev half, and means "
-        "over the seeds named there. The paper's numbers are for ImageNet; differences between rows are what to "
-        "compare, not the rows themselves. – : not in the paper, or not measured here.",
-    ]
-    told: set[Path] = set()
-    for table in tables().values():
-        for arch in table.archs:
-            shown = list(lines(table, arch, dataset, rows))
-            if any(line.ours is not None for line in shown):
-                parts += _table(table, arch, shown, link)
-                told |= {line.path for line in shown if line.path is not None}
-    others: dict[tuple[str, str], list[Line]] = {}
+def _line(
+    contender: Contender,
+    point: str,
+    label: str | None,
+    told: Mapping[str, float] | None,
+    row: Row | None,
+    path: Path | None,
+) -> Line:
+    joint = contender.name == "joint"
+    kind = "joint" if joint else "rival" if contender.baseline else "ours"
+    if contender.recipe in ("reference", "paper"):
+        kind = "fusion"
+    fold = ""
+    if point.startswith("dial-"):
+        fold = "" if joint else "dial"
+        label = f"{contender.label} with the dial: {BEST[point.removeprefix('dial-')]}"
+    elif label is None:
+        fold = "" if contender.name == "score-fusion-branchout" else "variant"
+        label = f"{contender.label}: {BEST.get(point, point)}"
+    return Line(label, told, row, path, kind, contender.baseline is not None and contender.baseline.oracle, fold)
+
+
+def _others(dataset: str, rows: Mapping[Path, Row]) -> Iterator[Section]:
+    """Rows that no table of the paper has."""
+    found: dict[tuple[str, str], list[Line]] = {}
     for path, row in rows.items():
-        at, experiment, arch = path.parts[:3]
-        if at == dataset and path not in told and not experiment.startswith(BY_BASE):  # those are shown as figures
-            others.setdefault((experiment, arch), []).append(Line(f"{row['label']}, {row['point']}", None, row, path))
-    for (experiment, arch), shown in others.items():
-        title = "other classes drawn" if "-split" in experiment else "what no table of the paper has"
-        parts += _table(Table(experiment, title, experiment, (arch,), ()), arch, shown, link)
-    for picture in pictures:
-        figure = figures()[picture.stem]
-        parts += [f"## {figure.name}: {figure.title}", f"![{figure.title}]({picture.as_posix()})"]
-    parts += ["## What the paper claims, and whether it holds here", _claims(dataset, rows)]
-    return "\n\n".join(parts) + "\n"
+        if path.parts[0] != dataset or path.parts[1].startswith(BY_BASE):  # those are shown as figures
+            continue
+        contender = contenders().get(path.stem.removesuffix(f"-{row['point']}"))
+        label = f"{row['label']}: {BEST.get(row['point'], row['point'])}"
+        line = Line(label, None, row, path)
+        if contender is not None:
+            plain = row["label"] if row["point"] == "plain" else None
+            line = _line(contender, row["point"], plain, None, row, path)
+        if line.fold == "variant":
+            line = Line(line.label, None, row, path, line.kind, line.oracle)  # here nothing stands before it
+        found.setdefault((path.parts[1], path.parts[2]), []).append(line)
+    for (experiment, arch), shown in found.items():
+        split = re.search(r"-split(\d+)$", experiment)
+        title = f"other classes drawn (split {split[1]})" if split else "what no table of the paper has"
+        shown.sort(key=_by_point)
+        yield Section(Table(experiment, title, experiment, (arch,), ()), arch, "", tuple(shown))
 
 
-def _table(table: Table, arch: str, shown: list[Line], link: str) -> list[str]:
-    measured = [line.ours for line in shown if line.ours is not None]
-    about = measured[0]
-    columns = [
+def _by_point(line: Line) -> tuple[str, int]:
+    assert line.ours is not None
+    point = line.ours["point"].removeprefix("dial-")
+    return str(line.ours["label"]), [*BEST].index(point) if point in BEST else -1
+
+
+def _drawn(figure: Table, dataset: str, rows: Mapping[Path, Row]) -> Mapping[Path, Row]:
+    """The rows that a figure is drawn from."""
+    if figure.experiment == BY_BASE:
+        return alone_rows(rows, dataset)
+    folder = Path(dataset) / figure.experiment / "resnet10"
+    names = [f"{name}-{point}.json" for name in figure.contenders for point in ("plain", "all")]
+    return {folder / name: rows[folder / name] for name in (*names, "joint-dial-all.json") if folder / name in rows}
+
+
+def _alone(row: Row) -> dict[str, float]:
+    return {"alone": row["novel_alone"]}
+
+
+# Numbers and places in words.
+
+
+def network(arch: str) -> str:
+    return arch.replace("resnet", "ResNet")
+
+
+def columns(shown: Sequence[Line], *, of_paper: bool) -> list[str]:
+    """The metrics that one side of a table has; parameters are ours to show where they are the paper's."""
+    counted = any("parameters_millions" in (line.paper or ()) for line in shown)
+    return [
         name
         for name in METRICS
-        if any(line.paper is not None and name in line.paper for line in shown)
-        or any(row["metrics"].get(name) is not None for row in measured)
-    ]
-    size = f"{about['base_classes']} + {about['novel_classes']} classes"
-    if about["overlap_classes"]:
-        size += f", {about['overlap_classes']} of them old ones"
-    if about["steps"] > 1:
-        size += f" in {about['steps']} steps"
-    heading = ["", *(f"paper {name}" for name in columns), *columns, "file"]
-    body = [heading, ["---", *["---:"] * (2 * len(columns)), "---"]]
-    for line in shown:
-        told = [_number(line.paper.get(name)) if line.paper else "–" for name in columns]
-        ours = [_number(line.ours["metrics"].get(name)) if line.ours else "–" for name in columns]
-        where = f"[{line.ours['point']}]({link}/{line.path.as_posix()})" if line.ours and line.path else "–"
-        body.append([line.label.replace("|", "\\|"), *told, *ours, where])
-    hardware = ", ".join(sorted({row["hardware"] for row in measured}))
-    bases = ", ".join(sorted({_number(row["base_model"]) for row in measured}))
-    return [
-        f"## {table.name}, {arch}: {table.title}",
-        f"{size}; base model {bases} on its own classes. Measured on {hardware}.",
-        "\n".join(f"| {' | '.join(cells)} |" for cells in body),
+        if (counted or name != "parameters") and any(cell(line, name, of_paper=of_paper) is not None for line in shown)
     ]
 
 
-def _claims(dataset: str, rows: Mapping[Path, Row]) -> str:
-    body = [["claim", "", "numbers"], ["---", "---", "---"]]
-    body += [[check.claim, check.verdict, check.numbers or "–"] for check in checks(dataset, rows)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in body)
+def cell(line: Line, metric: str, *, of_paper: bool) -> float | None:
+    """One number of a line; parameters in millions."""
+    if of_paper:
+        return None if line.paper is None else line.paper.get({"parameters": "parameters_millions"}.get(metric, metric))
+    if line.ours is None:
+        return None
+    if metric == "parameters":
+        count = line.ours.get("parameters")
+        return None if not count else count / 1e6
+    value: float | None = line.ours["metrics"].get(metric)
+    return value
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.1f}"
+
+
+def address(link: str, path: Path) -> str:
+    """Where a row's file lies, seen from the page."""
+    return quote(f"{link}/{path.as_posix()}")
+
+
+def anchor(heading: str) -> str:
+    """How a link names a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

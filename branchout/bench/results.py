@@ -61,7 +61,8 @@ def provenance() -> dict[str, Any]:
 
 def command() -> str:
     """What was typed to run this."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    program = Path(sys.argv[0]).name
+    return shlex.join(["branchout" if program == "__main__.py" else program, *sys.argv[1:]])
 
 
 def hardware() -> str:

@@ -47,11 +47,13 @@ def bench(
     workers: Annotated[int, typer.Option(min=1, help="Rows made at once, in as many processes.")] = 1,
     dask: Annotated[str | None, typer.Option(help="Address of a Dask scheduler that makes the rows.")] = None,
     out: Annotated[Path, typer.Option(help="Where rows are written, one file each.")] = Path("results"),
-    page: Annotated[Path, typer.Option(help="Where `bench report` writes its page.")] = Path("docs/results.md"),
+    page: Annotated[Path, typer.Option(help="Where `bench report` writes Markdown, and HTML beside it.")] = Path(
+        "docs/results.md"
+    ),
 ) -> None:
     """Run a table of the paper, or methods of your choice in a scenario.
 
-    Rows that are there already are not made again. `bench report` writes a page from all rows.
+    Rows that are there already are not made again. `bench report` writes two pages from all rows.
     """
     if listed:
         _list()
@@ -136,21 +138,30 @@ def _list() -> None:
 
 
 def _report(out: Path, data: str, page: Path) -> None:
-    """The page that sets the paper and the rows under `out` side by side."""
+    """The pages that set the paper and the rows under `out` side by side: Markdown, and HTML beside it."""
     import os
 
     from branchout.bench.figures import draw
-    from branchout.bench.report import markdown
+    from branchout.bench.markdown import markdown
+    from branchout.bench.page import beside, html
+    from branchout.bench.report import report
     from branchout.files import check_place, in_one_move
 
     there = [path.name for path in out.iterdir()] if out.is_dir() else []
     dataset = data if data in there else open_dataset(data).name
     check_place(page)
+    whole = beside(page)
     drawn = draw(out, dataset, page.parent / "figures")
-    text = markdown(out, dataset, os.path.relpath(out, page.parent), [path.relative_to(page.parent) for path in drawn])
-    with in_one_move(page) as partial:
-        partial.write_text(text, encoding="utf-8")
-    say(f"written to {page}")
+    found = report(out, dataset, [path.relative_to(page.parent) for path in drawn])
+    link = os.path.relpath(out, page.parent)
+    texts = {
+        page: markdown(found, link, whole.name),
+        whole: html(found, link, {path.stem: path.read_text(encoding="utf-8") for path in drawn}),
+    }
+    for place, text in texts.items():
+        with in_one_move(place) as partial:
+            partial.write_text(text, encoding="utf-8")
+    say(f"written to {page} and {whole}")
 
 
 def _even_share(dataset: Any, base: int | None, steps: int) -> int:

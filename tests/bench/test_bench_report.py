@@ -1,35 +1,17 @@
-"""The page is the rows: every number leads to its file, and claims are judged by them."""
+"""The pages are the rows: every number leads to its file, and what drowns a table is folded below it."""
 
 import json
 import re
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from typing import Any
 
 import pytest
+from measured import PLACE, papers_own, row, write
 
-from branchout.bench.claims import checks
-from branchout.bench.figures import draw
-from branchout.bench.report import lines, markdown, paper_label, paper_rows, read
-from branchout.bench.tables import table_named
+from branchout.bench import claims
+from branchout.bench.markdown import markdown, plain
+from branchout.bench.report import Report, anchor, lines, misprints, paper_label, paper_number, paper_rows, read, report
+from branchout.bench.tables import table_named, tables
 from branchout.errors import BranchoutError
-
-PLACE = Path("toys/disjoint-40/resnet10")
-
-
-def row(contender: str, point: str, **figures: float) -> dict[str, Any]:
-    names = ("all", "base", "novel", "overlap", "avg", "incremental", "avg_steps")
-    return {
-        "dataset": "toys", "table": "disjoint-40", "point": point, "method": contender, "base_classes": 8,
-        "novel_classes": 2, "overlap_classes": 0, "steps": 1, "base_model": 60.0, "hardware": "an abacus",
-        "label": contender, "metrics": {name: figures.get(name) for name in names},
-    }  # fmt: skip
-
-
-def write(out: Path, rows: list[tuple[str, str, dict[str, Any]]], place: Path = PLACE) -> None:
-    (out / place).mkdir(parents=True, exist_ok=True)
-    for contender, point, content in rows:
-        (out / place / f"{contender}-{point}.json").write_text(json.dumps(content))
 
 
 @pytest.fixture
@@ -37,15 +19,25 @@ def out(tmp_path: Path) -> Path:
     measured = {
         ("score-fusion-reference", "all"): {"all": 61.0, "base": 62.0, "novel": 55.0, "avg": 58.5},
         ("score-fusion-reference", "avg"): {"all": 57.0, "base": 56.0, "novel": 72.0, "avg": 64.0},
-        ("joint", "plain"): {"all": 61.5, "base": 61.0, "novel": 63.0, "avg": 62.0},
+        ("score-fusion-paper", "avg"): {"all": 57.5, "base": 56.5, "novel": 70.0, "avg": 63.3},
+        ("score-fusion-branchout", "avg"): {"all": 58.0, "base": 57.0, "novel": 73.0, "avg": 65.0},
+        ("joint", "plain"): {"all": 62.5, "base": 61.0, "novel": 63.0, "avg": 62.0},
         ("joint", "dial-avg"): {"all": 59.0, "base": 58.0, "novel": 75.0, "avg": 66.5},
         ("bic", "plain"): {"all": 58.1, "base": 58.4, "novel": 56.2, "avg": 57.3},
+        ("bic", "dial-avg"): {"all": 55.1, "base": 53.4, "novel": 68.2, "avg": 60.8},
         ("lwf", "plain"): {"all": 40.9, "base": 36.7, "novel": 78.6, "avg": 57.7},
-        ("logitcat-ft", "plain"): {"all": 56.0, "base": 56.0, "novel": 56.0, "avg": 56.0},
-        ("logitcat-rt", "plain"): {"all": 55.0, "base": 55.0, "novel": 57.0, "avg": 56.5},
     }
     write(tmp_path, [(name, point, row(name, point, **figures)) for (name, point), figures in measured.items()])
     return tmp_path
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Report:
+    """The paper's own numbers as if they were measured: every table is there."""
+    for path, content in papers_own().items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(json.dumps(content))
+    return report(tmp_path, "paper")
 
 
 def test_the_papers_numbers_stand_beside_the_measured_ones(out: Path) -> None:
@@ -80,95 +72,125 @@ def test_rows_bear_the_papers_names_where_it_has_them(
         assert label in paper_rows(table, "resnet10")
 
 
-def test_every_number_of_ours_links_to_the_file_that_holds_it(out: Path) -> None:
-    page = markdown(out, "toys", str(out))
+def test_tables_are_counted_as_the_paper_does(whole: Report) -> None:
+    shown = [section.short for section in whole.sections]
+    assert shown == [
+        "Table 1, ResNet10", "Table 1, ResNet18", "Table 2, ResNet10", "Table 2, ResNet18", "Table 3, ResNet10",
+        "Table 4, ResNet10", "Table 5, ResNet10", "Table 6, ResNet10", "Table 6, ResNet18", "Table 7, ResNet18",
+        "Table 8, ResNet50", "Table 9, ResNet10", "Table 10a, ResNet10", "Table 10b, ResNet10", "Table 11a, ResNet10",
+        "Table 11b, ResNet10",
+    ]  # fmt: skip
+    assert whole.absent == ()
+    assert len({section.number for section in whole.sections}) == 13
+
+
+def test_with_the_papers_numbers_both_sides_of_every_line_are_the_same(whole: Report) -> None:
     found = 0
+    for section in whole.sections:
+        for line in section.lines:
+            if line.paper and line.ours:
+                for name, value in line.paper.items():
+                    if name != "parameters_millions":
+                        assert line.ours["metrics"][name] == value
+                        found += 1
+    assert found > 400
+
+
+def test_every_number_of_ours_links_to_the_file_that_holds_it(out: Path) -> None:
+    page = markdown(report(out, "toys"), str(out))
+    linked = []
     for line in page.splitlines():
         link = re.search(r"\]\((\S+\.json)\)", line)
         if link:
             metrics = json.loads(Path(link.group(1)).read_text())["metrics"]
             cells = [cell.strip() for cell in line.strip("| ").split("|")]
-            shown = cells[-5:-1]
-            assert shown == [f"{metrics[name]:.1f}" for name in ("all", "base", "novel", "avg")]
-            found += 1
-    assert found >= 8
+            assert cells[-5:-1] == [f"{metrics[name]:.1f}" for name in ("all", "base", "novel", "avg")]
+            linked.append(Path(link.group(1)).relative_to(out))
+    assert set(linked) == set(read(out))  # none is left out
 
 
-def test_claims_are_judged_by_the_rows(out: Path) -> None:
-    verdicts = {check.claim: check for check in checks("toys", read(out))}
-
-    def verdict(part: str) -> str:
-        return next(check.verdict for claim, check in verdicts.items() if part in claim).strip("*")
-
-    assert verdict("within one point") == "holds"
-    assert verdict("Best-avg is above") == "holds"
-    assert verdict("above every compared method, in") == "not measured"  # iCaRL and others are missing
-    rest = [(name, "plain", row(name, "plain", all=50.0, avg=50.0)) for name in ("finetune", "icarl", "wa", "der")]
-    write(out, rest)
-    verdicts = {check.claim: check for check in checks("toys", read(out))}
-    assert verdict("above every compared method, in") == "holds"
-    assert verdict("Fine-tuned heads") == "does not hold"  # better in all, worse in avg
-    assert verdict("ResNet18") == "not measured"
-    assert verdict("Max pooling") == "not measured"
-    write(out, [("lwf", "plain", row("lwf", "plain", all=61.2, base=60.0, novel=66.0, avg=63.0))])
-    verdicts = {check.claim: check for check in checks("toys", read(out))}
-    assert verdict("above every compared method, in") == "does not hold"
-    write(out, [("joint", "plain", row("joint", "plain", all=62.1, base=61.0, novel=63.0, avg=64.5))])
-    verdicts = {check.claim: check for check in checks("toys", read(out))}
-    assert verdict("within one point") == "does not hold"
-    assert verdict("Best-avg is above") == "does not hold"
+def test_the_same_dial_for_rivals_and_variants_are_folded_and_joint_training_with_it_is_not(out: Path) -> None:
+    page = markdown(report(out, "toys"), str(out))
+    table = page.split("## Table 1, ResNet10")[1].split("## Table 3")[0]
+    before, *folds = table.split("<details>")
+    assert "| joint learning (oracle) with the dial: best-Acc_avg |" in before
+    assert "| Branchout's recipe, the dial: best-Acc_avg |" in before
+    assert "| BiC |" in before
+    assert "with the dial: best-Acc_avg | 55.1" not in before
+    assert "| BiC with the dial: best-Acc_avg | 55.1 | 53.4 | 68.2 | 60.8 |" in folds[0]
+    assert "| score fusion, recipe paper: best-Acc_avg | 57.5" in folds[1]
+    assert all("\n\n|" in fold and "</details>" in fold for fold in folds)  # or GitHub shows no table
+    assert "Not measured: fine-tuning, iCaRL, WA, DER w/o P" in before
+    order = [before.index(f"| {name}") for name in ("LwF", "score fusion best", "Branchout's", "joint learning")]
+    assert order == sorted(order)
 
 
-def test_alpha_and_beta_are_judged_by_the_whole_grid(out: Path) -> None:
-    curve = [{"alpha": a / 5, "beta": b / 5, "novel": 50.0 + a - b} for a in range(6) for b in range(6)]
-    content = row("score-fusion-reference", "all", all=61.0, base=62.0, novel=55.0, avg=58.5)
-    for turned, expected in ((1, "holds"), (-1, "does not hold")):
-        bent = [{**point, "novel": turned * point["novel"]} for point in curve]
-        write(out, [("score-fusion-reference", "all", {**content, "curve": bent})])
-        found = next(check for check in checks("toys", read(out)) if check.claim.startswith("Raising α"))
-        assert found.verdict.strip("*") == expected
+def test_claims_stand_below_their_table_and_in_the_summary(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = markdown(report(out, "toys"), str(out))
+    summary, rest = page.split("## Table 1, ResNet10")
+    below = rest.split("## Table 3")[0]
+    assert re.search(
+        r"\| Best-Acc_all is within one point[^|]+\| \*\*does not hold\*\* \| Table 1, ResNet10: ", summary
+    )
+    told = "Best-Acc_all is within one point of joint training (Acc_all). **Does not hold**: all 61.0 against 62.5"
+    assert told in below
+    assert "Likely reason: no reason is known yet." in below
+    assert "Likely reason: no reason is known yet." in summary
+    assert "Best-Acc_avg is above joint training (Acc_avg). **Holds**: avg 64.0 against 62.0" in below
+    assert "joint training with the same dial 66.5" in below
+    assert "**Not measured**: no row of finetune, plain." in below
+    assert "Score fusion is above learning-based routing" not in below  # that is about other tables
+    monkeypatch.setattr(claims, "_reasons", lambda: {"toys": {"near-joint": "few | images.", "above-joint": "luck."}})
+    page = markdown(report(out, "toys"), str(out))
+    assert page.count("Likely reason: few \\| images.") == 2
+    assert "luck" not in page  # it holds
+
+
+def test_contents_lead_to_headings_and_say_what_is_not_measured(out: Path) -> None:
+    page = markdown(report(out, "toys"), str(out), "page.html")
+    headings = {anchor(heading) for heading in re.findall(r"^## (.+)$", page, re.MULTILINE)}
+    links = re.findall(r"\]\(#([^)]+)\)", page)
+    assert len(links) == 3  # the claims and two tables
+    assert set(links) <= headings
+    assert "- Table 8, ResNet50: not measured yet; `branchout bench disjoint-40 --arch resnet50 --data DIR`" in page
+    assert "[one page](page.html)" in page
+
+
+def test_rows_of_no_table_are_shown_too(out: Path) -> None:
+    figures = {"all": 50.0, "base": 51.0, "novel": 52.0, "avg": 51.5}
+    other = [
+        ("score-fusion-branchout", "avg", row("ours", "avg", **figures)),
+        ("score-fusion-paper", "all", row("theirs", "all", **figures)),
+        ("homemade", "plain", row("home|made <b>", "plain", **figures)),
+    ]
+    write(out, other, Path("toys/disjoint-40-split2/resnet10"))
+    page = markdown(report(out, "toys"), str(out))
+    table = page.split("## disjoint-40-split2, ResNet10: other classes drawn (split 2)")[1].split("## Misprints")[0]
+    assert table.count(".json)") == 3
+    assert "home\\|made \\<b\\>" in table
+    write(out, other[:1], Path("plants/disjoint-8+2/resnet10"))
+    page = markdown(report(out, "plants"), str(out))
+    assert "claims" not in page  # nothing here is about them
+    assert "Table 1" not in page.replace("`", "").split("## disjoint-8+2")[1]
 
 
 def test_a_dataset_without_rows_is_answered_with_those_that_have_some(out: Path) -> None:
     with pytest.raises(BranchoutError, match=r"holds no rows of 'cars'; there are: toys"):
-        markdown(out, "cars")
+        report(out, "cars")
     (out / PLACE / "bic-plain.json").write_text("{")
     with pytest.raises(BranchoutError, match=r"bic-plain\.json cannot be read as a row"):
         read(out)
 
 
-def test_figures_are_drawn_from_rows_alone_and_only_where_there_are_some(out: Path, tmp_path: Path) -> None:
-    assert draw(out, "toys", tmp_path / "figures") == []
-    curve = [
-        {"alpha": a / 5, "beta": b / 5, "base": 60.0 - a, "novel": 50.0 + a - b} for a in range(6) for b in range(6)
-    ]
-    dial = [{"b": float(n), "base": 62.0 - n, "novel": 40.0 + 3 * n} for n in range(9)]
-    for name, points in (("score-fusion-reference", curve), ("score-fusion-branchout", dial)):
-        write(out, [(name, "all", {**row(name, "all", all=61.0, base=62.0, novel=55.0, avg=58.5), "curve": points})])
-    for count in (4, 8):
-        for where in ("fc", "layer4", "stem"):
-            content = {**row(f"alone-{where}", "alone", novel=70.0 + count), "base_classes": count, "novel_alone": 70.0}
-            write(out, [(f"alone-{where}", "alone", content)], Path(f"toys/base-classes-{count}/resnet10"))
-    drawn = draw(out, "toys", tmp_path / "figures")
-    assert [path.stem for path in drawn] == ["fig-base-classes", "fig-finetune-depth", "fig-design-space"]
-    first = [path.read_text() for path in drawn]
-    for text in first:
-        assert ElementTree.fromstring(text).tag.endswith("svg")
-    assert "4 base classes" in first[1]
-    assert "8 base classes" in first[1]
-    assert "the dial" in first[2]
-    assert [path.read_text() for path in draw(out, "toys", tmp_path / "figures")] == first
-    page = markdown(out, "toys", str(out), [path.relative_to(tmp_path) for path in drawn])
-    assert page.count("![") == 3
+def test_misprints_are_named_by_the_papers_tables() -> None:
+    told = dict(misprints())
+    assert len(told) == 3
+    assert "printed 82.50" in told["Table 1, ResNet18, score fusion best-Acc_avg, novel"]
 
 
-def test_what_fine_tuning_brings_is_judged_by_the_number_of_base_classes(out: Path) -> None:
-    def judged(gaps: dict[int, float], deeper: float) -> list[str]:
-        for count, gap in gaps.items():
-            for where, value in (("fc", 70.0), ("layer4", 70.0 + gap), ("layer3", deeper), ("stem", 60.0)):
-                content = {**row("alone", "alone", novel=value), "base_classes": count, "novel_alone": value}
-                write(out, [(f"alone-{where}", "alone", content)], Path(f"toys/base-classes-{count}/resnet10"))
-        return [check.verdict.strip("*") for check in checks("toys", read(out))][-2:]
+def test_every_table_has_a_number_for_every_network_it_is_measured_with() -> None:
+    assert all(paper_number(table.name, arch) for table in tables().values() for arch in table.archs)
 
-    assert judged({20: 9.0, 180: 3.0}, 72.0) == ["holds", "holds"]
-    assert judged({20: 3.0, 180: 9.0}, 80.0) == ["does not hold", "does not hold"]
+
+def test_text_that_looks_like_markup_is_text() -> None:
+    assert plain("a|b <i> [x](y) `c` *d*") == r"a\|b \<i\> \[x\](y) \`c\` \*d\*"

@@ -1,0 +1,193 @@
+"""Claims hold for the paper's own numbers, fail on a counterexample, and never pass by not being measured."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from measured import PLACE, alone, papers_own, row, write
+
+from branchout.bench import claims
+from branchout.bench.claims import CLAIMS, Check, checks
+from branchout.bench.report import FIGURES, paper_number, read
+from branchout.bench.tables import figures, tables
+
+OF_TABLES = [claim.key for claim in CLAIMS if claim.places[0][0] not in FIGURES]
+
+
+def judged(dataset: str, rows: dict[Path, Any]) -> dict[str, Check]:
+    return {check.key: check for check in checks(dataset, rows)}
+
+
+def test_every_claim_has_a_key_of_its_own_and_places_that_the_paper_has() -> None:
+    assert len({claim.key for claim in CLAIMS}) == len(CLAIMS) >= 11
+    for claim in CLAIMS:
+        assert claim.places
+        for table, arch in claim.places:
+            assert table in figures() or (arch in tables()[table].archs and paper_number(table, arch))
+
+
+@pytest.mark.parametrize("key", OF_TABLES)
+def test_the_papers_own_numbers_bear_it_out(key: str) -> None:
+    check = judged("paper", papers_own())[key]
+    assert [case.verdict for case in check.cases] == ["holds"] * len(check.cases)
+    assert check.verdict == "holds"
+    assert check.reason is None
+
+
+class Watched(dict[Path, Any]):
+    """Rows that remember who was asked for."""
+
+    def __init__(self, rows: dict[Path, Any]) -> None:
+        super().__init__(rows)
+        self.asked: set[Path] = set()
+
+    def __contains__(self, path: object) -> bool:
+        assert isinstance(path, Path)
+        self.asked.add(path)
+        return super().__contains__(path)
+
+
+@pytest.mark.parametrize("key", OF_TABLES)
+def test_without_any_row_that_decides_it_is_not_said_to_hold(key: str) -> None:
+    claim = next(claim for claim in CLAIMS if claim.key == key)
+    whole = papers_own()
+    for table, arch in claim.places:
+        rows = Watched(whole)
+        claim.check(claims.Measurements("paper", rows), table, arch)
+        needed = rows.asked & set(whole)
+        assert len(needed) >= 2
+        decided = 0
+        for absent in needed:
+            check = judged("paper", {path: each for path, each in whole.items() if path != absent})[key]
+            case = next(case for case in check.cases if (case.table, case.arch) == (table, arch))
+            if case.held is None:
+                decided += 1
+                assert check.verdict in ("not measured", "holds so far")
+                assert absent.stem.rsplit("-", 1)[0] in case.numbers
+            else:
+                assert (key, absent.stem) == ("max-pooling", "score-fusion-reference-avg")  # told beside the claim
+        assert decided >= 2
+
+
+COUNTEREXAMPLES = [
+    ("near-joint", "disjoint-40/resnet18/joint-plain", {"all": 70.46}),
+    ("above-joint", "disjoint-40/resnet18/joint-plain", {"avg": 75.17}),
+    ("above-everyone", "disjoint-40/resnet10/lwf-plain", {"avg": 70.1}),
+    ("above-everyone", "disjoint-40/resnet18/wa-plain", {"all": 69.5}),
+    ("smaller-wins", "disjoint-40/resnet18/bic-plain", {"avg": 70.1}),
+    ("fc-only", "disjoint-40/resnet10/der-plain", {"all": 62.7}),
+    ("many-steps", "multistep/resnet18/podnet-plain", {"incremental": 67.5}),
+    ("tuned-heads", "disjoint-40/resnet10/featcat-rt-plain", {"avg": 60.0}),
+    ("above-routing", "disjoint-200/resnet10/learned-routing-plain", {"avg": 64.5}),
+    ("deeper-branch", "branch-depth/resnet10/score-fusion-layer3-reference-balanced", {"novel": 80.3}),
+    ("max-pooling", "overlap-domain-clustered/resnet10/logitcat-average-plain", {"overlap": 72.1}),
+    ("full-overlap", "overlap-full/resnet10/rainbow-plain", {"avg": 63.8}),
+]
+
+
+@pytest.mark.parametrize(("key", "path", "figures"), COUNTEREXAMPLES)
+def test_one_counterexample_is_enough(key: str, path: str, figures: dict[str, float]) -> None:
+    rows = papers_own()
+    place = Path("paper") / f"{path}.json"
+    rows[place] = {**rows[place], "metrics": {**rows[place]["metrics"], **figures}}
+    check = judged("paper", rows)[key]
+    assert check.verdict == "does not hold"
+    assert [case.held for case in check.cases].count(False) == 1
+
+
+def test_every_claim_about_a_table_has_a_counterexample() -> None:
+    assert {key for key, *_ in COUNTEREXAMPLES} == set(OF_TABLES)
+
+
+def test_a_claim_measured_in_some_places_holds_so_far() -> None:
+    rows = {path: each for path, each in papers_own().items() if "resnet18" not in path.parts}
+    check = judged("paper", rows)["above-joint"]
+    assert [case.verdict for case in check.cases] == ["holds", "not measured"]
+    assert check.verdict == "holds so far"
+    assert judged("paper", {})["above-joint"].verdict == "not measured"
+
+
+def test_spread_is_told_where_seeds_are_several_and_differences_within_it_are_marked() -> None:
+    rows = papers_own()
+    ours, joint = (
+        Path(f"paper/disjoint-40/resnet10/{name}.json") for name in ("score-fusion-reference-all", "joint-plain")
+    )
+    rows[ours] |= {"seeds": [1, 2, 3], "std": {"all": 0.7}}
+    rows[joint] |= {"seeds": [1], "std": {"all": 0.0}}  # of one seed it would mean nothing
+    numbers = judged("paper", rows)["near-joint"].cases[0].numbers
+    assert numbers.startswith("all 63.2 ± 0.7 against 63.8 (closer than the spread over seeds)")
+    rows[ours]["std"] = {"all": 0.2}
+    assert "closer" not in judged("paper", rows)["near-joint"].cases[0].numbers
+
+
+def test_what_others_reach_with_the_same_dial_is_told() -> None:
+    rows = papers_own()
+    rows[Path("paper/disjoint-40/resnet10/bic-dial-avg.json")] = row("bic", "dial-avg", avg=71.3)
+    check = judged("paper", rows)["above-everyone"]
+    assert check.verdict == "holds"  # the paper compares them without it
+    assert "given the same dial the best of them reach avg 71.3 (BiC)" in check.cases[0].numbers
+
+
+def test_alpha_and_beta_are_judged_by_the_whole_grid(tmp_path: Path) -> None:
+    def verdict(slope_alpha: float, slope_beta: float, skip: int = -1) -> str:
+        curve = [
+            {"alpha": a / 5, "beta": b / 5, "base": 60.0, "novel": 50.0 + slope_alpha * a - slope_beta * b}
+            for a in range(6)
+            for b in range(6)
+            if b != skip
+        ]
+        write(tmp_path, [("score-fusion-reference", "all", {**row("score-fusion-reference", "all"), "curve": curve})])
+        return judged("toys", read(tmp_path))["grid-trades"].verdict
+
+    assert verdict(1, 1) == "holds"
+    assert verdict(-1, 1) == verdict(1, -1) == "does not hold"
+    assert verdict(1, 0) == "does not hold"  # a setting that changes nothing raises nothing
+    assert verdict(1, 1, skip=0) == "not measured"  # no end to compare with
+
+
+DEPTHS = ("fc", "layer4", "layer3", "layer2", "layer1", "stem")
+
+
+def test_what_fine_tuning_brings_is_judged_by_the_number_of_base_classes(tmp_path: Path) -> None:
+    def verdicts(few: tuple[float, ...], many: tuple[float, ...]) -> tuple[str, str]:
+        alone(tmp_path, {n: dict(zip(DEPTHS, told, strict=True)) for n, told in ((20, few), (80, few), (180, many))})
+        found = judged("toys", read(tmp_path))
+        return found["gap-shrinks"].verdict, found["depth-stops"].verdict
+
+    as_in_the_paper = (70.0, 82.0, 81.0, 80.0, 79.0, 78.0)
+    assert verdicts((50.0, 66, 70, 72, 73, 74), as_in_the_paper) == ("holds", "holds")
+    # More never helped, so it did not stop helping; and there was no gap that could have shrunk.
+    assert verdicts((74.0, 74, 73, 72, 71, 70), as_in_the_paper) == ("does not hold", "does not hold")
+    assert verdicts((50.0, 66, 70, 72, 73, 74), (40.0, 66, 70, 72, 73, 74)) == ("does not hold", "does not hold")
+    (tmp_path / "toys/base-classes-180/resnet10/alone-stem-alone.json").unlink()
+    found = judged("toys", read(tmp_path))
+    assert (found["gap-shrinks"].verdict, found["depth-stops"].verdict) == ("not measured", "not measured")
+    assert "stem with 180 base classes" in found["depth-stops"].cases[0].numbers
+
+
+def test_one_number_of_base_classes_shows_no_trend(tmp_path: Path) -> None:
+    alone(tmp_path, {180: dict.fromkeys(DEPTHS, 70.0)})
+    assert judged("toys", read(tmp_path))["gap-shrinks"].verdict == "not measured"
+
+
+def test_a_reason_is_given_only_for_what_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"paper": {"near-joint": "the moon was full", "above-joint": "it rained"}}
+    monkeypatch.setattr(claims, "_reasons", lambda: known)
+    rows = papers_own()
+    rows[Path("paper/disjoint-40/resnet10/joint-plain.json")]["metrics"]["all"] = 70.0
+    found = judged("paper", rows)
+    assert found["near-joint"].reason == "the moon was full"
+    assert found["above-joint"].reason is None
+
+
+def test_reasons_on_file_are_for_claims_that_there_are() -> None:
+    for dataset, known in claims._reasons().items():
+        assert dataset
+        assert set(known) <= {claim.key for claim in CLAIMS}
+        assert all(reason.endswith(".") for reason in known.values())
+
+
+def test_rows_are_looked_for_where_the_bench_writes_them() -> None:
+    assert PLACE.name == "resnet10"
+    check = judged("toys", {PLACE / "joint-plain.json": row("joint", "plain", all=62.0)})["near-joint"]
+    assert check.cases[0].numbers == "no row of score-fusion-reference, all"
