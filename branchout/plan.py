@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from branchout.data.batches import cores
+from branchout.model.artefact import weight_bytes
+from branchout.model.fusion import sources
 from branchout.model.surgery import Branch, branch_point
 from branchout.show import duration, size
-from branchout.train.extend import VIEWS, Request
+from branchout.train.extend import VIEWS, Extension, Request
 from branchout.train.recipes import BRANCHOUT
 
 if TYPE_CHECKING:
@@ -53,8 +55,32 @@ def forecast(model: Model, material: Material, where: str) -> Iterator[str]:
     base = sum(p.numel() for p in classifier.backbone.parameters())
     yield f"branch {where}: {size(added)} parameters beside the base's {size(base)}"
     yield f"time: about {duration(_seconds(model, material))} on this {model.device.type}"
+    kept, more = disk(model, material, where)
     free = shutil.disk_usage(Path.cwd()).free
-    yield f"disk: about {size(4.0 * (added + base))}B for the model, {size(free)}B free"
+    yield f"disk: about {size(kept + more)}B for the model, {size(more)}B of it new; {size(free)}B free"
+
+
+def disk(model: Model, material: Material, where: str) -> tuple[int, int]:
+    """Bytes of all that the base model holds, and of what this step would add to it: branch, head, deltas."""
+    classifier = model.classifier
+    files = [] if model.folder is None else list(model.folder.glob("*.safetensors"))
+    kept = sum(file.stat().st_size for file in files) or weight_bytes(model.artefact)
+    point = branch_point(classifier.backbone, where)
+    own = Branch.clone(classifier.backbone, point).own_state_dict().values()
+    width, names = classifier.backbone.features, material.new.classes
+    more = sum(each.numel() * each.element_size() for each in own) + 4 * width * len(names)
+    if _fuses(model, material):
+        # A delta for each pair of a branch's columns and another branch's features; nothing cloned has none of its own.
+        feature_of = classifier.fused.feature_of
+        new = 0 if point.start == len(classifier.backbone.names) else max(feature_of) + 1
+        branches = classifier.space.extend(names).branches
+        each_reads = sources([*feature_of, new])
+        more += 4 * width * sum(len(read) * len(of) for read, of in zip(each_reads, branches, strict=True))
+    return kept, more
+
+
+def _fuses(model: Model, material: Material) -> bool:
+    return Extension(model.classifier, material, Request(), device=model.device).fuses()
 
 
 def _listed(names: list[str]) -> str:
@@ -81,7 +107,7 @@ def _seconds(model: Model, material: Material) -> float:
     running = _running(model)
     seconds = reads * (_reading(model, material) / cores() + running) + training * running
     space = model.classifier.space
-    if material.memory is None or set(material.new.classes) & set(space.classes):
+    if _fuses(model, material):
         images = Request().exemplars * (len(space.classes) + len(material.new.classes))
         batch = BRANCHOUT.stage_two.optimisation.batch
         seconds += BRANCHOUT.stage_two.optimisation.epochs * -(-images // batch) * _fusing(model, min(images, batch))

@@ -95,15 +95,24 @@ def operating_points(measured: Mapping[str, Any], chosen: str) -> Table:
 
 
 def before_after(before: Mapping[str, Any] | None, after: Mapping[str, Any], images: int) -> Table:
-    """Accuracies of one evaluation."""
+    """Accuracies of one evaluation; with several steps also those of each step's own classes."""
+    steps = len(after["steps"])
     table = Table(title=f"accuracy in % on {images:,} images", title_justify="left", min_width=36)
-    for heading in ("split", "accuracy") if before is None else ("split", "before", "after"):
+    headings = ("split", "accuracy") if before is None else ("split", f"before step {steps}", "after")
+    for heading in headings:
         table.add_column(heading, justify="left" if heading == "split" else "right")
+
+    def add(name: str, now: float | None, was: float | None) -> None:
+        if now is not None:
+            table.add_row(name, *([] if before is None else ["–" if was is None else percent(was)]), percent(now))
+
     for name in COLUMNS:
-        if after.get(name) is not None:
-            # Before is over old classes alone, so only these two are the same images on both sides.
-            earlier = [] if before is None else [percent(before.get(name)) if name in ("base", "overlap") else ""]
-            table.add_row(name, *earlier, percent(after[name]))
+        # Before is over old classes alone, so only the parts it knew are the same images on both sides.
+        same = before is not None and name in ("base", "overlap")
+        add(name, after[name], before[name] if before is not None and same else None)
+        if name == "novel" and steps > 1:
+            for number, now in enumerate(after["steps"]):
+                add(f"  step {number + 1}", now, None if before is None else before["steps"][number])
     return table
 
 

@@ -192,6 +192,8 @@ def test_evaluate_writes_what_it_found(extended: api.Model, photos: Path, tmp_pa
     assert whole["confusion"]["parts"] == ["base", "step 1", "overlap"]
     assert [sum(row) for row in whole["confusion"]["counts"]] == [24, 9, 0]
     assert set(whole["two_fold"]) == {"all", "balanced", "avg"}
+    point = extended.artefact.fusions[-1]
+    assert whole["operating_point"] == {"goal": point.goal, "b": point.frontier["settings"][point.point][0]}
 
 
 def test_evaluating_a_base_leaves_before_empty(base: api.Model, photos: Path, tmp_path: Path) -> None:
@@ -202,6 +204,7 @@ def test_evaluating_a_base_leaves_before_empty(base: api.Model, photos: Path, tm
     told = json.loads(whole.read_text(encoding="utf-8"))
     assert told["before"] is None
     assert told["two_fold"] is None
+    assert told["operating_point"] is None
 
 
 def test_evaluate_answers_a_bad_place_before_it_works(

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,7 +24,8 @@ from safetensors import safe_open
 
 from branchout import api, cli
 from branchout.data.glyphs import glyphs
-from branchout.show import progress
+from branchout.show import percent, progress
+from branchout.train.frontier import Frontier
 from branchout.train.loop import Event
 
 SCRIPT = Path(sys.executable).parent / "branchout"
@@ -196,6 +198,28 @@ def test_check_notices_names_that_are_nearly_old_ones_and_brackets_survive(place
     assert "[red] wheel/[bold]broken.png" in told
 
 
+@pytest.mark.parametrize(
+    ("new", "base", "words"),
+    [
+        ("new", "base", ["memory", "val"]),  # a class is shared, so deltas are learned
+        ("later", "v2", ["memory", "latest"]),  # earlier steps and their deltas are in the model too
+        ("later", "base", ["memory"]),  # nothing is shared: no deltas
+        ("later", "base", []),
+    ],
+)
+def test_the_forecast_of_disk_counts_everything(
+    place: Place, new: str, base: str, words: list[str], tmp_path: Path
+) -> None:
+    given = [word for pair in zip(("--memory", "--val"), words, strict=False) for word in (pair[0], place / pair[1])]
+    told = well(run("check", place / new, "--base", place / base, *given))
+    total, more = re.search(r"disk: about ([\d.]+)kB for the model, ([\d.]+)kB of it new", told).groups()
+    well(run("extend", place / new, "--base", place / base, *given, "--epochs", "1", "--out", tmp_path / "out"))
+    sizes = {file.name: file.stat().st_size for file in (tmp_path / "out").glob("*.safetensors")}
+    before = {file.name for file in (place / base).glob("*.safetensors")}
+    assert float(total) * 1e3 == pytest.approx(sum(sizes.values()), rel=0.05)
+    assert float(more) * 1e3 == pytest.approx(sum(n for name, n in sizes.items() if name not in before), rel=0.1)
+
+
 def test_the_forecast_of_time_is_of_the_right_order(place: Place) -> None:
     began = time.monotonic()
     well(place.extend("timed", *place.kept))
@@ -230,7 +254,15 @@ def test_a_model_can_be_extended_again(place: Place) -> None:
     assert "17 classes" in told
     model = api.load(place / "v3")
     assert len(model.classifier.steps) == 2
-    assert "before" in well(run("evaluate", place / "v3", place / "latest"))
+    told = well(run("evaluate", place / "v3", place / "latest"))
+    assert "before step 2" in told
+    assert "before: the model as it was before step 2, on the classes it knew" in told
+    found = model.evaluate(place / "latest")
+    rows = {line.split("│")[1].strip(): line.split("│")[2:4] for line in told.splitlines() if line.count("│") == 4}
+    known = [cell.strip() for cell in rows["step 1"]]
+    assert known == [percent(found.before.steps[0]), percent(found.after.steps[0])]
+    assert [cell.strip() for cell in rows["step 2"]] == ["–", percent(found.after.steps[1])]
+    assert rows["novel"][0].strip() == "–"  # before, only some of them were known
 
 
 def test_extending_again_without_images_of_what_a_step_taught_is_warned_of(place: Place) -> None:
@@ -286,6 +318,7 @@ def test_a_wrong_word_is_answered_with_the_right_ones(place: Place, words: list[
 def test_an_existing_model_is_not_written_over(place: Place) -> None:
     before = (place / "v2" / "branchout.json").read_bytes()
     refused(place.extend("v2", *place.kept), "v2 is there already; choose another --out")
+    refused(place.extend("v2", *place.kept, "--goal", "blanced"), "no goal is called 'blanced'")  # the typo comes first
     assert (place / "v2" / "branchout.json").read_bytes() == before
 
 
@@ -398,6 +431,24 @@ def test_a_goal_out_of_reach_is_answered_with_one_within(place: Place) -> None:
     well(run("tune", place / "v2", "--goal", advised))
 
 
+def test_tune_says_how_it_read_a_number_and_refuses_to_guess(place: Place) -> None:
+    told = well(run("tune", place / "v2", "--goal", "base>=10"))
+    assert told.startswith("base ≥ 10%: all ")
+    before = (place / "v2" / "branchout.json").read_bytes()
+    refused(run("tune", place / "v2", "--goal", "base>=2"), "what is 2?", "0.80, or 2% if you mean that")
+    assert (place / "v2" / "branchout.json").read_bytes() == before
+    assert "'novel>=0.80', which is 'novel>=80%'" in well(run("tune", "--help"))
+
+
+def test_a_model_without_a_choice_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    undominated = Frontier.pareto
+    monkeypatch.setattr(Frontier, "pareto", lambda frontier: undominated(frontier)[:1])
+    told = well(place.extend("single", *place.kept, "--epochs", "1"))
+    assert "there is one operating point only: on the 45 images that choose" in told
+    assert "there is one operating point only" in well(run("tune", place / "single", "--goal", "avg"))
+    assert "one operating point only" not in place.told["extend"]
+
+
 def test_a_base_has_nothing_to_tune(place: Place) -> None:
     refused(run("tune", place / "base"), "a base model has no operating points; extend it first")
 
@@ -462,6 +513,7 @@ def test_evaluate_shows_before_and_after_and_what_was_forgotten(place: Place) ->
     well(run("tune", place / "v2", "--goal", "novel"))  # a dial turned far forgets something
     told = well(run("evaluate", place / "v2", place / "val", "--two-fold"))
     assert "accuracy in % on 90 images" in told
+    assert "at the operating point novel (b " in told
     for word in ("before", "after", "overlap", "what was forgotten, worst first", "two-fold balanced: "):
         assert word in told
 
@@ -469,6 +521,7 @@ def test_evaluate_shows_before_and_after_and_what_was_forgotten(place: Place) ->
 def test_evaluating_a_base_shows_one_figure_each(place: Place) -> None:
     told = well(run("evaluate", place / "base", place / "memory", "--two-fold"))
     assert "before" not in told
+    assert "operating point novel" not in told
     assert "a base model has none" in told
     refused(run("evaluate", place / "base", place / "later"), "these classes are not the model's: commercial at")
 

@@ -140,7 +140,9 @@ New = Annotated[
 Memory = Annotated[Path | None, typer.Option(help="Old images that were kept: one folder per old class.")]
 Val = Annotated[Path | None, typer.Option(help="Labelled images to choose and report with; else some are held out.")]
 Saved = Annotated[str, typer.Argument(metavar="MODEL", help="A saved model: a folder, or hf-hub:owner/name.")]
-Goal = Annotated[str, typer.Option(help="all, avg, balanced, novel, or a condition such as 'novel>=0.80'.")]
+Goal = Annotated[
+    str, typer.Option(help="all, avg, balanced, novel, or a condition: 'novel>=0.80', which is 'novel>=80%'.")
+]
 Recipe = Annotated[str, typer.Option(help="branchout (ours), paper (the text) or reference (the authors' runs).")]
 Where = Annotated[str, typer.Option("--branch", help="What is cloned: last, a stage, a module, or fc for nothing.")]
 Arch = Annotated[str | None, typer.Option(help="The timm network of a checkpoint file.")]

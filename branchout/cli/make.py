@@ -165,12 +165,12 @@ def extend(
     from branchout.train.recipes import recipe_named
 
     with errors_as_events(as_json):
-        must_be_free(out)
-        board.check(tensorboard)
-        recipe_named(recipe)  # a typo is answered before anything is loaded
+        recipe_named(recipe)  # a typo is answered first, before anything is loaded or looked at
         Frontier.check_goal(goal)
         if pooler not in (None, *POOLERS):
             raise BranchoutError(f"no pooler is called {pooler!r}; known are: {', '.join(POOLERS)}")
+        must_be_free(out)
+        board.check(tensorboard)
         model = open_model(base, arch, base=True)
         branch_point(model.classifier.backbone, branch)
         pools = model.classifier.fused.pooler.kind
@@ -252,6 +252,8 @@ def _tell(model: Any, out: Path) -> None:
                 "trained the base, so its accuracy looks better here than on images it never saw; --val avoids both"
             )
         console.print(operating_points(measured, event["goal"]))
+    if model.frontier.why_one():
+        say(model.frontier.why_one())
     say(
         f"{len(model.classes):,} classes; base {size(counts['base'])} parameters, this branch {size(counts[step])}, "
         f"all branches {size(sum(v for k, v in counts.items() if k not in ('heads', 'deltas')))} without heads; "

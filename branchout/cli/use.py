@@ -24,9 +24,9 @@ def tune(model: Saved, goal: Goal = "balanced") -> None:
     """
     from branchout import hub
     from branchout.show import percent
-    from branchout.train.frontier import Frontier
+    from branchout.train.frontier import read_as
 
-    Frontier.check_goal(goal)
+    understood = read_as(goal)  # a typo is answered before anything is loaded
     if hub.is_hub_name(model):
         raise BranchoutError(
             f"{model} is on the hub, where the choice cannot be kept; save a copy of it first: "
@@ -41,7 +41,9 @@ def tune(model: Saved, goal: Goal = "balanced") -> None:
         "held-out": "held out for it",
         "pseudo": "new ones, and stand-ins for old ones",
     }
-    say(f"{goal}: {told}, on the {frontier.images:,} images that chose it ({whence[frontier.measured]})")
+    say(f"{understood}: {told}, on the {frontier.images:,} images that chose it ({whence[frontier.measured]})")
+    if frontier.why_one():
+        say(frontier.why_one())
     then(f"branchout evaluate {quoted(model)} TEST/", f"branchout predict {quoted(model)} photo.jpg")
 
 
@@ -125,6 +127,12 @@ def evaluate(
         found = loaded.evaluate(samples, flip=flip, report=report)
     before = found.before
     console.print(before_after(None if before is None else asdict(before), asdict(found.after), len(found.labels)))
+    point = _operating_point(loaded)
+    if point:
+        place = ", ".join(f"{name} {value:.4g}" for name, value in point.items() if name != "goal")
+        say(f"at the operating point {point['goal']} ({place}); branchout tune moves it")
+    if before is not None:
+        say(f"before: the model as it was before step {len(loaded.classifier.steps)}, on the classes it knew")
     losses = [row for row in found.classes() if row["before"] is not None and row["after"] < row["before"]][:10]
     if losses:
         table = Table(title="what was forgotten, worst first", title_justify="left")
@@ -148,11 +156,20 @@ def evaluate(
     if images_csv:
         write_csv(images_csv, found.images(files))
     if json:
-        about = {"model": model, "test": printable(test), "flip": flip}
+        about = {"model": model, "test": printable(test), "flip": flip, "operating_point": point}
         scores = {goal: {"mean": scored.two_fold, "spread": scored.spread} for goal, scored in folds.items()}
         write_json(json, {**about, **found.to_dict(files), "two_fold": scores or None})
     if asked:
         say(f"written: {', '.join(map(str, asked))}")
+
+
+def _operating_point(model: Any) -> dict[str, Any] | None:
+    """Where the dial stands, and the goal that put it there; None for a base model."""
+    if not model.artefact.fusions:
+        return None
+    fusion = model.artefact.fusions[-1]
+    names = ("b",) if model.frontier.kind == "dial" else ("alpha", "beta")
+    return {"goal": fusion.goal, **dict(zip(names, model.frontier.settings[fusion.point].tolist(), strict=True))}
 
 
 @app.command(rich_help_panel=MORE)

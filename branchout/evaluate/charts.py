@@ -54,10 +54,10 @@ class Axes:
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
-    """The values with a little air, never beyond 0 and 1 by more than what a mark needs, never of no width."""
+    """The values with a little air, never beyond 0 and 1, never of no width; marks at the edge reach over the frame."""
     low, high = min(values), max(values)
     air = max((high - low) * 0.08, 0.01)
-    return max(low - air, -0.02), min(high + air, 1.02)
+    return max(low - air, 0.0), min(high + air, 1.0)
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:

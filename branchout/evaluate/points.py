@@ -10,6 +10,7 @@ from typing import Any
 from branchout.evaluate import charts
 from branchout.evaluate.charts import Axes, Mark, Series
 from branchout.evaluate.markup import MINUS, command, count, named, note, percent, row, table, text
+from branchout.train.frontier import Frontier
 
 Facts = Mapping[str, Any]
 Section = tuple[str, str, str]
@@ -32,6 +33,9 @@ def operating_points(facts: Facts) -> Section:
     if frontier["measured"] == "pseudo":
         told = "<strong>Base accuracy on dev is that of stand-ins</strong>, made from the base’s own weights. "
         body.append(note(told + "It orders the points; it measures nothing.", "warn"))
+    alone = Frontier.from_dict(frontier).why_one()
+    if alone:
+        body.append(note(f"{text(alone[0].upper() + alone[1:])}."))
     goal = frontier["reach"][frontier["saved"]]
     tune = command(tune_command(facts, goal or "balanced"))
     body += [

@@ -170,6 +170,11 @@ def load(folder: Path) -> Artefact:
         ) from error
 
 
+def weight_bytes(artefact: Artefact) -> int:
+    """What the weights of a model take on disk, in full precision."""
+    return sum(each.numel() * each.element_size() for _, tensors in _files(artefact) for each in tensors.values())
+
+
 def is_artefact(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 

@@ -211,7 +211,8 @@ async def turn(request: Request) -> Response:
     """`{"goal": "avg"}`, a condition such as `{"goal": "novel>=0.80"}`, or for models with a dial `{"b": 1.3}`.
 
     Requests that have arrived keep the point they found. With `"save": true` the choice is also written into the
-    model's folder, as `branchout tune` does; that is for points of the frontier.
+    model's folder, as `branchout tune` does; that is for points of the frontier. `saved` in the answer is true after
+    that, and for the choice that the folder names already.
     """
     service = _service(request)
     points = service.engine.points

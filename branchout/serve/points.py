@@ -90,10 +90,16 @@ class Points:
         return OperatingPoint(_head(self.model.classifier, fusion.chosen_deltas(), offsets), about)
 
     def numbered(self, number: int) -> OperatingPoint:
-        """A point of the frontier by its number, called by a goal that leads there if there is one."""
+        """A point of the frontier by its number, called by a goal that leads there if there is one.
+
+        The saved point keeps the name it was saved under.
+        """
         frontier = self._reach()
         if not 0 <= number < len(frontier):
             raise NoSuchPoint(f"the frontier has {len(frontier)} points, from 0 to {len(frontier) - 1}; not {number}")
+        saved = self.model.artefact.fusions[-1]
+        if number == saved.point:
+            return self._point(number, saved.goal)
         goal = leads_to(number, frontier, {goal: frontier.choose(goal) for goal in GOALS})
         if goal is None:
             goal = ", ".join(f"{name}={value:g}" for name, value in self._where(number).items())
@@ -150,7 +156,8 @@ class Points:
             "accuracies": None,
             "images": frontier.images,
             "measured": frontier.measured,
-            "saved": self.model.folder is not None and number == saved.point,
+            # Two goals may lead to one point: the folder names a goal as well, and only that choice is the saved one.
+            "saved": self.model.folder is not None and (number, goal) == (saved.point, saved.goal),
         }
 
 

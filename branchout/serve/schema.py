@@ -56,7 +56,10 @@ class OperatingPoint(Shape):
     nearest: Nearest | None = Field(None, description="Where b lies between two points of the frontier.")
     images: int
     measured: str = Field(description="dev, held-out or pseudo: where the accuracies come from.")
-    saved: bool = Field(description="Whether it is the point that the model's folder names.")
+    saved: bool = Field(
+        description="Whether the model's folder names this very choice, its goal and its point, so that a server "
+        "would start with it. Only a turn with `save` writes it there."
+    )
 
 
 class Point(Shape):
@@ -183,10 +186,17 @@ TURN = {
                 "schema": {
                     "type": "object",
                     "properties": {
-                        "goal": {"type": "string", "description": "all, avg, balanced, novel, or novel>=0.80."},
+                        "goal": {
+                            "type": "string",
+                            "description": "all, avg, balanced, novel, or a condition: novel>=0.80, novel>=80%.",
+                        },
                         "b": {"type": "number", "description": "The dial, for models that have one."},
                         "point": {"type": "integer", "description": "A point of the frontier, by its number."},
-                        "save": {"type": "boolean", "default": False},
+                        "save": {
+                            "type": "boolean",
+                            "default": False,
+                            "description": "Also write the choice into the model's folder.",
+                        },
                     },
                 },
                 "examples": {"goal": {"value": {"goal": "avg"}}, "b": {"value": {"b": 1.3}}},

@@ -25,6 +25,8 @@ Bools = npt.NDArray[np.bool_]
 
 GOALS = ("all", "avg", "balanced", "novel", "base", "overlap")
 CONDITION = re.compile(r"^\s*(all|base|novel|overlap|avg)\s*>=\s*([0-9.]+)\s*(%?)\s*$")
+UNCLEAR = 10
+"""A number up to 1 is a share, one from here on is in per cent; between the two it could be a slip of either."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Frontier:
         return combine(self.figures["all"], self.figures["avg"], self.balanced_by)
 
     def choose(self, goal: str) -> int:
-        """The best point for a goal: `all`, `avg`, `balanced`, `novel`, … or a condition such as `novel>=0.80`.
+        """The best point for a goal: `all`, `avg`, `balanced`, `novel`, … or a condition: `novel>=0.80`, `novel>=80%`.
 
         Under a condition it is the point with the best Acc_all among those that meet it.
         """
@@ -85,6 +87,16 @@ class Frontier:
                 f"no goal is called {goal!r}; known are: {', '.join(GOALS)}, or a condition such as 'novel>=0.80'"
             )
         return None
+
+    def why_one(self) -> str:
+        """A sentence for whoever looks for the dial of a model with one operating point; empty where there are more."""
+        if len(self) > 1:
+            return ""
+        return (
+            f"there is one operating point only: on the {self.images:,} images that choose, no other is better for any "
+            "part, old or new. So every goal leads to it, and there is no dial to turn. More validation images may "
+            "show others"
+        )
 
     def _measured(self, metric: str) -> Floats:
         figures = self.figures[metric]
@@ -149,10 +161,21 @@ def _share(number: str, percent: str) -> float:
         value = float(number)
     except ValueError:
         raise BranchoutError(f"{number!r} is not a number; write a share such as 0.80") from None
+    if not percent and 1 < value < UNCLEAR:
+        raise BranchoutError(
+            f"what is {number}? Up to 1 a number is a share, from {UNCLEAR} on it is in per cent; "
+            f"write a share such as 0.80, or {number}% if you mean that"
+        )
     value = value / 100 if percent or value > 1 else value
     if value > 1:
         raise BranchoutError(f"an accuracy cannot be {value:.0%}; write a share such as 0.80")
     return value
+
+
+def read_as(goal: str) -> str:
+    """A goal as it was understood: a condition's number in per cent, whichever way it was written."""
+    condition = Frontier.check_goal(goal)
+    return goal if condition is None else f"{condition[0]} ≥ {100 * condition[1]:.6g}%"
 
 
 # The dial.

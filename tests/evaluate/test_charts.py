@@ -31,6 +31,14 @@ def test_marks_lie_within_the_axes(points: list[tuple[float, float]]) -> None:
         assert top <= down <= bottom
 
 
+@given(st.lists(shares, min_size=1, max_size=8))
+def test_no_axis_goes_beyond_what_an_accuracy_can_be(values: list[float]) -> None:
+    axes = Axes.around(values, values)
+    assert 0 <= axes.y[0] <= min(values)
+    assert max(values) <= axes.y[1] <= 1
+    assert axes.y[1] > axes.y[0]
+
+
 def test_better_is_further_right_and_further_up() -> None:
     axes = Axes.around([0.2, 0.8], [0.1, 0.5])
     assert axes.place(0.8, 0.3)[0] > axes.place(0.2, 0.3)[0]

@@ -10,6 +10,7 @@ import io
 import json
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -194,6 +195,18 @@ def test_trained_points_are_told_by_alpha_and_beta(base: api.Model, train: Sampl
     assert len(page.data["points"]) == len(model.frontier)
     crosses = [e for e in page.of("path") if e.attributes.get("class") == "cross"]
     assert len(crosses) == 36 - len(model.frontier) + 1  # one stands in the legend
+
+
+def test_a_model_with_one_operating_point_says_why_there_is_no_dial(extended: api.Model, val: Samples) -> None:
+    *earlier, last = extended.artefact.fusions
+    points = extended.frontier.select(np.array([last.point]))
+    fusion = replace(last, frontier=points.to_dict(), point=0)
+    kept = replace(extended.artefact, fusions=(*earlier, fusion), history=extended.artefact.history[:1])
+    model = api.Model(kept, None, extended.device)
+    page = Page(render(model.facts(val.of_classes(model.classes))))
+    assert not [element for element in page.of("form") if element.attributes.get("id") == "dial"]
+    assert f"There is one operating point only: on the {points.images} images that choose" in page.shown
+    assert "one operating point only" not in Page(render(extended.facts())).shown
 
 
 def test_a_part_without_images_is_said_to_be_unmeasured(extended: api.Model, val: Samples) -> None:

@@ -347,7 +347,8 @@ def test_the_dial_is_turned_and_answers_follow(copied: api.Model, files: list[Fi
         assert answers[30.0]["new"]
         kept = api.load(copied.folder).artefact.fusions[-1]
         goal = "novel" if kept.goal != "novel" else "all"
-        caller.put("/operating-point", {"goal": goal})
+        turned = caller.put("/operating-point", {"goal": goal}).json["operating_point"]
+        assert not turned["saved"]
         assert api.load(copied.folder).artefact.fusions[-1] == kept  # nothing was saved yet
         saved = caller.put("/operating-point", {"goal": goal, "save": True}).json["operating_point"]
         assert saved["saved"]

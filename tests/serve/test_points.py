@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers import BASE, NEW, untrained
@@ -147,6 +148,24 @@ def test_saving_is_read_back_and_leaves_nothing_else(model: api.Model) -> None:
     again = api.load(model.folder).artefact.fusions[-1]
     assert (again.point, again.goal) == (chosen.about["point"], other)
     assert sorted(path.name for path in model.folder.iterdir()) == files
+
+
+def test_saved_is_the_choice_that_the_folder_names(model: api.Model) -> None:
+    """Another goal that leads to the saved point is not what was saved, and asking for it saves nothing."""
+    *earlier, last = model.artefact.fusions
+    only = model.frontier.select(np.array([last.point]))
+    fusion = replace(last, frontier=only.to_dict(), point=0, goal="balanced")
+    model.artefact = replace(model.artefact, fusions=(*earlier, fusion))
+    points = Points(model)
+    told = {goal: points.for_goal(goal).about for goal in ("balanced", "avg", "novel")}
+    assert {about["point"] for about in told.values()} == {0}
+    assert [goal for goal, about in told.items() if about["saved"]] == ["balanced"]
+    assert not points.at(float(only.settings[0, 0])).about["saved"]
+    by_number = points.numbered(0).about
+    assert (by_number["goal"], by_number["saved"]) == ("balanced", True)
+    assert points.save(points.for_goal("avg")).about["saved"]
+    assert points.for_goal("avg").about["saved"]
+    assert not points.for_goal("balanced").about["saved"]
 
 
 def test_only_points_of_the_frontier_are_saved(model: api.Model) -> None:

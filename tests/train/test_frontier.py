@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
 from branchout.metrics import accuracies
-from branchout.train.frontier import Frontier, dial_frontier, grid_frontier, predict, score_dial, step_offsets
+from branchout.train.frontier import (
+    Frontier,
+    dial_frontier,
+    grid_frontier,
+    predict,
+    read_as,
+    score_dial,
+    step_offsets,
+)
 
 SPACES = {
     "disjoint": LabelSpace.of(["a", "b", "c"], ["d", "e"]),
@@ -97,6 +105,41 @@ def test_a_condition_takes_the_best_overall_accuracy_that_meets_it() -> None:
     with pytest.raises(BranchoutError, match="cannot be 500%"):
         frontier.choose("novel>=500")
     assert Frontier.from_dict(frontier.to_dict()).choose("novel>=0.4") == 1
+
+
+@pytest.mark.parametrize(
+    ("goal", "understood"),
+    [
+        ("novel>=0.8", "novel ≥ 80%"),
+        ("novel >= 80", "novel ≥ 80%"),
+        ("novel>=80 %", "novel ≥ 80%"),
+        ("base>=1", "base ≥ 100%"),
+        ("base>=1%", "base ≥ 1%"),
+        ("avg>=10", "avg ≥ 10%"),
+        ("avg>=2.5%", "avg ≥ 2.5%"),
+        ("balanced", "balanced"),
+    ],
+)
+def test_it_can_be_told_how_a_goal_was_read(goal: str, understood: str) -> None:
+    assert read_as(goal) == understood
+
+
+@pytest.mark.parametrize("number", ["2", "1.5", "8.0", "9.99"])
+def test_a_number_that_may_be_a_slip_is_not_guessed(number: str) -> None:
+    with pytest.raises(BranchoutError, match=f"what is {number}.*a share such as 0.80, or {number}% if you mean that"):
+        Frontier.check_goal(f"novel>={number}")
+
+
+def test_one_point_alone_is_explained() -> None:
+    space = SPACES["disjoint"]
+    columns = np.zeros((4, space.columns))
+    columns[:, 0] = 9.0
+    alone = dial_frontier(columns, np.zeros(4, dtype=np.int64), space)
+    alone = alone.select(alone.pareto())  # the dial can only lose
+    assert len(alone) == 1
+    assert "one operating point only: on the 4 images that choose" in alone.why_one()
+    several = Frontier("dial", np.array([[0.0], [1.0]]), {"all": np.array([0.5, 0.6])}, 4)
+    assert several.why_one() == ""
 
 
 @given(st.integers(0, 30))
