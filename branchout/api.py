@@ -288,7 +288,8 @@ class Model:
         order = np.random.default_rng(seed).permutation(len(comparison.labels))
         order = order[np.argsort(comparison.labels[order], kind="stable")]
         halves = [(comparison.columns[order[s::2]], comparison.labels[order[s::2]]) for s in (0, 1)]
-        return frontiers.score_dial(halves[0], halves[1], comparison.space, goal, self.classifier.fused.pooler.kind)
+        pooler = self.classifier.fused.pooler.kind
+        return frontiers.score_dial(halves[0], halves[1], comparison.space, [goal], pooler)[goal]
 
     # Sharing.
 

@@ -247,8 +247,8 @@ def test_classes_the_model_does_not_know_are_named(base: api.Model, val: Samples
 def test_columns_give_the_answers_at_any_point(measured: tuple[Comparison, Samples], extended_twice: api.Model) -> None:
     comparison, _ = measured
     fusion = extended_twice.artefact.fusions[-1]
-    b = fusion.frontier["settings"][fusion.point][0]
-    assert np.array_equal(frontiers.predict(comparison.columns, comparison.space, b), comparison.answers)
+    offsets = fusion.offsets(2)
+    assert np.array_equal(frontiers.predict(comparison.columns, comparison.space, offsets), comparison.answers)
 
 
 @pytest.mark.parametrize("goal", ["balanced", "all", "avg"])
@@ -266,14 +266,15 @@ def test_two_fold_chooses_on_one_half_and_measures_on_the_other(
                 halves[turn % 2].append(int(n))
                 turn += 1
     parts = [(comparison.columns[half], comparison.labels[half]) for half in halves]
-    scored = frontiers.score_dial(parts[0], parts[1], comparison.space, goal)
+    scored = frontiers.score_dial(parts[0], parts[1], comparison.space, [goal])[goal]
     assert found == scored
     # and score_dial is what it says
     figures = []
     for (columns, labels), (others, actual) in (parts, parts[::-1]):
-        curve = frontiers.dial_frontier(columns, labels, comparison.space)
-        b = curve.settings[curve.choose(goal), 0]
-        figures.append(
-            getattr(accuracies(frontiers.predict(others, comparison.space, b), actual, comparison.space), goal)
-        )
+        shifts = frontiers.step_shifts(columns, labels, comparison.space)
+        moved = frontiers.shifted(columns, comparison.space, shifts)
+        curve = frontiers.dial_frontier(moved, labels, comparison.space)
+        offsets = [shift + curve.settings[curve.choose(goal), 0] for shift in shifts]
+        answers = frontiers.predict(others, comparison.space, offsets)
+        figures.append(getattr(accuracies(answers, actual, comparison.space), goal))
     assert found.two_fold == pytest.approx(np.mean(figures))

@@ -188,11 +188,10 @@ def _dial(contender: Contender, recipe: Recipe, experiment: Experiment, seeds: S
                 model.fused.deltas = list(extension.fuse(model).at(0, 0))
             after_two = experiment.now()
             halves = [_columns(experiment, model, half, step) for half in (dev, test)]
+            found = frontier.score_dial(halves[0], halves[1], experiment.space(step), GOALS, contender.pooler)
             for goal in GOALS:
-                scored[goal].append(
-                    frontier.score_dial(halves[0], halves[1], experiment.space(step), goal, contender.pooler)
-                )
-            if seed == seeds[0]:
+                scored[goal].append(found[goal])
+            if seed == seeds[0] and experiment.steps == 1:
                 measured.curve = _curve(
                     frontier.dial_frontier(*halves[1], experiment.space(step), contender.pooler), ("b",)
                 )
@@ -259,8 +258,8 @@ def _stage_one_dial(experiment: Experiment) -> Measured:
     for step in range(1, experiment.steps + 1):
         model, stage_one = experiment.branched(step, PAPER.stage_one)
         halves = [_columns(experiment, model, half, step) for half in experiment.halves(step)]
-        for goal in GOALS:
-            measured.points[goal][0].append(frontier.score_dial(halves[0], halves[1], experiment.space(step), goal))
+        for goal, scored in frontier.score_dial(halves[0], halves[1], experiment.space(step), GOALS).items():
+            measured.points[goal][0].append(scored)
         measured.seconds["stage1"] += stage_one[-1]
         measured.parameters = _without_heads(model)
     return measured
@@ -374,5 +373,5 @@ def _points(
     yield "plain", Scored("plain", (), folds[0], float(np.mean(values)), abs(values[0] - values[1]) / 2)
     if dial:
         dev, test = ((scores[:, space.class_of_column], labels) for scores, labels in halves)
-        for goal in GOALS:
-            yield f"dial-{goal}", replace(frontier.score_dial(dev, test, space, goal), goal=f"dial-{goal}")
+        for goal, scored in frontier.score_dial(dev, test, space, GOALS).items():
+            yield f"dial-{goal}", replace(scored, goal=f"dial-{goal}")

@@ -135,9 +135,6 @@ def extend(
     branch: Where = "last",
     goal: Goal = "balanced",
     recipe: Recipe = "branchout",
-    per_step: Annotated[
-        bool, typer.Option("--per-step", help="A number of its own for each step, then the dial.")
-    ] = False,
     fuse: Annotated[bool, typer.Option("--fuse", help="Learn deltas even if no class is shared.")] = False,
     pooler: Annotated[
         str | None, typer.Option(help="max (the default) or average, for classes that several branches know.")
@@ -204,7 +201,6 @@ def extend(
                 goal=goal,
                 recipe=recipe,
                 fuse=fuse,
-                per_step=per_step,
                 epochs=epochs,
                 seed=seed,
             )

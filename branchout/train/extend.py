@@ -50,8 +50,6 @@ class Request:
     """Stage I epochs, if not the recipe's."""
     views: int | None = None
     """Augmented views whose trunk output is cached in stage I; None decides by the device."""
-    per_step: bool = False
-    """Move each step's branch by a number of its own, found on dev, before the dial moves all of them."""
     seed: int = 0
 
 
@@ -284,9 +282,9 @@ class Extension:
                 columns = model.fused.columns(features.unbind(1)).double().cpu().numpy()
             pooler = model.fused.pooler.kind
             shifts: tuple[float, ...] = ()
-            if self.request.per_step:
-                shifts = tuple(frontiers.step_offsets(columns, labels, self.space, self.request.goal, pooler).tolist())
-                columns = columns + np.array([0.0, *shifts])[self.space.branch_of_column]
+            if len(model.steps) > 1:
+                shifts = tuple(frontiers.step_shifts(columns, labels, self.space, pooler).tolist())
+                columns = frontiers.shifted(columns, self.space, shifts)
             curve = frontiers.dial_frontier(
                 columns, labels, self.space, pooler, balanced_by=self.recipe.balanced, measured=self.material.measured
             )

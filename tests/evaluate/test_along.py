@@ -45,7 +45,7 @@ def averaged(base: api.Model, train: Samples, val: Samples) -> api.Model:
 def shifted(extended: api.Model, train: Samples, val: Samples) -> api.Model:
     """Each step has a number of its own beside the dial."""
     return extended.extend(
-        train.of_classes(LATER), memory=exemplars(train, [*BASE, *NEW]), val=val, per_step=True, epochs=1, goal="avg"
+        train.of_classes(LATER), memory=exemplars(train, [*BASE, *NEW]), val=val, epochs=1, goal="avg"
     )
 
 

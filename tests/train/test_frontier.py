@@ -15,7 +15,8 @@ from branchout.train.frontier import (
     predict,
     read_as,
     score_dial,
-    step_offsets,
+    shifted,
+    step_shifts,
 )
 
 SPACES = {
@@ -165,19 +166,45 @@ def test_balanced_by_product_differs_from_the_mean() -> None:
 
 
 @given(st.integers(0, 20))
-def test_step_offsets_never_lose_to_the_shared_dial(seed: int) -> None:
+def test_step_shifts_never_lose_to_the_shared_dial(seed: int) -> None:
     space = SPACES["three steps"]
     columns, labels = scores(space, seed)
     shared = dial_frontier(columns, labels, space)
     best = shared.score("balanced")[shared.choose("balanced")]
-    own = accuracies(predict(columns, space, step_offsets(columns, labels, space).tolist()), labels, space)
+    own = accuracies(predict(columns, space, step_shifts(columns, labels, space).tolist()), labels, space)
     assert own.balanced >= best - 1e-9
+
+
+def test_step_shifts_undo_what_was_added_to_each_step() -> None:
+    space = LabelSpace.of("abcd", "ef", "gh", "ij")
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(len(space.classes)), 30)
+    columns = rng.normal(size=(len(labels), space.columns)) + 6 * (labels[:, None] == space.class_of_column)
+    louder = shifted(columns, space, [2.0, 7.0, 12.0])
+    one = dial_frontier(louder, labels, space)
+    assert one.score("balanced").max() < 0.9  # no single number puts all of them right
+    answers = predict(louder, space, step_shifts(louder, labels, space).tolist())
+    assert accuracies(answers, labels, space).all > 0.98
+
+
+def test_a_step_without_images_is_not_silenced() -> None:
+    space = LabelSpace.of("abcd", "ef", "gh")
+    columns, labels = scores(space, 3)
+    kept = ~np.isin(labels, space.index(space.branches[1]))
+    shared = dial_frontier(columns[kept], labels[kept], space)
+    shifts = step_shifts(columns[kept], labels[kept], space)
+    assert shifts[0] == shared.settings[shared.choose("balanced"), 0]
+
+
+def test_with_one_step_there_is_the_dial_alone() -> None:
+    space = SPACES["disjoint"]
+    assert step_shifts(*scores(space, 1), space).tolist() == [0.0]
 
 
 def test_two_fold_scores_swap_the_halves() -> None:
     space = SPACES["disjoint"]
     dev, test = scores(space, 1), scores(space, 2)
-    forward, back = score_dial(dev, test, space, "avg"), score_dial(test, dev, space, "avg")
+    forward, back = (score_dial(*halves, space, ["avg"])["avg"] for halves in ((dev, test), (test, dev)))
     assert forward.two_fold == pytest.approx((forward.test.avg + back.test.avg) / 2)
     assert forward.spread == pytest.approx(abs(forward.test.avg - back.test.avg) / 2)
     curve = dial_frontier(*dev, space)
