@@ -61,6 +61,8 @@ class Task:
     """All training images of all steps so far: for oracles, and for variants named as such."""
     from_scratch: Callable[[Samples], Classifier] | None = None
     """Trains a network as the base was trained, or finds one that was trained on the same images before."""
+    features: Callable[[Classifier, Samples, int, int], Tensor] | None = None
+    """Features by model, pictures, number of views and seed, or finds those that another method has asked for."""
     seed: int = 0
     device: torch.device = field(default_factory=best_device)
     report: Report = silent

@@ -47,14 +47,18 @@ def everything(task: Task) -> Samples:
 
 def cached(model: Classifier, task: Task, samples: Samples, *, views: int) -> Cached:
     """Features of some augmented views of each picture; of the plain pictures if `views` is 0."""
-    features = extract(
-        model,
-        task.images(samples),
-        views=views,
-        augmentation=task.head_augmentation,
-        seed=task.seed,
-        device=task.device,
-        report=task.report,
+    features = (
+        task.features(model, samples, views, task.seed)
+        if task.features
+        else extract(
+            model,
+            task.images(samples),
+            views=views,
+            augmentation=task.head_augmentation,
+            seed=task.seed,
+            device=task.device,
+            report=task.report,
+        )
     )
     labels, origin = (torch.from_numpy(column).to(task.device) for column in (task.labels(samples), samples.origin))
     return Cached(features, labels, origin)

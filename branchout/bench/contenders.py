@@ -24,7 +24,6 @@ from branchout.metrics import accuracies
 from branchout.model.classifier import Classifier
 from branchout.train import frontier
 from branchout.train.extend import Extension, Material, Request
-from branchout.train.features import extract
 from branchout.train.frontier import Scored
 from branchout.train.fuse import fuse, fusion_data, grid_answers, problem_of
 from branchout.train.recipes import PAPER, RECIPES, Recipe, recipe_named
@@ -217,14 +216,10 @@ def _grid(contender: Contender, recipe: Recipe, experiment: Experiment, seeds: S
         for seed in seeds:
             kept = memory_rules.keep(experiment.given(step), per_class=experiment.per_class(step), seed=seed)
             seen = concatenate([experiment.memory(step, seed), kept])
-            features = extract(
-                model, experiment.images(seen), views=recipe.stage_two.views, seed=seed, device=experiment.device
-            )
+            features = experiment.features(model, seen, recipe.stage_two.views, seed)
             facts = (experiment.labels(seen, step), seen.origin)
             data.append(fusion_data(model, features, *(torch.from_numpy(x).to(experiment.device) for x in facts)))
-        halves = [
-            extract(model, experiment.images(half), device=experiment.device)[0] for half in experiment.halves(step)
-        ]
+        halves = [experiment.features(model, half)[0] for half in experiment.halves(step)]
         cached = experiment.now()
         settings = recipe.stage_two
         if experiment.plan.fusion_epochs is not None:
@@ -278,7 +273,7 @@ def _curve(points: frontier.Frontier, names: Sequence[str], most: int = 60) -> l
 
 def _columns(experiment: Experiment, model: Classifier, half: Samples, step: int) -> tuple[np.ndarray, np.ndarray]:
     """Scores of every column before the dial, and labels."""
-    features = extract(model, experiment.images(half), device=experiment.device)[0]
+    features = experiment.features(model, half)[0]
     with torch.no_grad():
         columns = model.fused.columns(features.unbind(1)).double().cpu().numpy()
     return columns, experiment.labels(half, step)
@@ -354,13 +349,12 @@ def _steps(method: Method, experiment: Experiment, seed: int) -> Iterator[tuple[
 
 def _scores(experiment: Experiment, scorer: nn.Module, half: Samples, step: int) -> tuple[np.ndarray, np.ndarray]:
     """One score per class for every image, and labels."""
-    images = experiment.images(half)
     if isinstance(scorer, OnFeatures):
-        features = extract(scorer.model, images, device=experiment.device)[0]
+        features = experiment.features(scorer.model, half)[0]
         with torch.no_grad():
             scores = scorer.head.eval()(features)
     else:
-        scores = scores_of(scorer, images)
+        scores = scores_of(scorer, experiment.images(half))
     return scores.double().cpu().numpy(), experiment.labels(half, step)
 
 

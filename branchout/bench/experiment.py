@@ -10,17 +10,21 @@ import time
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from branchout.baselines.common import Task
+from branchout.bench.given import GivenBase, given_base
 from branchout.data import memory as memory_rules
 from branchout.data import scenarios
 from branchout.data.batches import SMALL, Gallery, Images, cache_folder
 from branchout.data.dataset import Dataset
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples, concatenate, digest
+from branchout.errors import BranchoutError
 from branchout.files import locked
 from branchout.labels import LabelSpace
 from branchout.metrics import Accuracies, accuracies
@@ -29,10 +33,13 @@ from branchout.model.artefact import Artefact, is_artefact
 from branchout.model.classifier import Classifier, Step
 from branchout.train.branch import Labelled, learn_branch
 from branchout.train.extend import VIEWS
-from branchout.train.features import extract
+from branchout.train.features import extract, weights_digest
 from branchout.train.loop import Report, best_device, silent
 from branchout.train.pretrain import FAST, pretrain
 from branchout.train.recipes import PAPER, Optimisation, StageOne
+
+KEPT_FEATURES = 1 << 30
+"""Bytes of features that stay in memory for other methods."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,11 @@ class Plan:
     """How methods that train a network train it in one step."""
     epochs: int | None = None
     """Of our stage I, if not the recipe's."""
+    model: str | None = None
+    """A saved model that is the base, so that none is trained: `glyphs`, which is shipped, or a folder. With `kept` it
+    gives the classes and images that fewer are taken of."""
+    weights: str | None = None
+    """A digest of that model's."""
 
 
 class Experiment:
@@ -85,10 +97,17 @@ class Experiment:
         self.device = device or best_device()
         self.cache = cache or cache_folder()
         self.report = report
-        channels = 1 if dataset.kind == "glyph" else 3
-        self.preprocessing = Preprocessing(plan.size, channels, (0.5,) * channels, (0.25,) * channels)
+        self.given_base = None if plan.model is None else _unchanged(given_base(plan.model), plan)
+        self.kind = dataset.kind if self.given_base is None else self.given_base.classifier.kind
+        channels = 1 if self.kind == "glyph" else 3
+        self.preprocessing = (
+            Preprocessing(plan.size, channels, (0.5,) * channels, (0.25,) * channels)
+            if self.given_base is None
+            else self.given_base.classifier.preprocessing
+        )
         self.gallery = Gallery(self.preprocessing, self.device, self.cache)
         self._branches: dict[tuple[StageOne, str, int], tuple[Step, float]] = {}
+        self._features: dict[tuple[Any, ...], tuple[Tensor, float]] = {}
         self._earlier = 0.0
 
     # Who is given what.
@@ -98,17 +117,7 @@ class Experiment:
         plan = self.plan
         if self.drawn is not None and self.drawn.exists():
             return scenarios.Scenario.load(self.drawn)
-        features = self._features_of_all() if plan.scenario in scenarios.CLUSTERED else None
-        drawn = scenarios.build(
-            plan.scenario,
-            self.dataset,
-            base=plan.base,
-            novel=plan.novel,
-            overlap=plan.overlap,
-            steps=plan.steps,
-            seed=plan.split,
-            features=features,
-        )
+        drawn = self._draw() if self.given_base is None else self.given_base.scenario(plan, self.dataset)
         if self.drawn is not None:
             self.drawn.parent.mkdir(parents=True, exist_ok=True)
             drawn.save(self.drawn)
@@ -117,6 +126,19 @@ class Experiment:
             return drawn
         fewer = sorted(np.random.default_rng(plan.split).permutation(len(base))[: plan.kept].tolist())
         return replace(drawn, branches=(tuple(base[n] for n in fewer), *steps))
+
+    def _draw(self) -> scenarios.Scenario:
+        plan = self.plan
+        return scenarios.build(
+            plan.scenario,
+            self.dataset,
+            base=plan.base,
+            novel=plan.novel,
+            overlap=plan.overlap,
+            steps=plan.steps,
+            seed=plan.split,
+            features=self._features_of_all() if plan.scenario in scenarios.CLUSTERED else None,
+        )
 
     def _features_of_all(self) -> np.ndarray:
         """For clustered scenarios: features of every training image from a ResNet10 trained on all classes.
@@ -179,13 +201,15 @@ class Experiment:
             new=self.given(step),
             memory=self.memory(step, seed),
             images=self.images,
-            kind=self.dataset.kind,
+            kind=self.kind,
             size=self.plan.size,
             network=self.plan.network,
             pretraining=self.plan.pretraining,
+            heads=self.fusion(PAPER.stage_two.optimisation),
             per_class=self.per_class(step),
             everything=self.train.select(self.train.origin <= step),
             from_scratch=self.trained,
+            features=self.features,
             seed=seed,
             device=self.device,
             report=self.report,
@@ -195,7 +219,10 @@ class Experiment:
 
     @cached_property
     def base(self) -> Classifier:
-        return self.trained(self.given(0))
+        if self.given_base is None or self.plan.kept is not None:
+            return self.trained(self.given(0))
+        self.scenario  # noqa: B018 – whether it goes with the data is said before anything is measured
+        return self._placed(self.given_base.classifier)
 
     def trained(self, samples: Samples, arch: str | None = None) -> Classifier:
         """A network trained from scratch on these images, from disk if it was trained before; classes are sorted.
@@ -227,7 +254,7 @@ class Experiment:
                     self.preprocessing,
                     arch=arch or plan.arch,
                     width=plan.width,
-                    kind=self.dataset.kind,
+                    kind=self.kind,
                     optimisation=plan.pretraining,
                     seed=plan.split,
                     device=self.device,
@@ -240,7 +267,15 @@ class Experiment:
         saved = artefact.load(kept)
         if not fresh:
             self._earlier += float(saved.history[0]["seconds"])
-        return saved.model().to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+        return self._placed(saved.model())
+
+    def _placed(self, model: Classifier) -> Classifier:
+        return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+    def fusion(self, optimisation: Optimisation) -> Optimisation:
+        """The paper's stage II, and heads that are trained as long, as the plan wants them."""
+        epochs = self.plan.fusion_epochs
+        return optimisation if epochs is None else replace(optimisation, epochs=epochs)
 
     def shortened(self, settings: StageOne) -> StageOne:
         """Stage I as the plan wants it."""
@@ -276,8 +311,31 @@ class Experiment:
             seconds.append(took)
         return model, seconds
 
+    def features(self, model: Classifier, samples: Samples, views: int = 0, seed: int = 0) -> Tensor:
+        """What a frozen model makes of pictures, or of random views of them: (max(views, 1), N, feature vectors, k).
+
+        Methods that build on the same branches ask for the same ones. They are made once, and count for each as if it
+        had made them.
+        """
+        weights = weights_digest(model.backbone, model.branches)
+        key = (weights, model.fused.feature_of, samples.fingerprint(), views, seed if views else 0)
+        if key in self._features:
+            found, took = self._features[key]
+            self._earlier += took
+            return found
+        start = self.now()
+        found = extract(model, self.images(samples), views=views, seed=seed, device=self.device, report=self.report)
+        self._features[key] = (found, self.now() - start)
+        while sum(each.nbytes for each, _ in self._features.values()) > KEPT_FEATURES and len(self._features) > 1:
+            del self._features[next(iter(self._features))]  # the oldest
+        return found
+
     def before(self) -> Accuracies:
         """What the base model alone reaches on the test images of its classes."""
+        return self._before
+
+    @cached_property
+    def _before(self) -> Accuracies:
         test = self.scenario.test(self.dataset, 0)
         features = extract(self.base, self.images(test), device=self.device)[0]
         with torch.no_grad():
@@ -289,3 +347,11 @@ class Experiment:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() + self._earlier
+
+
+def _unchanged(given: GivenBase, plan: Plan) -> GivenBase:
+    if given.weights != plan.weights:
+        raise BranchoutError(
+            f"the base model {plan.model} is not the one this was planned with; has it been replaced meanwhile?"
+        )
+    return given

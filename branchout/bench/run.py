@@ -76,6 +76,7 @@ class Job:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BranchoutError(f"{path} cannot be read as a row ({error!r}); delete it and run this again") from None
         wanted = json.loads(json.dumps({**asdict(self.plan), "seeds": self.seeds}))
+        del wanted["model"]  # wherever a base model lies and whatever it is called: its weights are compared
         defaults = asdict(Plan("", None, 0))
         for name, value in wanted.items():
             found = recorded.get(name, defaults.get(name))
@@ -99,10 +100,11 @@ def run_all(
     jobs: Sequence[Job],
     *,
     executor: Executor | None = None,
+    workers: int = 1,
     report: Report = silent,
     on_done: Callable[[Done], None] = lambda done: None,
 ) -> list[Done]:
-    """Run every job whose rows are not all there: here, or on the workers of an executor."""
+    """Run every job whose rows are not all there: here, or on the workers of an executor, of which it has so many."""
     if executor is None:
         opened: dict[tuple[str, Plan], Experiment] = {}
         finished: list[Done] = []
@@ -115,13 +117,29 @@ def run_all(
                     finished.append(done)
                     on_done(done)
         return finished
-    finished = []
-    for future in as_completed([executor.submit(run, job) for job in jobs]):
-        done = future.result()
-        assert done is not None  # having waited
-        finished.append(done)
-        on_done(done)
+    missing = [job for job in jobs if job.missing()]
+    finished = [Done(job) for job in jobs if job not in missing]
+    for future in as_completed([executor.submit(run_group, group) for group in grouped(missing, workers)]):
+        for done in future.result():
+            finished.append(done)
+            on_done(done)
     return finished
+
+
+def grouped(jobs: Sequence[Job], workers: int) -> list[list[Job]]:
+    """What workers are handed: whole experiments if there are enough of them for all, else one job at a time.
+
+    A worker opens an experiment, and trains what its jobs share, once; two workers at one experiment both do.
+    """
+    groups: dict[tuple[str, Plan], list[Job]] = {}
+    for job in jobs:
+        groups.setdefault((job.data, job.plan), []).append(job)
+    return list(groups.values()) if len(groups) >= workers else [[job] for job in jobs]
+
+
+def run_group(jobs: Sequence[Job]) -> list[Done]:
+    """What a worker does with a group: one job after the other, each waiting for whoever is at it already."""
+    return [done for done in (run(job) for job in jobs) if done is not None]
 
 
 def run(
@@ -231,6 +249,7 @@ def row(
         "peak_memory_bytes": peak_memory(),
         "settings": {
             **asdict(plan),
+            "model": Path(plan.model).name if plan.model else None,
             "recipe": asdict(recipe_named(contender.recipe)) if contender.recipe else None,
             "branch": contender.branch if contender.baseline is None else None,
             "pooler": contender.pooler if contender.baseline is None else None,

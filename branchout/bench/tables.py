@@ -13,6 +13,7 @@ from typing import Any
 from branchout.bench import results
 from branchout.bench.contenders import contender_named
 from branchout.bench.experiment import Plan
+from branchout.bench.given import given_base
 from branchout.bench.run import Job
 from branchout.data.dataset import Dataset
 from branchout.errors import BranchoutError
@@ -80,8 +81,14 @@ def table_named(name: str) -> Table:
     return known[name]
 
 
+def networks_of(table: Table, dataset: Dataset) -> tuple[str, ...]:
+    """The networks a table is run with: all it shows, or those that make sense on a dataset."""
+    only = _read()["archs_on"].get(dataset.name, table.archs)
+    return tuple(arch for arch in table.archs if arch in only)
+
+
 def experiments_of(table: Table, dataset: Dataset, scale: str | None = None, **changes: Any) -> dict[str, Plan]:
-    """The experiments whose rows a table or figure shows, by name."""
+    """The experiments whose rows a table or figure shows, by name; `changes` are those of `plan_for`."""
     if table.experiment != BY_BASE:
         return {table.experiment: plan_for(table.experiment, dataset, scale, **changes)}
     whole = plan_for("disjoint-40", dataset, scale, **changes)
@@ -97,17 +104,33 @@ def scale_of(dataset: Dataset) -> str:
     return dataset.name if dataset.name in sizes else "paper"
 
 
-def plan_for(experiment: str, dataset: Dataset, scale: str | None = None, **changes: Any) -> Plan:
-    """The plan of a table's experiment on a dataset, at a scale."""
+def plan_for(
+    experiment: str,
+    dataset: Dataset,
+    scale: str | None = None,
+    *,
+    schedule: str | None = None,
+    epochs: int | None = None,
+    **changes: Any,
+) -> Plan:
+    """The plan of a table's experiment on a dataset, at a scale.
+
+    It starts from the shipped base model where `tables.json` says so and nothing is asked for that this model is not:
+    another network, schedule or split of its own scenario has a base of its own trained.
+    """
     sizes = _read()["sizes"]
     scale = scale or scale_of(dataset)
     if scale not in sizes:
         raise BranchoutError(f"no scale is called {scale!r}; known are: {', '.join(sizes)}")
     numbers = dict(sizes[scale][experiment])
+    model = numbers.pop("model", None)
     entry = _read()["tables"][experiment]
     plan = Plan(entry["scenario"], numbers.pop("base"), numbers.pop("novel"), **numbers)
     plan = replace(plan, **entry.get("for_arch", {}).get(changes.get("arch"), {}))
-    return fitted_to(plan, dataset, full_size=scale == "paper" and dataset.kind == "photo", **changes)
+    plan = fitted_to(plan, dataset, full_size=scale == "paper" and dataset.kind == "photo", **changes)
+    plan = scheduled(plan, schedule, epochs)
+    given = given_base(model) if model else None
+    return given.start(plan) if given and given.stands_for(plan, dataset) else plan
 
 
 def fitted_to(plan: Plan, dataset: Dataset, *, full_size: bool = False, **changes: Any) -> Plan:
@@ -136,6 +159,7 @@ def scheduled(plan: Plan, schedule: str | None, epochs: int | None) -> Plan:
             pretraining=replace(plan.pretraining, epochs=epochs),
             network=replace(plan.network, epochs=epochs),
             epochs=epochs,
+            fusion_epochs=epochs,
         )
     return plan
 

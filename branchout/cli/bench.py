@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +26,9 @@ def bench(
         list[str] | None, typer.Option(help="Only this method, or one of your choice; may be given several times.")
     ] = None,
     scenario: Annotated[str | None, typer.Option(help="Instead of a table: any scenario, with its sizes.")] = None,
+    base: Annotated[
+        str | None, typer.Option(help="With --scenario: a saved model that is the base, instead of training one.")
+    ] = None,
     base_classes: Annotated[int | None, typer.Option(help="Base classes; all that are left if not given.")] = None,
     novel_classes: Annotated[
         int | None, typer.Option(help="New classes at each step; an even share of the rest if not given.")
@@ -33,7 +38,9 @@ def bench(
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Number of steps, for the scenario 'steps'.")] = None,
     scale: Annotated[str | None, typer.Option(help="Sizes of a table: paper, tiny-imagenet-200, glyphs.")] = None,
-    arch: Annotated[str | None, typer.Option(help="resnet10, resnet18, resnet50 or resnet32.")] = None,
+    arch: Annotated[
+        str | None, typer.Option(help="resnet10, resnet18, resnet50 or resnet32; all of a table's if not given.")
+    ] = None,
     width: Annotated[int | None, typer.Option(min=1, help="Channels of the first stage.")] = None,
     size: Annotated[int | None, typer.Option(min=8, help="Input size in pixels.")] = None,
     exemplars: Annotated[int | None, typer.Option(min=1, help="Kept of each class; 10 if not given.")] = None,
@@ -41,7 +48,7 @@ def bench(
         int | None, typer.Option(min=1, help="Exemplars in total instead, shared by all classes so far.")
     ] = None,
     schedule: Annotated[str | None, typer.Option(help="fast, paper, or published (CIFAR-100's long one).")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs everywhere, to try things out.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of everything, to try things out.")] = None,
     split: Annotated[int, typer.Option(min=0, help="Draws the classes, and seeds the base.")] = 1,
     seeds: Annotated[str, typer.Option(help="Exemplar seeds, separated by commas.")] = "1,2,3",
     workers: Annotated[int, typer.Option(min=1, help="Rows made at once, in as many processes.")] = 1,
@@ -71,6 +78,8 @@ def bench(
         raise BranchoutError("name a table, or a scenario with --scenario; branchout bench --list names them all")
     sizes = {"base-classes": base_classes, "novel-classes": novel_classes, "overlap": overlap, "steps": steps}
     given = [f"--{name}" for name, value in (sizes if table else {"scale": scale}).items() if value is not None]
+    if table and base:
+        raise BranchoutError("a table has a base of its own, so --base goes with --scenario only")
     if given:
         raise BranchoutError(
             f"a table has sizes of its own, so {given[0]} goes with --scenario only"
@@ -87,10 +96,9 @@ def bench(
     if table is not None:
         every = tables.tables() | tables.figures()
         for chosen in every.values() if table == "all" else [tables.table_named(table)]:
-            for network in chosen.archs if table == "all" and arch is None else [arch]:
-                plans = tables.experiments_of(chosen, dataset, scale, **{**changes, "arch": network})
-                for experiment, plan in plans.items():
-                    plan = tables.scheduled(plan, schedule, epochs)
+            for network in tables.networks_of(chosen, dataset) if arch is None else [arch]:
+                asked = {**changes, "arch": network, "schedule": schedule, "epochs": epochs}
+                for experiment, plan in tables.experiments_of(chosen, dataset, scale, **asked).items():
                     names = method or list(chosen.of(plan.arch))
                     jobs += tables.jobs_for(data, dataset, experiment, plan, names, numbers, out)
         jobs = list(dict.fromkeys(jobs))  # tables share rows
@@ -98,17 +106,25 @@ def bench(
         assert scenario is not None
         if not method:
             raise BranchoutError("say which methods with --method; branchout bench --list names them all")
+        start = None
+        if base is not None:
+            start = _given_base(base, {"arch": arch, "width": width, "size": size, "base-classes": base_classes})
+            base_classes = len(start.classes)
         number = steps or 1
         novel = novel_classes or _even_share(dataset, base_classes, number)
         shared = (5 if overlap is None else overlap) if scenario.startswith("overlap") else 0
         plan = tables.fitted_to(Plan(scenario, base_classes, novel, shared, number), dataset, **changes)
         experiment = f"{scenario}-{base_classes or 'rest'}+{f'{number}x' if number > 1 else ''}{novel}"
+        if start is not None:
+            plan = start.start(plan)
+            start.scenario(plan, dataset)  # whether it can be drawn is said before anything runs
+            experiment += f"-from-{Path(start.place).name}"
         jobs = tables.jobs_for(
             data, dataset, experiment, tables.scheduled(plan, schedule, epochs), method, numbers, out
         )
     if workers > 1 or dask:
-        with _executor(workers, dask) as executor:
-            done = runner.run_all(jobs, executor=executor, on_done=_tell)
+        with _executor(workers, dask) as (executor, number):
+            done = runner.run_all(jobs, executor=executor, workers=number, on_done=_tell)
     else:
         with progress(console) as report:
             done = runner.run_all(jobs, report=report, on_done=_tell)
@@ -164,6 +180,16 @@ def _report(out: Path, data: str, page: Path) -> None:
     say(f"written to {page} and {whole}")
 
 
+def _given_base(base: str, decided: dict[str, Any]) -> Any:
+    """The model that is the base; what it decides cannot be asked for as well."""
+    from branchout.bench.given import given_base
+
+    given = next((name for name, value in decided.items() if value is not None), None)
+    if given:
+        raise BranchoutError(f"the model that --base gives decides --{given}; leave one of the two out")
+    return given_base(base)
+
+
 def _even_share(dataset: Any, base: int | None, steps: int) -> int:
     if base is None:
         raise BranchoutError(
@@ -179,20 +205,26 @@ def _numbers(text: str) -> list[int]:
         raise BranchoutError(f"--seeds takes numbers separated by commas, such as 1,2,3; found {text!r}") from None
 
 
-def _executor(workers: int, dask: str | None) -> Any:
+@contextmanager
+def _executor(workers: int, dask: str | None) -> Iterator[tuple[Any, int]]:
+    """Whoever runs jobs elsewhere, and how many it runs at once."""
     if dask is None:
         import multiprocessing
         from concurrent.futures import ProcessPoolExecutor
 
-        return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            yield pool, workers
+        return
     try:
         from distributed import Client
     except ImportError:
         raise BranchoutError("--dask needs the extra 'cluster': pip install 'branchout[cluster]'") from None
     try:
-        return Client(dask, timeout=10).get_executor()
+        client = Client(dask, timeout=10)
     except OSError as error:
         raise BranchoutError(f"no Dask scheduler answers at {dask}: {error}") from None
+    with client, client.get_executor() as cluster:
+        yield cluster, sum(client.ncores().values())
 
 
 def _tell(done: Any) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +42,19 @@ NAMES = (
     "overlap-full",
 )
 CLUSTERED = ("overlap-random-clustered", "overlap-domain-clustered", "overlap-full")
+FROM_GIVEN = ("disjoint", "steps")
+"""Those that need nothing special of the base: whatever classes it has, the new ones are others."""
 FORMAT = "branchout-scenario-1"
+
+
+@dataclass(frozen=True)
+class Given:
+    """A base that is trained already, so that only the new classes are left to draw."""
+
+    classes: tuple[str, ...]
+    """In the order of its answers, which the scenario keeps."""
+    sides: Mapping[str, str] = field(default_factory=dict)
+    """Of classes of which it has seen only some samples: a digit per training sample, 0 if it was seen."""
 
 
 @dataclass(frozen=True)
@@ -146,11 +158,13 @@ def build(
     steps: int = 1,
     seed: int = 0,
     features: Floats | None = None,
+    given: Given | None = None,
 ) -> Scenario:
     """Draw a scenario: `base` classes (None: all that are left) and `novel` more at each of `steps` steps.
 
     `overlap` of the novel classes are base classes too, in the overlapping scenarios. Clustered scenarios need
-    `features`: one row per training sample, from a network trained on all classes.
+    `features`: one row per training sample, from a network trained on all classes. With a `given` base only the novel
+    classes are drawn.
     """
     if name not in NAMES:
         raise BranchoutError(f"no scenario is called {name!r}; known are: {', '.join(NAMES)}")
@@ -160,6 +174,8 @@ def build(
     if steps > 1 and name != "steps":
         raise BranchoutError(f"{steps} steps were asked for, and '{name}' has one; the scenario with many is 'steps'")
     rng = np.random.default_rng(seed)
+    if given is not None:
+        return _beside(given, name, dataset, base, novel, steps, seed, rng)
     if name == "overlap-style":
         return _style_change(dataset, base, novel, overlap, seed, rng)
 
@@ -188,6 +204,44 @@ def build(
         used = list(dict.fromkeys([*base_classes, *taught]))
         sides = _cluster(dataset.train, used, features, seed) if name in CLUSTERED else _halve(dataset.train, used, rng)
     return _plan(name, dataset, seed, branches, rng, sides=sides)
+
+
+def _beside(
+    given: Given,
+    name: str,
+    dataset: Dataset,
+    base: int | None,
+    novel: int,
+    steps: int,
+    seed: int,
+    rng: np.random.Generator,
+) -> Scenario:
+    """New classes for a base that is there already, drawn from those it does not know."""
+    if name not in FROM_GIVEN:
+        raise BranchoutError(
+            f"'{name}' decides which classes and images the base is trained on, and the base that was given has been "
+            f"trained. Scenarios that start from any base: {', '.join(FROM_GIVEN)}"
+        )
+    known = set(dataset.train.classes)
+    absent = [each for each in given.classes if each not in known]
+    if absent:
+        shown = ", ".join(absent[:5]) + (", …" if len(absent) > 5 else "")
+        raise BranchoutError(
+            f"{len(absent):,} of the base's {len(given.classes):,} classes have no training images in "
+            f"'{dataset.name}': {shown}. Give the data the base was trained on, new classes included"
+        )
+    if base not in (None, len(given.classes)):
+        raise BranchoutError(f"{base} base classes were asked for, and the base given has {len(given.classes)}")
+    rest = sorted(known - set(given.classes))
+    if novel * steps > len(rest):
+        raise BranchoutError(
+            f"{novel * steps} new classes were asked for, and '{dataset.name}' has {len(rest)} that the base does not "
+            "know; ask for fewer with --novel-classes, or add some to the data"
+        )
+    order = [rest[i] for i in rng.permutation(len(rest))]
+    taught = [order[t * novel : (t + 1) * novel] for t in range(steps)]
+    plan = _plan(name, dataset, seed, [given.classes, *taught], rng, sides=given.sides)
+    return replace(plan, branches=(given.classes, *plan.branches[1:]))
 
 
 def _pools(dataset: Dataset, *, by_domain: bool) -> tuple[list[str], list[str]]:

@@ -10,7 +10,7 @@ import pytest
 from helpers import BASE, NEW
 from PIL import Image
 
-from branchout import cli
+from branchout import api, cli
 from branchout.data.samples import Samples
 
 
@@ -67,6 +67,62 @@ def test_methods_in_a_scenario_of_ones_own(
     page = (tmp_path / "page.md").read_text()
     assert page.startswith(f"# Results on {folder.name}")
     assert page.count(".json)") == 7
+
+
+def test_methods_from_a_base_of_ones_own(
+    run: Callable[..., tuple[int, str, str]], folder: Path, base: api.Model, tmp_path: Path
+) -> None:
+    assert base.folder is not None
+    words = ["bench", "--data", folder, "--scenario", "disjoint", "--base", base.folder, "--novel-classes", "2"]
+    words += ["--epochs", "1", "--exemplars", "4", "--seeds", "1", "--method", "ncm", "--out", tmp_path]
+    status, told, complained = run(*words)
+    assert (status, complained) == (0, "")
+    assert f"disjoint-8+2-from-{base.folder.name} on {folder.name}, resnet10: 8 + 2" in told
+    row = json.loads(next(tmp_path.rglob("ncm-plain.json")).read_text())
+    assert row["settings"]["model"] == base.folder.name
+    assert (row["settings"]["width"], row["settings"]["size"]) == (4, 32)
+    status, _, complained = run(*words, "--width", "8")
+    assert status == 1
+    assert "the model that --base gives decides --width" in complained
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--scenario", "overlap-random-clustered"], "start from any base: disjoint, steps"),
+        (["--scenario", "disjoint-domain"], "start from any base: disjoint, steps"),
+        (["--scenario", "disjoint", "--novel-classes", "4"], "4 new classes were asked for, and"),
+        (["--scenario", "disjoint", "--base", "glyphs"], "of the base's 800 classes have no training images in"),
+        (["--scenario", "disjoint", "--base", "nowhere"], "there is no model nowhere"),
+        (["--scenario", "disjoint", "--base-classes", "8"], "the model that --base gives decides --base-classes"),
+        (["sota"], "a table has a base of its own, so --base goes with --scenario only"),
+    ],
+)
+def test_a_base_that_does_not_go_with_what_is_asked_for(
+    words: list[str],
+    said: str,
+    run: Callable[..., tuple[int, str, str]],
+    folder: Path,
+    base: api.Model,
+    tmp_path: Path,
+) -> None:
+    given = words if "--base" in words else [*words, "--base", str(base.folder)]
+    novel = [] if "--novel-classes" in words or "sota" in words else ["--novel-classes", "2"]
+    status, told, complained = run("bench", *given, *novel, "--method", "ncm", "--data", folder, "--out", tmp_path)
+    assert status == 1
+    assert said in complained
+    assert "Traceback" not in complained + told
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_several_processes_make_the_rows(
+    run: Callable[..., tuple[int, str, str]], folder: Path, tmp_path: Path
+) -> None:
+    words = ["bench", "--data", folder, "--scenario", "disjoint", "--base-classes", "8", *SMALL, "--out", tmp_path]
+    status, told, _ = run(*words, "--method", "ncm", "--method", "aper", "--workers", "2")
+    assert status == 0
+    assert "left out: aper" in told
+    assert len(list(tmp_path.rglob("ncm-*.json"))) == 4
 
 
 @pytest.mark.parametrize(

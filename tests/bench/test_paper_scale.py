@@ -132,14 +132,21 @@ def test_every_plan_is_the_papers(asked: Callable[..., list[Job]]) -> None:
 
 
 def test_the_figures_go_from_few_base_classes_to_800(asked: Callable[..., list[Job]]) -> None:
-    for figure, parts in (("fig-base-classes", {"fc", "layer4"}), ("fig-finetune-depth", {"fc", "layer4", "stem"})):
+    """Section 4.1 compares |Y_b| = 40, 100, 200 with 800, and frozen features with all of the network fine-tuned."""
+    for figure, parts in (("fig-base-classes", {"fc", "stem"}), ("fig-finetune-depth", {"fc", "layer4", "stem"})):
         jobs = asked(figure)
         kept = {job.plan.kept or 800 for job in jobs}
-        assert kept >= {100, 200, 800}
+        assert kept == {40, 100, 200, 800}
         assert all((job.plan.scenario, job.plan.base, job.plan.novel) == ("disjoint", 800, 40) for job in jobs)
         assert {job.plan.arch for job in jobs} == {"resnet10"}
         assert {f"alone-{part}" for part in parts} <= {job.contender for job in jobs}
     assert {job.table for job in asked("fig-design-space")} == {"disjoint-40"}
+
+
+def test_one_table_alone_has_all_its_networks(asked: Callable[..., list[Job]]) -> None:
+    for name in ("disjoint-40", "multistep", "overlap-full", "disjoint-200"):
+        assert tuple(dict.fromkeys(job.plan.arch for job in asked(name))) == SIZES[name][0]
+    assert {job.plan.arch for job in asked("disjoint-40", "--arch", "resnet18")} == {"resnet18"}
 
 
 def test_what_is_drawn_by_chance_is_drawn_three_times(asked: Callable[..., list[Job]]) -> None:
@@ -248,7 +255,7 @@ def test_what_is_drawn_has_the_papers_sizes(name: str, dataset: Dataset) -> None
 
 # The command, from the folder to the rows. Only epochs, width and size are less than the paper's.
 
-LESS = ("--scale", "paper", "--epochs", "1", "--width", "4", "--exemplars", "1", "--seeds", "1")
+LESS = ("--scale", "paper", "--arch", "resnet10", "--epochs", "1", "--width", "4", "--exemplars", "1", "--seeds", "1")
 
 
 def rows_of(out: Path, table: str, method: str) -> list[dict[str, Any]]:

@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,14 +18,16 @@ import torch
 from helpers import BASE, CPU, NEW
 from PIL import Image
 
+from branchout.bench import experiment as module
 from branchout.bench.contenders import GOALS, contender_named, measure, why_not
 from branchout.bench.experiment import Experiment, Plan
-from branchout.bench.run import Job, run, run_all
+from branchout.bench.run import Job, grouped, run, run_all, run_group
 from branchout.data.benchmarks import resolve
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
 from branchout.metrics import accuracies
+from branchout.train.features import extract
 from branchout.train.recipes import PAPER, Optimisation
 
 PLAN = Plan(
@@ -157,6 +160,45 @@ def test_a_contender_that_does_not_apply_says_why() -> None:
     assert "one step" in (why_not(only_apart, LabelSpace.of("abc", "d", "e")) or "")
 
 
+def test_features_are_made_once_and_count_for_everyone(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = experiment.branched(1, PAPER.stage_one)
+    kept = experiment.memory(1, 3)
+    asked = {"views": 2, "seed": 3}
+    direct = extract(model, experiment.images(kept), **asked, device=CPU)  # type: ignore[arg-type]
+    assert torch.equal(experiment.features(model, kept, **asked), direct)
+    monkeypatch.setattr(module, "extract", lambda *a, **k: pytest.fail("made again"))
+    before = experiment.now()
+    again = experiment.features(experiment.branched(1, PAPER.stage_one)[0], kept, **asked)
+    assert torch.equal(again, direct)
+    took = next(took for found, took in experiment._features.values() if found is again)
+    assert experiment.now() - before > took > 0
+    for other, change in ((kept, {"seed": 4}), (kept, {"views": 3}), (experiment.given(1), {})):
+        with pytest.raises(pytest.fail.Exception, match="made again"):
+            experiment.features(model, other, **{**asked, **change})
+    with pytest.raises(pytest.fail.Exception, match="made again"):
+        experiment.features(experiment.base, kept, **asked)
+
+
+def test_features_that_would_take_too_much_memory_are_made_again(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment._features.clear()
+    tables = [experiment.memory(1, seed) for seed in (5, 6, 7)]
+    size = experiment.features(experiment.base, tables[0]).nbytes
+    monkeypatch.setattr(module, "KEPT_FEATURES", 2 * size)
+    for each in tables[1:]:
+        experiment.features(experiment.base, each)
+    left = [key[2] for key in experiment._features]
+    assert left == [each.fingerprint() for each in tables[1:]]
+
+
+def test_heads_are_trained_as_long_as_stage_two(folder: Path) -> None:
+    dataset = resolve(str(folder))
+    for epochs, expected in ((None, 10), (3, 3)):
+        task = Experiment(replace(PLAN, fusion_epochs=epochs), dataset, device=CPU).task(1, 1)
+        assert task.heads == replace(PAPER.stage_two.optimisation, epochs=expected)
+
+
 # Running.
 
 
@@ -268,13 +310,57 @@ def test_two_runners_share_the_work(folder: Path, experiment: Experiment, tmp_pa
     assert set(written) == {path for each in jobs for path in each.files().values()}
 
 
+def test_workers_get_whole_experiments_as_long_as_there_are_enough(folder: Path, tmp_path: Path) -> None:
+    plans = [replace(PLAN, split=split) for split in (1, 2, 3)]
+    jobs = [job(folder, tmp_path, name, plan) for name in ("ncm", "fecam") for plan in plans]
+    whole = [[(each.contender, each.plan.split) for each in group] for group in grouped(jobs, 3)]
+    assert whole == [[(name, split) for name in ("ncm", "fecam")] for split in (1, 2, 3)]
+    assert grouped(jobs, 2) == grouped(jobs, 3)
+    assert grouped(jobs, 4) == [[each] for each in jobs]
+
+
+def test_a_group_opens_its_experiment_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import branchout.bench.run as module
+
+    opened: list[str] = []
+    monkeypatch.setattr(module, "resolve", lambda data: opened.append(data) or resolve(data))
+    jobs = [job(folder, tmp_path, name, seeds=(1,)) for name in ("ncm", "logitcat-max", "logitcat-average")]
+    module._experiment.cache_clear()
+    assert [done.job for done in run_group(jobs)] == jobs
+    assert opened == [str(folder)]
+    assert not [each for each in jobs if each.missing()]
+
+
+def test_rows_that_are_there_are_no_work_for_workers(folder: Path, experiment: Experiment, tmp_path: Path) -> None:
+    there, absent = (job(folder, tmp_path, name, seeds=(1,)) for name in ("ncm", "logitcat-max"))
+    run(there, {(str(folder), PLAN): experiment})
+
+    class Handed(ThreadPoolExecutor):
+        handed: ClassVar[list[list[Job]]] = []
+
+        def submit(self, function: Any, /, *words: Any, **options: Any) -> Any:
+            self.handed.append(*words)
+            return super().submit(function, *words, **options)
+
+    with Handed(1) as pool:
+        finished = run_all([there, absent], executor=pool, workers=1)
+    assert Handed.handed == [[absent]]
+    assert {done.job.contender: bool(done.written) for done in finished} == {"ncm": False, "logitcat-max": True}
+
+
 def test_rows_can_be_made_by_a_dask_cluster(folder: Path, experiment: Experiment, tmp_path: Path) -> None:
-    from distributed import Client, LocalCluster
+    from distributed import LocalCluster
+
+    from branchout.cli.bench import _executor
 
     assert experiment.base is not None
     jobs = [job(folder, tmp_path, name, seeds=(1,)) for name in ("ncm", "logitcat-max")]
-    with LocalCluster(1, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
-        finished = run_all(jobs, executor=client.get_executor())
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
+        _executor(4, cluster.scheduler_address) as (executor, workers),
+    ):
+        assert workers == 1  # the cluster's, whatever is said of processes
+        finished = run_all(jobs, executor=executor, workers=workers)
     assert not [each for each in jobs if each.missing()]
     assert {done.job.contender for done in finished} == {"ncm", "logitcat-max"}
 

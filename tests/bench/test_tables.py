@@ -10,7 +10,17 @@ import pytest
 from branchout.bench.contenders import contender_named, contenders
 from branchout.bench.experiment import Plan
 from branchout.bench.run import Job
-from branchout.bench.tables import fitted_to, jobs_for, plan_for, scale_of, scheduled, table_named, tables
+from branchout.bench.tables import (
+    experiments_of,
+    fitted_to,
+    jobs_for,
+    networks_of,
+    plan_for,
+    scale_of,
+    scheduled,
+    table_named,
+    tables,
+)
 from branchout.data.dataset import Dataset
 from branchout.data.samples import Samples
 from branchout.data.scenarios import NAMES
@@ -94,8 +104,25 @@ def test_schedules_have_names(dataset: Dataset) -> None:
     assert long.network.epochs == 160
     short = scheduled(plan, "paper", 3)
     assert (short.pretraining.lr, short.pretraining.epochs, short.network.epochs, short.epochs) == (0.1, 3, 3, 3)
+    assert short.fusion_epochs == 3
     with pytest.raises(BranchoutError, match="no schedule is called 'slow'; known are: fast, paper, published"):
         scheduled(plan, "slow", None)
+
+
+def test_a_dataset_may_have_fewer_networks_than_a_table(dataset: Dataset, train: Samples, val: Samples) -> None:
+    for name in ("sota", "disjoint-40"):
+        assert networks_of(table_named(name), dataset) == ("resnet10",)
+    assert networks_of(table_named("sota"), Dataset("imagenet-1k", train, val)) == ("resnet10", "resnet18")
+
+
+def test_the_figures_have_the_papers_numbers_of_base_classes(dataset: Dataset) -> None:
+    plans = experiments_of(table_named("fig-base-classes"), dataset)
+    assert {name: plan.kept for name, plan in plans.items()} == {
+        "base-classes-40": 40,
+        "base-classes-100": 100,
+        "base-classes-200": 200,
+        "base-classes-800": None,
+    }
 
 
 def test_names_that_mean_nothing_are_answered_with_near_ones() -> None:

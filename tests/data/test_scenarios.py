@@ -12,7 +12,7 @@ from branchout.data import scenarios
 from branchout.data.dataset import Dataset
 from branchout.data.glyphs import glyphs
 from branchout.data.samples import ArrayPixels, Samples
-from branchout.data.scenarios import NAMES, Scenario, build
+from branchout.data.scenarios import FROM_GIVEN, NAMES, Given, Scenario, build
 from branchout.errors import BranchoutError
 
 
@@ -182,6 +182,51 @@ def test_other_samples_are_refused(data: Dataset) -> None:
     plan = build("disjoint", data, base=20, novel=8)
     with pytest.raises(BranchoutError, match="made from other samples"):
         plan.train(glyphs(train_per_class=6, val_per_class=4))
+
+
+# A base that is there already.
+
+
+@pytest.mark.parametrize(("name", "steps"), [("disjoint", 1), ("steps", 3)])
+def test_new_classes_are_drawn_beside_a_base_that_is_given(data: Dataset, name: str, steps: int) -> None:
+    known = tuple(data.train.classes[n] for n in np.random.default_rng(4).permutation(len(data.train.classes))[:30])
+    half = "01" * 6
+    plans = [
+        build(name, data, novel=5, steps=steps, seed=seed, given=Given(known, {known[7]: half})) for seed in (1, 1, 2)
+    ]
+    assert plans[0] == plans[1]
+    assert plans[0].branches[1:] != plans[2].branches[1:]
+    for plan in plans:
+        base, *later = plan.branches
+        assert base == known  # in the order of the model's answers, whatever the alphabet says
+        assert [len(names) for names in later] == [5] * steps
+        assert len({each for names in later for each in names} - set(known)) == 5 * steps
+    train = plans[0].train(data)
+    seen = train.select(train.origin == 0)
+    assert seen.counts() == {each: 6 if each == known[7] else 12 for each in sorted(known)}
+    of_class = data.train.of_classes([known[7]])
+    assert sorted(seen.of_classes([known[7]]).ids) == sorted(of_class.ids.tolist())[::2]
+    assert set(train.select(train.origin > 0).counts().values()) == {12}
+
+
+def test_a_base_that_is_given_must_go_with_the_data_and_the_scenario(data: Dataset) -> None:
+    known = data.train.classes[:20]
+    for name in set(NAMES) - set(FROM_GIVEN):
+        with pytest.raises(BranchoutError, match=rf"'{name}' decides .*start from any base: disjoint, steps"):
+            build(name, data, novel=5, given=Given(known))
+    for options, words in (
+        (
+            {"novel": 5, "given": Given((*known, "robin", "wren"))},
+            "2 of the base's 22 classes .* 'glyphs': robin, wren",
+        ),
+        ({"novel": 5, "base": 19, "given": Given(known)}, "19 base classes were asked for, and the base given has 20"),
+        (
+            {"novel": 5000, "given": Given(known)},
+            r"5000 new classes were asked for, and 'glyphs' has \d+ that the base",
+        ),
+    ):
+        with pytest.raises(BranchoutError, match=words):
+            build("disjoint", data, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
