@@ -38,6 +38,10 @@ KINDS = ("rival", "fusion", "ours", "joint")
 VERDICTS = ("holds", "does not hold", "holds so far", "not measured")
 
 
+OUTDATED = "†"
+"""Marks rows with a field `outdated`: what has changed in the method since they were measured."""
+
+
 @dataclass(frozen=True)
 class Line:
     """One line of a table: what the paper says, what was measured, and where that is written."""
@@ -109,7 +113,9 @@ class Section:
             size += f" in {about['steps']} steps"
         bases = ", ".join(sorted({number(row["base_model"]) for row in self.measured}))
         hardware = ", ".join(sorted({row["hardware"] for row in self.measured}))
-        return f"{size}; base model {bases} on its own classes. Measured on {hardware}."
+        outdated = sorted({row["outdated"] for row in self.measured if row.get("outdated")})
+        marked = f" {OUTDATED} To be measured again, because since then: {'; '.join(outdated)}." if outdated else ""
+        return f"{size}; base model {bases} on its own classes. Measured on {hardware}.{marked}"
 
 
 @dataclass(frozen=True)
@@ -323,6 +329,8 @@ def _line(
     elif label is None:
         fold = "" if contender.name == "score-fusion-branchout" else "variant"
         label = f"{contender.label}: {BEST.get(point, point)}"
+    if row is not None and row.get("outdated"):
+        label = f"{label} {OUTDATED}"
     return Line(label, told, row, path, kind, contender.baseline is not None and contender.baseline.oracle, fold)
 
 

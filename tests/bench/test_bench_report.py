@@ -182,6 +182,16 @@ def test_a_dataset_without_rows_is_answered_with_those_that_have_some(out: Path)
         read(out)
 
 
+def test_a_row_of_an_earlier_version_is_marked_and_says_why(out: Path) -> None:
+    assert "†" not in markdown(report(out, "toys"))
+    place = out / PLACE / "bic-plain.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), "outdated": "its bias layer was mended"}))
+    text = markdown(report(out, "toys"))
+    assert re.search(r"^\| BiC † \|.* 58\.1 \|", text, re.MULTILINE)
+    assert "† To be measured again, because since then: its bias layer was mended." in text
+    assert "LwF †" not in text
+
+
 def test_misprints_are_named_by_the_papers_tables() -> None:
     told = dict(misprints())
     assert len(told) == 3
