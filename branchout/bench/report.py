@@ -181,8 +181,11 @@ def read(out: Path) -> dict[Path, Row]:
             raise BranchoutError(
                 f"{path} cannot be read as a row ({error}); delete it and run its table again"
             ) from None
+        place = path.relative_to(out)
         if isinstance(row, dict) and "table" in row and "metrics" in row:
-            found[path.relative_to(out)] = row
+            found[place] = row
+        elif len(place.parts) == 4:  # where rows are: dataset, table, network
+            raise BranchoutError(f"{path} cannot be read as a row; delete it and run its table again")
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,12 +29,14 @@ def bench(
     base: Annotated[
         str | None, typer.Option(help="With --scenario: a saved model that is the base, instead of training one.")
     ] = None,
-    base_classes: Annotated[int | None, typer.Option(help="Base classes; all that are left if not given.")] = None,
+    base_classes: Annotated[
+        int | None, typer.Option(min=1, help="Base classes; all that are left if not given.")
+    ] = None,
     novel_classes: Annotated[
-        int | None, typer.Option(help="New classes at each step; an even share of the rest if not given.")
+        int | None, typer.Option(min=1, help="New classes at each step; an even share of the rest if not given.")
     ] = None,
     overlap: Annotated[
-        int | None, typer.Option(help="How many new classes are base classes too; 5 if not given.")
+        int | None, typer.Option(min=1, help="How many new classes are base classes too; 5 if not given.")
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Number of steps, for the scenario 'steps'.")] = None,
     scale: Annotated[str | None, typer.Option(help="Sizes of a table: paper, tiny-imagenet-200, glyphs.")] = None,
@@ -72,6 +74,8 @@ def bench(
     from branchout.bench import tables
     from branchout.bench.contenders import contender_named
     from branchout.bench.experiment import Plan
+    from branchout.data.scenarios import NAMES
+    from branchout.model.resnet import ARCHITECTURES
     from branchout.show import progress
 
     if (table is None) == (scenario is None):
@@ -86,12 +90,16 @@ def bench(
             if table
             else "--scale is for tables; a scenario takes --base-classes and --novel-classes"
         )
+    if exemplars and memory_total:
+        raise BranchoutError("--memory-total stands for a number a class, so leave --exemplars out, or the other")
     for name in method or ():
         contender_named(name)  # a typo is answered before anything is loaded
+    _known("scenario", scenario, NAMES)
+    _known("architecture", arch, ARCHITECTURES)
+    numbers = _numbers(seeds)
     dataset = open_dataset(data)
     changes: dict[str, Any] = {"arch": arch, "width": width, "size": size, "exemplars": exemplars}
     changes |= {"total": memory_total, "split": split}
-    numbers = _numbers(seeds)
     jobs: list[Any] = []
     if table is not None:
         every = tables.tables() | tables.figures()
@@ -122,6 +130,7 @@ def bench(
         jobs = tables.jobs_for(
             data, dataset, experiment, tables.scheduled(plan, schedule, epochs), method, numbers, out
         )
+    _make_folder(out)
     if workers > 1 or dask:
         with _executor(workers, dask) as (executor, number):
             done = runner.run_all(jobs, executor=executor, workers=number, on_done=_tell)
@@ -144,6 +153,9 @@ def _list() -> None:
     for table in (tables() | figures()).values():
         shown.add_row(table.name, table.title, ", ".join(table.archs))
     console.print(shown)
+    from branchout.data.scenarios import NAMES
+
+    console.print(f"scenarios: {', '.join(NAMES)}\n", highlight=False)
     shown = Table(title="methods", title_justify="left")
     for heading in ("name", "what it is"):
         shown.add_column(heading)
@@ -200,9 +212,31 @@ def _even_share(dataset: Any, base: int | None, steps: int) -> int:
 
 def _numbers(text: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",")]
+        numbers = [int(part) for part in text.split(",")]
     except ValueError:
         raise BranchoutError(f"--seeds takes numbers separated by commas, such as 1,2,3; found {text!r}") from None
+    if len(set(numbers)) < len(numbers):
+        raise BranchoutError(f"--seeds names a seed twice, which would make the spread too small; found {text!r}")
+    return numbers
+
+
+def _known(what: str, name: str | None, names: Iterable[str]) -> None:
+    from difflib import get_close_matches
+
+    if name is not None and name not in names:
+        near = get_close_matches(name, names, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ";"
+        raise BranchoutError(f"no {what} is called {name!r}{hint} Known are: {', '.join(names)}")
+
+
+def _make_folder(out: Path) -> None:
+    from branchout.files import check_place
+
+    check_place(out / "row.json")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BranchoutError(f"{out} cannot be made: {error.strerror}; name another folder with --out") from None
 
 
 @contextmanager
@@ -213,7 +247,14 @@ def _executor(workers: int, dask: str | None) -> Iterator[tuple[Any, int]]:
         from concurrent.futures import ProcessPoolExecutor
 
         with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-            yield pool, workers
+            try:
+                yield pool, workers
+            except KeyboardInterrupt:
+                # They would go on to the end of their rows. What they have not written is simply missing.
+                for process in list((pool._processes or {}).values()):
+                    process.terminate()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
         return
     try:
         from distributed import Client

@@ -1,7 +1,10 @@
 """The bench from the command line."""
 
 import json
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,6 +128,27 @@ def test_several_processes_make_the_rows(
     assert len(list(tmp_path.rglob("ncm-*.json"))) == 4
 
 
+def test_interrupted_its_processes_stop_too(folder: Path, tmp_path: Path) -> None:
+    words = ["bench", "--data", folder, "--scenario", "disjoint", "--base-classes", "8", "--novel-classes", "3"]
+    words += ["--width", "4", "--size", "32", "--epochs", "4000", "--method", "finetune", "--method", "lwf"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "branchout", *map(str, words), "--workers", "2", "--out", str(tmp_path)],
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        start_new_session=True,
+    )
+    until = time.monotonic() + 100
+    while not list(tmp_path.rglob(".finetune.lock")) and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, complained = process.communicate(timeout=60)  # which also waits for the pipe that its processes hold
+    assert process.returncode == 130
+    assert "stopped" in complained
+    assert "Traceback" not in complained
+    assert not list(tmp_path.rglob("*.json"))
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -142,6 +166,12 @@ def test_several_processes_make_the_rows(
         (["--scenario", "disjoint", "--scale", "paper", "--method", "ncm"], "--scale is for tables"),
         (["sota", "--data", "nowhere"], "no dataset 'nowhere'"),
         (["report", "--out", "empty"], "holds no rows"),
+        (["--scenario", "disjiont", "--base-classes", "8", "--method", "ncm"], "did you mean disjoint?"),
+        (["sota", "--arch", "resnet19"], "no architecture is called 'resnet19'; did you mean resnet18?"),
+        (["sota", "--seeds", "1,1"], "--seeds names a seed twice"),
+        (["sota", "--exemplars", "5", "--memory-total", "50"], "leave --exemplars out"),
+        (["--scenario", "disjoint", "--base-classes", "8", "--method", "ncm", "--out", "/proc/x"], "cannot be"),
+        (["--scenario", "disjoint", "--base-classes", "8", "--method", "ncm", "--out", __file__], "not a folder"),
     ],
 )
 def test_what_cannot_be_run_is_said_at_once(
