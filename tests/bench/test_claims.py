@@ -115,7 +115,7 @@ def test_spread_is_told_where_seeds_are_several_and_differences_within_it_are_ma
     rows[ours] |= {"seeds": [1, 2, 3], "std": {"all": 0.7}}
     rows[joint] |= {"seeds": [1], "std": {"all": 0.0}}  # of one seed it would mean nothing
     numbers = judged("paper", rows)["near-joint"].cases[0].numbers
-    assert numbers.startswith("all 63.2 ± 0.7 against 63.8 (closer than the spread over seeds)")
+    assert numbers.startswith("all 63.2 ± 0.7 against 63.8 (too close to tell apart)")
     rows[ours]["std"] = {"all": 0.2}
     assert "closer" not in judged("paper", rows)["near-joint"].cases[0].numbers
 
