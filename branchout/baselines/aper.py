@@ -81,6 +81,11 @@ class Doubled(nn.Module):
         images = task.images(samples)
         return torch.cat([self.features(pictures) for pictures in images.plain(in_order(len(images), 500))])
 
+    def stored(self) -> int:
+        """Numbers that it takes to answer, beside the two networks."""
+        assert self.head is not None
+        return self.head.stored()
+
     def forward(self, pictures: Tensor) -> Tensor:
         assert self.head is not None
         return self.head(self.features(pictures))  # type: ignore[no-any-return]

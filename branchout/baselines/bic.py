@@ -4,9 +4,10 @@ FA+BiC does the same to the logits of the paper's new branch, which never touche
 
 Source: Wu et al., CVPR 2019; λ = old/(old + new), temperature 2, and a tenth of the exemplars held out are theirs.
 FA+BiC: the paper's section 5.2 (Wu et al., CVPR 2022). Departures: the two numbers are found by Newton-like descent to
-the optimum (their loss is convex) with a slight pull to 1 and 0, not by a fixed number of steps. In FA+BiC no exemplar
-trained the branch, so all are used, and as the branches are given anew at each step all their numbers are fitted
-together.
+the optimum, not by a fixed number of steps, with a slight pull to 1 and 0. In BiC their loss is convex; in FA+BiC it is
+so only while classes do not overlap, since a class of several columns enters as the largest of them, and what is found
+may be a local optimum. In FA+BiC no exemplar trained the branch, so all are used, and as the branches are given anew at
+each step all their numbers are fitted together.
 """
 
 from __future__ import annotations

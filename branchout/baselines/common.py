@@ -63,6 +63,8 @@ class Task:
     """Trains a network as the base was trained, or finds one that was trained on the same images before."""
     features: Callable[[Classifier, Samples, int, int], Tensor] | None = None
     """Features by model, pictures, number of views and seed, or finds those that another method has asked for."""
+    augmented: str | None = None
+    """The name of an augmentation for all training, if not the one that the kind of picture declares."""
     seed: int = 0
     device: torch.device = field(default_factory=best_device)
     report: Report = silent
@@ -74,12 +76,12 @@ class Task:
     @property
     def augmentation(self) -> Augmentation:
         """Of pictures that train a network: as in our stage I."""
-        return augment.for_kind(self.kind, self.size, few=True)
+        return augment.for_kind(self.kind, self.size, few=True, named=self.augmented)
 
     @property
     def head_augmentation(self) -> Augmentation:
         """Of pictures whose cached features train a head: as in our stage II."""
-        return augment.for_kind(self.kind, self.size)
+        return augment.for_kind(self.kind, self.size, named=self.augmented)
 
     def labels(self, samples: Samples) -> Ints:
         """Class numbers of `space`."""

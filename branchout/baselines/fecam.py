@@ -42,6 +42,11 @@ class Clouds(nn.Module):
         self.shared = shared
         self.pooler = Pooler(space, "max")
 
+    def stored(self) -> int:
+        """Numbers that it takes to answer, beside the network: a shape that all classes share is one."""
+        shapes = self.precisions[:1] if self.shared else self.precisions
+        return self.means.numel() + shapes.numel()
+
     def forward(self, features: Tensor) -> Tensor:
         x = F.normalize(transformed(features.flatten(1), self.tukey), dim=1)
         return self.pooler(-squared_distances(x, F.normalize(self.means, dim=1), self.precisions))  # type: ignore[no-any-return]

@@ -4,9 +4,11 @@ near the class's.
 
 Source: Rebuffi et al., CVPR 2017. Departures: cross-entropy and distillation (temperature 2) over a softmax, as Hou et
 al. (CVPR 2019) and later tables have it, instead of one sigmoid a class: logits of a base that was trained with a
-softmax are no odds. With a sigmoid for each class the old ones, which are distilled, outweigh the new by their number;
-so the two terms weigh λ = old/(old + new) and 1 − λ here. Exemplars of earlier classes are those the task gives; `kept`
-names the ones herded of the new.
+softmax are no odds. Hou et al. let the two weigh the same; here they weigh 1 − λ and λ = old/(old + new), as in BiC and
+WA: with ten exemplars a class and many old classes equal weights forget more than the original's sigmoids, of which the
+old ones, all distilled, outweigh the new by their number. Exemplars of earlier classes are those the task gives; `kept`
+names the ones herded of the new. Means are of as many exemplars as the step was given: under a memory of fixed size the
+new classes take their share of it only afterwards, and the task does not say how large that will be.
 """
 
 from __future__ import annotations
@@ -34,6 +36,10 @@ class NearestMean(nn.Module):
         self.network = network
         self.register_buffer("means", means)
         self.kept = kept
+
+    def stored(self) -> int:
+        """Numbers that it takes to answer, beside the network; its exemplars are for later steps."""
+        return self.means.numel()
 
     def forward(self, pictures: Tensor) -> Tensor:
         return NORM**2 * F.normalize(self.network.features(pictures), dim=1) @ self.means.T

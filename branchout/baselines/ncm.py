@@ -31,6 +31,10 @@ class NearestMean(nn.Module):
         self.register_buffer("means", means)
         self.pooler = Pooler(space, "max")
 
+    def stored(self) -> int:
+        """Numbers that it takes to answer, beside the network."""
+        return self.means.numel()
+
     def forward(self, features: Tensor) -> Tensor:
         return self.pooler(to_norm(features.flatten(1)) @ to_norm(self.means).T)  # type: ignore[no-any-return]
 

@@ -3,11 +3,14 @@ teacher's, stage by stage (POD-spatial), and so must its features (POD-flat). Ea
 from its images and fine-tuned on balanced data at the end, and scores by its similarity to those of them that are near.
 
 Source: Douillard et al., ECCV 2020; weights (3 and 1 for small images, 8 and 10 for large ones, times √(all/new
-classes)), ten proxies, frozen old proxies and the last 20 epochs are from their published experiments. There the margin
-is taken off all similarities alike and so cancels; the loss here is the one they measured. Departures: stages are
-compared after their last ReLU, as our networks have it; proxies of the base's classes start as copies of its rows, and
-the scale η as the base's 16; half the proxies of a class that comes again are imprinted anew; the last epochs see
-cached views.
+classes)), ten proxies, frozen old proxies and the last 20 epochs, of proxies alone, are from their published
+experiments. There the margin is taken off all similarities alike and so cancels; the loss here is the one they
+measured. Their similarity is minus the squared distance of unit vectors, 2·cos − 2: so proxies are weighed by a softmax
+of 2·cos, and our η is twice theirs. Departures: stages are compared after their last ReLU, as our networks have it, and
+features are theirs, before it, only of a network built with `last_relu=False`; proxies of the base's classes are its
+rows, set apart as the class's exemplars are, and the scale η starts as 16. That makes the logits of a cosine base
+nearly its own; a linear base loses its bias and the lengths of its rows, so its logits at the first step are not what
+they were. Half the proxies of a class that comes again are imprinted anew; the last epochs see cached views.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ from branchout.train.recipes import Optimisation, fitted
 PROXIES = 10
 SPATIAL, FLAT = (3.0, 8.0), (1.0, 10.0)
 """Weights of the two distillation terms for small and for large images."""
+JITTER = 0.05
+"""How far apart, for their length, proxies start that would otherwise be the same."""
 LAST_EPOCHS = (
     Optimisation(epochs=20, lr=0.05, batch=128, weight_decay=5e-4, schedule="constant"),
     Optimisation(epochs=20, lr=0.01, batch=64, weight_decay=1e-4, schedule="constant"),
@@ -58,7 +63,7 @@ class LocalSimilarity(nn.Module):
             proxies = torch.where(learning[:, None, None], proxies, proxies.detach())
         cosines = F.normalize(h, dim=1) @ F.normalize(proxies, dim=2).flatten(0, 1).T
         cosines = cosines.view(len(h), *proxies.shape[:2])
-        return self.eta * (cosines * cosines.softmax(2)).sum(2)
+        return self.eta * (cosines * (2 * cosines).softmax(2)).sum(2)
 
 
 class PodNetwork(nn.Module):
@@ -96,6 +101,9 @@ class PodNetwork(nn.Module):
 def learn(before: Classifier | Network | PodNetwork, task: Task) -> PodNetwork:
     heads.seeded(task)
     teacher = cast(PodNetwork, frozen_copy(_opened(before))).to(task.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if not isinstance(before, PodNetwork):
+        with torch.no_grad():
+            teacher.head.proxies.copy_(set_apart(teacher, task))
     backbone = copy.deepcopy(teacher.backbone).requires_grad_(True)
     network = PodNetwork(backbone, LocalSimilarity(imprinted(teacher, task), teacher.head.eta.item()))
     large = int(task.size > SMALL)
@@ -116,7 +124,7 @@ def learn(before: Classifier | Network | PodNetwork, task: Task) -> PodNetwork:
 
 
 def _opened(before: Classifier | Network | PodNetwork) -> PodNetwork:
-    """A model as PODNet sees it: rows become proxies."""
+    """A model as PODNet sees it: rows become proxies, all those of a class alike, and a linear head's bias is lost."""
     if isinstance(before, PodNetwork):
         return before
     network = Network.of(before)
@@ -164,12 +172,34 @@ def imprinted(teacher: PodNetwork, task: Task) -> Tensor:
     return F.normalize(proxies, dim=2)
 
 
+def set_apart(opened: PodNetwork, task: Task) -> Tensor:
+    """Proxies of an opened base that differ: around their class's row as the centres of its exemplars around theirs.
+
+    Equal ones would have equal gradients and stay equal for ever.
+    """
+    rows = F.normalize(opened.head.proxies.detach()[:, 0], dim=1)
+    proxies = torch.empty_like(opened.head.proxies)
+    known = task.memory
+    u = F.normalize(whole.plain(opened.features, task, known), dim=1).cpu().numpy() if len(known) else np.zeros((0, 0))
+    labels = task.labels(known) if len(known) else np.zeros(0, dtype=np.int64)
+    rng = np.random.default_rng(seed_for(task.seed, task.step, 1))
+    for label, row in enumerate(rows):
+        own = u[labels == label]
+        centres = _centres(own if len(own) else row[None].cpu().numpy(), PROXIES, rng)
+        proxies[label] = row + torch.from_numpy(centres - centres.mean(0)).to(row)
+    return F.normalize(proxies, dim=2)
+
+
 def _centres(rows: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarray:
-    """`number` centres of K-Means; of few rows the rows themselves, over and over."""
+    """`number` centres of K-Means; of few rows the rows themselves, then rows near them: no two may be the same."""
     from scipy.cluster.vq import kmeans2
 
     if len(rows) <= number:
-        return np.resize(rows, (number, rows.shape[1]))
+        centres = np.resize(rows, (number, rows.shape[1])).astype(np.float64)
+        again = centres[len(rows) :]
+        noise = rng.normal(size=again.shape) / np.sqrt(again.shape[1])
+        again += JITTER * np.linalg.norm(again, axis=1, keepdims=True) * noise
+        return centres
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a centre that loses all its rows stays where it was, and may
         centres, _ = kmeans2(rows.astype(np.float64), number, minit="++", rng=rng)
@@ -177,7 +207,10 @@ def _centres(rows: np.ndarray, number: int, rng: np.random.Generator) -> np.ndar
 
 
 def tune_head(network: PodNetwork, task: Task, optimisation: Optimisation) -> None:
-    """The last epochs: proxies of all classes on frozen features of as many images of each class as of any other."""
+    """The last epochs: proxies of all classes on frozen features of as many images of each class as of any other.
+
+    The scale η stays what it is.
+    """
     samples = heads.balanced(task)
     labels, origin = (torch.from_numpy(column).to(task.device) for column in (task.labels(samples), samples.origin))
     data = Cached(whole.views_of(network.features, task, samples).unsqueeze(2), labels, origin)
@@ -187,6 +220,7 @@ def tune_head(network: PodNetwork, task: Task, optimisation: Optimisation) -> No
         return nca(network.head(h.squeeze(1)), target)
 
     task = replace(task, heads=fitted(optimisation, len(samples)))
+    network.head.eta.requires_grad_(False)
     heads.train(network.head, task, data, heads.class_by_class(task, data), loss_of)
 
 

@@ -33,5 +33,13 @@ def learn(before: Classifier | Padded, task: Task) -> Padded:
 
 
 METHODS = (
-    Method("pretrained", "pre-trained model", learn, on="base", dial=False, note="knows the base's classes only"),
+    Method(
+        "pretrained",
+        "pre-trained model",
+        learn,
+        on="base",
+        dial=False,
+        seeded=False,
+        note="knows the base's classes only",
+    ),
 )

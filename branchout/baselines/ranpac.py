@@ -46,6 +46,10 @@ class Projected(nn.Module):
         self.register_buffer("moments", moments)
         self.register_buffer("weight", weight)
 
+    def stored(self) -> int:
+        """Numbers that it takes to answer, beside the network; the sums are for later steps."""
+        return self.projection.numel() + self.weight.numel()
+
     def forward(self, features: Tensor) -> Tensor:
         return F.relu(features.flatten(1) @ self.projection) @ self.weight
 

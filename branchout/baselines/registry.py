@@ -56,6 +56,8 @@ class Method:
     """Sees all training images of all classes."""
     anew: bool = False
     """Starts from nothing at every step, so that what it is after the last step can be had without those before."""
+    seeded: bool = True
+    """Something in it is drawn, or hangs on which exemplars were: every seed gives another result."""
     note: str = ""
     """Where it does not apply, and why."""
 

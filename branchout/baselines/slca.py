@@ -47,6 +47,10 @@ class Aligned(nn.Module):
         self.register_buffer("factors", factors)
         self.register_buffer("shared", shared)
 
+    def stored(self) -> int:
+        """Numbers that it takes to answer, beside the network and a head: none, for Gaussians are for later steps."""
+        return 0
+
     def forward(self, features: Tensor) -> Tensor:
         return self.pooler(self.head(features.flatten(1)))  # type: ignore[no-any-return]
 

@@ -4,8 +4,10 @@ same to the head of the paper's new branch, which never touched the old ones.
 
 Source: Zhao et al., CVPR 2020; λ = old/(old + new) and temperature 2 are theirs. FA+WA: the paper's section 5.2 (Wu et
 al., CVPR 2022). Departures: lengths must count, which a cosine head's do not. So it goes on as linear rows without bias
-that read the same normalised features and start where they give the same logits: in WA with the network, in FA+WA on
-frozen features of the new images. New rows of WA are imprinted, and none are clipped at zero, where a base's are not.
+that read the same normalised features and start where they give the same logits: in WA with the network, features being
+16 long and rows 1; in FA+WA on frozen features of the new images, both 4 long. New rows of WA are imprinted instead of
+drawn at random. Rows are not kept at or above zero, as theirs are after every step: those of a base trained without
+that are not, and would lose much of what they know.
 """
 
 from __future__ import annotations
@@ -28,33 +30,46 @@ from branchout.train.loop import seed_for
 
 VIEWS = 2
 """Of each new image, for rows on frozen features: there are plenty of images."""
+LENGTH = 16.0
+"""Of the features that a network's rows read where the base had a cosine head, so that rows start 1 long.
+
+A step of descent changes a row by so much, whatever its own length: rows as long as their features, 4, end as long as
+they were though the new ones speak far too often, and aligning has nothing to measure.
+"""
 
 
 class Rows(nn.Linear):
-    """Linear rows without bias, whose lengths count; features come at length 4 if the base's head had them so."""
+    """Linear rows without bias, whose lengths count; features are first brought to one `length`, if there is any."""
 
-    def __init__(self, features: int, classes: int, normalised: bool) -> None:
+    def __init__(self, features: int, classes: int, length: float | None) -> None:
         super().__init__(features, classes, bias=False)
-        self.normalised = normalised
+        self.length = length
 
     @classmethod
-    def continuing(cls, head: Head, classes: int) -> Rows:
-        """Rows that give the logits of `head`, but for a bias, and zeros for more classes."""
+    def continuing(cls, head: Head, classes: int, length: float = NORM) -> Rows:
+        """Rows that give the logits of `head`, but for a bias, and zeros for more classes.
+
+        A cosine head goes on with features of this `length`, a linear one with features as they are.
+        """
         cosine = isinstance(head, CosineHead)
-        rows = cls(head.weight.shape[1], classes, cosine or (isinstance(head, Rows) and head.normalised))
+        rows = cls(head.weight.shape[1], classes, length if cosine else head.length if isinstance(head, Rows) else None)
         rows.to(head.weight.device)
         with torch.no_grad():
-            rows.weight.zero_()[: len(head.weight)] = to_norm(head.weight) if cosine else head.weight
+            rows.weight.zero_()[: len(head.weight)] = to_norm(head.weight) * NORM / length if cosine else head.weight
         return rows
 
+    def read(self, h: Tensor) -> Tensor:
+        """Features as the rows read them."""
+        return h if self.length is None else F.normalize(h, dim=-1) * self.length
+
     def forward(self, h: Tensor) -> Tensor:
-        return super().forward(to_norm(h) if self.normalised else h)
+        return super().forward(self.read(h))
 
 
 def learn(before: Classifier | Network, task: Task) -> Network:
     network, teacher = whole.student_and_teacher(before, task)
     known = len(teacher.head.weight)
-    network.head = imprinted(Rows.continuing(teacher.head, len(task.space.classes)), known, teacher, task)
+    network.head = imprinted(Rows.continuing(teacher.head, len(task.space.classes), LENGTH), known, teacher, task)
     whole.train(network, task, task.labelled(whole.replayed(task)), whole.remembering(network, teacher, task))
     align(network.head, whole.is_taught(task))
     return network
@@ -62,16 +77,28 @@ def learn(before: Classifier | Network, task: Task) -> Network:
 
 @torch.no_grad()
 def imprinted(rows: Rows, known: int, teacher: Network, task: Task) -> Rows:
-    """Rows of classes never seen before start as long as the others, along the mean of what the teacher sees in them.
+    """Rows of classes never seen before start as long as the others, along what the teacher sees in them and in no
+    other class.
 
     With many old classes λ leaves little for them to learn from: rows that start at random are mostly that start at the
-    end, and rows that start at zero are short. Aligning would make the ones noisy and the others far too loud.
+    end, and rows that start at zero are short. Aligning would make the ones noisy and the others far too loud. After a
+    ReLU, features of all pictures share a large part; trained rows do not answer to it. Rows that did would be loud
+    for every picture from the start, without being longer, and their length is all that aligning can mend.
     """
-    h = whole.plain(teacher.features, task, task.new)
-    u = to_norm(h) if rows.normalised else h - h.mean(0)  # a linear head expects logits around zero
-    sums = torch.zeros_like(rows.weight).index_add_(0, torch.from_numpy(task.labels(task.new)).to(task.device), u)
-    rows.weight[known:] = F.normalize(sums[known:], dim=1) * rows.weight[:known].norm(dim=1).mean()
+    means, seen = class_means(rows, teacher, task)
+    own = means - means[seen].mean(0) if seen.sum() > 1 else means
+    rows.weight[known:] = F.normalize(own[known:], dim=1) * rows.weight[:known].norm(dim=1).mean()
     return rows
+
+
+def class_means(rows: Rows, teacher: Network, task: Task) -> tuple[Tensor, Tensor]:
+    """The mean of what the teacher sees in each class (classes × k), new or of exemplars, and which have any image."""
+    samples = whole.replayed(task)
+    h = whole.plain(teacher.features, task, samples)
+    labels = torch.from_numpy(task.labels(samples)).to(task.device)
+    sums = torch.zeros_like(rows.weight).index_add_(0, labels, rows.read(h))
+    counts = torch.bincount(labels, minlength=len(sums))
+    return sums / counts.clamp(min=1)[:, None], counts > 0
 
 
 @torch.no_grad()

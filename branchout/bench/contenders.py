@@ -16,11 +16,11 @@ from torch import nn
 from branchout.baselines.common import OnFeatures, scores_of
 from branchout.baselines.registry import Method, methods
 from branchout.bench.experiment import Experiment
-from branchout.data import memory as memory_rules
+from branchout.data.batches import Images, in_order
 from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
-from branchout.metrics import accuracies
+from branchout.metrics import Accuracies, accuracies
 from branchout.model.classifier import Classifier
 from branchout.train import frontier
 from branchout.train.extend import Extension, Material, Request
@@ -73,6 +73,8 @@ class Measured:
     parameters: int = 0
     """All parameters after the last step, heads apart."""
     extra: dict[str, float] = field(default_factory=dict)
+    both: list[list[Accuracies]] = field(default_factory=list)
+    """For each seed and step what answers as they are reach on dev and test together: nothing was chosen on dev."""
     curve: list[dict[str, float]] = field(default_factory=list)
     """All operating points of the first seed after the last step, measured on test: settings, all, base, novel, avg."""
 
@@ -214,7 +216,7 @@ def _grid(contender: Contender, recipe: Recipe, experiment: Experiment, seeds: S
         start = experiment.now()
         data = []
         for seed in seeds:
-            kept = memory_rules.keep(experiment.given(step), per_class=experiment.per_class(step), seed=seed)
+            kept = experiment.kept(step, experiment.per_class(step), seed)
             seen = concatenate([experiment.memory(step, seed), kept])
             features = experiment.features(model, seen, recipe.stage_two.views, seed)
             facts = (experiment.labels(seen, step), seen.origin)
@@ -313,31 +315,46 @@ def _without_heads(model: Classifier) -> int:
 def _baseline(method: Method, experiment: Experiment, seeds: Sequence[int]) -> Measured:
     measured = Measured({point: [] for point in Contender("", "", baseline=method).points()})
     took: list[float] = []
-    for seed in seeds:
+    for seed in seeds if method.seeded else seeds[:1]:
         scored: dict[str, list[Scored]] = {point: [] for point in measured.points}
         seconds = 0.0
+        both: list[Accuracies] = []
         for step, scorer, spent in _steps(method, experiment, seed):
             seconds += spent
             halves = [_scores(experiment, scorer, half, step) for half in experiment.halves(step)]
             for point, result in _points(halves, experiment.space(step), method.dial):
                 scored[point].append(result)
+            answers, labels = (np.concatenate(x) for x in zip(*((z.argmax(1), y) for z, y in halves), strict=True))
+            both.append(accuracies(answers, labels, experiment.space(step)))
         for point, results in scored.items():
             measured.points[point].append(results)
+        measured.both.append(both)
         took.append(seconds)
         measured.parameters = sum(
             parameter.numel()
             for name, parameter in scorer.named_parameters()
             if not {"head", "heads"} & set(name.split("."))
         )
+        measured.parameters += _stored(scorer)
     measured.seconds = {"train": float(np.median(took))}
     return measured
+
+
+def _stored(scorer: nn.Module) -> int:
+    """How many numbers a method keeps beside its parameters, where it says so itself or its head does."""
+    for part in (scorer, getattr(scorer, "head", None)):
+        stored = getattr(part, "stored", None)
+        if stored is not None:
+            return int(stored())
+    return 0
 
 
 def _steps(method: Method, experiment: Experiment, seed: int) -> Iterator[tuple[int, nn.Module, float]]:
     """The method's classifier after each step, or after the last if that hangs on none before; and how long it took."""
     before: nn.Module = experiment.base
+    rankings: dict[int, Samples] = {}
     for step in [experiment.steps] if method.anew else range(1, experiment.steps + 1):
-        task = experiment.task(step, seed)
+        task = experiment.task(step, seed, rankings)
         shared = 0.0
         if method.on == "features":
             before, stage_one = experiment.branched(step, PAPER.stage_one)
@@ -345,6 +362,23 @@ def _steps(method: Method, experiment: Experiment, seed: int) -> Iterator[tuple[
         start = experiment.now()
         before = method.learn(before, task).to(experiment.device)
         yield step, before, shared + experiment.now() - start
+        if experiment.plan.memory == "herding" and step < experiment.steps:
+            features = _own_features(before, experiment.images(experiment.given(step)))
+            if features is not None:
+                rankings[step] = experiment.ranked(step, features)
+
+
+@torch.no_grad()
+def _own_features(scorer: nn.Module, images: Images) -> np.ndarray | None:
+    """What the network that a method has trained makes of pictures; None if it builds on a frozen one."""
+    network = getattr(scorer, "network", scorer)
+    features = None if isinstance(network, Classifier | OnFeatures) else getattr(network, "features", None)
+    if features is None:
+        return None
+    scorer.eval()
+    found = [features(pictures) for pictures in images.plain(in_order(len(images), 500))]
+    rows: np.ndarray = torch.cat(found).float().cpu().numpy()
+    return rows
 
 
 def _scores(experiment: Experiment, scorer: nn.Module, half: Samples, step: int) -> tuple[np.ndarray, np.ndarray]:

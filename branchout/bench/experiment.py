@@ -7,6 +7,7 @@ hashes all it depends on, branches of the paper's stage I stay in memory.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +19,9 @@ from torch import Tensor
 
 from branchout.baselines.common import Task
 from branchout.bench.given import GivenBase, given_base
+from branchout.data import augment, scenarios
 from branchout.data import memory as memory_rules
-from branchout.data import scenarios
+from branchout.data.augment import Augmentation
 from branchout.data.batches import SMALL, Gallery, Images, cache_folder
 from branchout.data.dataset import Dataset
 from branchout.data.preprocess import Preprocessing
@@ -38,6 +40,7 @@ from branchout.train.loop import Report, best_device, silent
 from branchout.train.pretrain import FAST, pretrain
 from branchout.train.recipes import PAPER, Optimisation, StageOne
 
+MEMORIES = ("random", "herding")
 KEPT_FEATURES = 1 << 30
 """Bytes of features that stay in memory for other methods."""
 
@@ -74,6 +77,13 @@ class Plan:
     gives the classes and images that fewer are taken of."""
     weights: str | None = None
     """A digest of that model's."""
+    augmentation: str | None = None
+    """The name of an augmentation for all training but our own recipe's stage I, if not what the kind of picture
+    declares."""
+    last_relu: bool = True
+    """Whether the network ends in a ReLU, so that no feature is negative."""
+    memory: str = "random"
+    """How exemplars are chosen: `random`, the same for every method, or `herding` on each method's own features."""
 
 
 class Experiment:
@@ -91,6 +101,8 @@ class Experiment:
     ) -> None:
         """`drawn` is where a clustered scenario is kept: it hangs on a network trained here, and no other training
         of that network would split the samples in quite the same way."""
+        if plan.memory not in MEMORIES:
+            raise BranchoutError(f"exemplars are chosen by {' or '.join(MEMORIES)}, not by {plan.memory!r}")
         self.plan = plan
         self.drawn = drawn if plan.scenario in scenarios.CLUSTERED else None
         self.dataset = dataset
@@ -108,6 +120,7 @@ class Experiment:
         self.gallery = Gallery(self.preprocessing, self.device, self.cache)
         self._branches: dict[tuple[StageOne, str, int], tuple[Step, float]] = {}
         self._features: dict[tuple[Any, ...], tuple[Tensor, float]] = {}
+        self._ranked: dict[int, Samples] = {}
         self._earlier = 0.0
 
     # Who is given what.
@@ -169,11 +182,35 @@ class Experiment:
         """The training images of the base (0) or of one step."""
         return self.train.select(self.train.origin == step)
 
-    def memory(self, step: int, seed: int) -> Samples:
-        """The exemplars that step `step` may use: some of every class of the base and of each step before."""
+    def memory(self, step: int, seed: int, rankings: Mapping[int, Samples] | None = None) -> Samples:
+        """The exemplars that step `step` may use: some of every class of the base and of each step before.
+
+        With herding they are the first of `rankings`, by step; the base model ranks what these leave out.
+        """
         number = self.per_class(step)
         # Each step's apart, so that what was kept of a class stays the same however many steps follow.
-        return concatenate([memory_rules.keep(self.given(t), per_class=number, seed=seed) for t in range(step)])
+        return concatenate([self.kept(t, number, seed, rankings) for t in range(step)])
+
+    def kept(self, step: int, number: int, seed: int, rankings: Mapping[int, Samples] | None = None) -> Samples:
+        """`number` exemplars of each class of the base (0) or of one step."""
+        if self.plan.memory == "random":
+            return memory_rules.keep(self.given(step), per_class=number, seed=seed)
+        ranked = (rankings or {}).get(step)
+        if ranked is None:
+            if step not in self._ranked:
+                of_base = self.features(self.base, self.given(step))[0, :, 0]
+                self._ranked[step] = self.ranked(step, of_base.cpu().numpy())
+            ranked = self._ranked[step]
+        places = [np.flatnonzero(ranked.labels == label)[:number] for label in np.unique(ranked.labels)]
+        return ranked.select(np.concatenate(places))
+
+    def ranked(self, step: int, features: np.ndarray) -> Samples:
+        """The images of the base (0) or of one step that herding would keep, class by class, the best first.
+
+        As many as any step may use: fewer are the first of them, since each is chosen to go with those before it.
+        """
+        most = self.per_class(max(step, 1))
+        return memory_rules.keep(self.given(step), per_class=most, rule="herding", features=features)
 
     def per_class(self, step: int) -> int:
         """How many exemplars of each class step `step` may use."""
@@ -194,12 +231,16 @@ class Experiment:
         """Dev and test images of the classes known after `step` steps."""
         return self.scenario.dev(self.dataset, step), self.scenario.test(self.dataset, step)
 
-    def task(self, step: int, seed: int) -> Task:
-        """A step as a baseline is given it."""
+    def augmentation(self, *, few: bool = False) -> Augmentation:
+        """Of what is trained here; with `few`, of what learns from one step's images."""
+        return augment.for_kind(self.kind, self.preprocessing.size, few=few, named=self.plan.augmentation)
+
+    def task(self, step: int, seed: int, rankings: Mapping[int, Samples] | None = None) -> Task:
+        """A step as a baseline is given it, with exemplars by its own rankings if they are herded."""
         return Task(
             space=self.space(step),
             new=self.given(step),
-            memory=self.memory(step, seed),
+            memory=self.memory(step, seed, rankings),
             images=self.images,
             kind=self.kind,
             size=self.plan.size,
@@ -210,6 +251,7 @@ class Experiment:
             everything=self.train.select(self.train.origin <= step),
             from_scratch=self.trained,
             features=self.features,
+            augmented=self.plan.augmentation,
             seed=seed,
             device=self.device,
             report=self.report,
@@ -241,6 +283,11 @@ class Experiment:
             "optimisation": asdict(plan.pretraining),
             "classes": classes,
         }
+        if plan.augmentation is not None:  # not named otherwise, so that networks from before still count
+            settings["augmentation"] = repr(self.augmentation())
+        last_relu = plan.last_relu or arch is not None  # another network than the plan's is as it always was
+        if not last_relu:
+            settings["last_relu"] = False
         name = digest(samples.fingerprint(), repr(sorted(settings.items())))
         kept = self.cache / "bench" / name
         with locked(self.cache / "bench" / f".{name}.lock"):  # another runner may be training the very same one
@@ -254,8 +301,10 @@ class Experiment:
                     self.preprocessing,
                     arch=arch or plan.arch,
                     width=plan.width,
+                    last_relu=last_relu,
                     kind=self.kind,
                     optimisation=plan.pretraining,
+                    augmentation=self.augmentation(),
                     seed=plan.split,
                     device=self.device,
                     checkpoint=self.cache / "bench" / f"{name}.checkpoint",
@@ -302,6 +351,7 @@ class Experiment:
                     where=where,
                     seed=self.plan.split,
                     views=VIEWS[self.device.type],
+                    augmentation=self.augmentation(few=True),
                     device=self.device,
                     report=self.report,
                 )
@@ -324,7 +374,15 @@ class Experiment:
             self._earlier += took
             return found
         start = self.now()
-        found = extract(model, self.images(samples), views=views, seed=seed, device=self.device, report=self.report)
+        found = extract(
+            model,
+            self.images(samples),
+            views=views,
+            augmentation=self.augmentation(),
+            seed=seed,
+            device=self.device,
+            report=self.report,
+        )
         self._features[key] = (found, self.now() - start)
         while sum(each.nbytes for each, _ in self._features.values()) > KEPT_FEATURES and len(self._features) > 1:
             del self._features[next(iter(self._features))]  # the oldest
@@ -332,15 +390,22 @@ class Experiment:
 
     def before(self) -> Accuracies:
         """What the base model alone reaches on the test images of its classes."""
-        return self._before
+        return self._before[0]
+
+    def before_on_both(self) -> Accuracies:
+        """What it reaches on all validation images of its classes, dev and test."""
+        return self._before[1]
 
     @cached_property
-    def _before(self) -> Accuracies:
-        test = self.scenario.test(self.dataset, 0)
-        features = extract(self.base, self.images(test), device=self.device)[0]
+    def _before(self) -> tuple[Accuracies, Accuracies]:
+        dev, test = self.halves(0)
+        return self._base_on(test), self._base_on(concatenate([dev, test]))
+
+    def _base_on(self, samples: Samples) -> Accuracies:
+        features = extract(self.base, self.images(samples), device=self.device)[0]
         with torch.no_grad():
             answers = self.base.fused(features.unbind(1)).argmax(1).cpu().numpy()
-        return accuracies(answers, self.labels(test, 0), self.space(0))
+        return accuracies(answers, self.labels(samples, 0), self.space(0))
 
     def now(self) -> float:
         """A clock that waits for the device, and on which a network from disk took as long as its training did."""

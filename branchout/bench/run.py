@@ -43,6 +43,8 @@ class Job:
     out: Path
     command: str = ""
     """What was typed to make it."""
+    images: str = ""
+    """Identifies the dataset's images by their names and classes."""
 
     @property
     def folder(self) -> Path:
@@ -60,19 +62,19 @@ class Job:
         return {point: self.folder / f"{self.contender}-{point}.json" for point in points}
 
     def missing(self) -> list[str]:
-        """The operating points without a row. One that was made otherwise is an error, and nothing is touched."""
-        absent = []
-        for point, path in self.files().items():
-            if path.exists():
-                self._check(path)
-            else:
-                absent.append(point)
-        return absent
+        """The operating points without a row, or with one that is marked as outdated.
 
-    def _check(self, path: Path) -> None:
+        One that was made otherwise is an error, and nothing is touched.
+        """
+        return [
+            point for point, path in self.files().items() if not path.exists() or self._checked(path).get("outdated")
+        ]
+
+    def _checked(self, path: Path) -> dict[str, Any]:
         try:
             row = json.loads(path.read_text(encoding="utf-8"))
             recorded = {**row["settings"], "seeds": row.get("asked_seeds", row["seeds"])}
+            images = row.get("images") or self.images
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BranchoutError(f"{path} cannot be read as a row ({error!r}); delete it and run this again") from None
         wanted = json.loads(json.dumps({**asdict(self.plan), "seeds": self.seeds}))
@@ -85,6 +87,12 @@ class Job:
                     f"{path} was measured with {name} {found}, and {value} is asked for now; "
                     "delete it, or write elsewhere with --out"
                 )
+        if images != self.images:
+            raise BranchoutError(
+                f"{path} was measured with other images of '{self.dataset}' than there are now; "
+                "delete it, or write elsewhere with --out"
+            )
+        return dict(row)
 
 
 @dataclass(frozen=True)
@@ -215,6 +223,7 @@ def row(
         "avg_steps": results.percent(float(np.mean([average_over_steps(steps) for steps in steps_of]))),
     }
     every_step = 1 < experiment.steps == len(per_seed[0])
+    both = _on_both_halves(experiment, measured, every_step) if point == "plain" else None
     return {
         "dataset": job.dataset,
         "table": job.table,
@@ -233,11 +242,13 @@ def row(
         "beta": [each[1] for each in chosen] if len(chosen[0]) == 2 else None,
         "b": [each[0] for each in chosen] if len(chosen[0]) == 1 else None,
         "metrics": {**means, **(over_steps if every_step else dict.fromkeys(over_steps))},
+        "both_halves": both,
         "two_fold": folds or None,
         "two_fold_spread": results.percent(float(np.mean([scored.spread for scored in last]))),
         "std": spreads,
         "seeds": list(job.seeds)[: len(per_seed)],
         "asked_seeds": list(job.seeds),
+        "images": job.images or None,
         "per_seed": [results.figures(scored.test) for scored in last],
         "per_step": [[results.figures(scored.test) for scored in steps] for steps in per_seed] if every_step else None,
         "base_model": results.percent(before.all),
@@ -256,6 +267,16 @@ def row(
         },
         **results.provenance(),
         **({"command": job.command} if job.command else {}),
+    }
+
+
+def _on_both_halves(experiment: Experiment, measured: Measured, every_step: bool) -> dict[str, float | None]:
+    """Over all validation images, which is what the literature's test sets are."""
+    means, _ = results.averaged([steps[-1] for steps in measured.both])
+    over_steps = [incremental([experiment.before_on_both(), *steps]) for steps in measured.both]
+    return {
+        **{name: means[name] for name in ("all", "base", "novel", "avg")},
+        "incremental": results.percent(float(np.mean(over_steps))) if every_step else None,
     }
 
 

@@ -15,14 +15,17 @@ from branchout.bench.contenders import contender_named
 from branchout.bench.experiment import Plan
 from branchout.bench.given import given_base
 from branchout.bench.run import Job
+from branchout.data.augment import PADDED
 from branchout.data.dataset import Dataset
+from branchout.data.samples import digest
 from branchout.errors import BranchoutError
 from branchout.train.pretrain import FAST
 from branchout.train.pretrain import PAPER as PAPER_PRETRAINING
 from branchout.train.recipes import Optimisation
 
 PUBLISHED = Optimisation(epochs=160, lr=0.1, batch=128, weight_decay=5e-4, schedule="cosine")
-"""The long training of CIFAR-100's class-incremental literature, for the base and for every step."""
+"""The long training of CIFAR-100's class-incremental literature, for the base and for every step; its augmentation
+and its exemplars come with it."""
 SCHEDULES = ("fast", "paper", "published")
 BY_BASE = "base-classes"
 """Experiments that differ in the number of base classes alone."""
@@ -150,7 +153,9 @@ def scheduled(plan: Plan, schedule: str | None, epochs: int | None) -> Plan:
     if schedule not in (None, *SCHEDULES):
         raise BranchoutError(f"no schedule is called {schedule!r}; known are: {', '.join(SCHEDULES)}")
     if schedule == "published":
-        plan = replace(plan, pretraining=PUBLISHED, network=PUBLISHED)
+        plan = replace(plan, pretraining=PUBLISHED, network=PUBLISHED, augmentation=PADDED, memory="herding")
+        if plan.arch == "resnet32" and plan.model is None:  # the literature's ends without
+            plan = replace(plan, last_relu=False)
     elif schedule is not None:
         plan = replace(plan, pretraining=FAST if schedule == "fast" else PAPER_PRETRAINING)
     if epochs is not None:
@@ -175,11 +180,12 @@ def jobs_for(
 ) -> list[Job]:
     """One job for each contender."""
     command = results.command()
+    images = digest(*("\n".join([*table.classes, *table.ids]) for table in (dataset.train, dataset.val)))
     # Workers may run elsewhere.
     out, data = out.absolute(), str(Path(data).absolute()) if Path(data).exists() else data
     jobs = []
     for name in contenders:
         contender = contender_named(name)
         used = contender.seeds(seeds, plan.steps)
-        jobs.append(Job(data, dataset.name, experiment, plan, contender.name, used, out, command))
+        jobs.append(Job(data, dataset.name, experiment, plan, contender.name, used, out, command, images))
     return jobs

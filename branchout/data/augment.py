@@ -1,7 +1,8 @@
 """Random views of pictures, a whole batch at a time on the device, with its own randomness for every sample.
 
 Cropping and colour are the paper's: random resized crop, flip, colour jitter (.4, .4, .4, .2). A mirrored or
-discoloured character is another character, so glyphs are cropped, shifted and re-contrasted only.
+discoloured character is another character, so glyphs are cropped, shifted and re-contrasted only. Under the name
+`padded` there is also what CIFAR's literature trains with: a picture padded, cut to its size again, and flipped.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from branchout.errors import BranchoutError
 RATIO = (3 / 4, 4 / 3)
 SMALL = 96
 """Photographs up to this size are augmented mildly."""
+PADDED = "padded"
+NAMES = (PADDED,)
+"""Augmentations that can be asked for by name, whatever the size."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +37,23 @@ class Augmentation:
     saturation: float = 0.0
     hue: float = 0.0
     """In turns of the colour circle, as torchvision has it."""
+    pad: int = 0
+    """Pixels that a picture is padded by, mirrored at its edges, before it is cut to its own size again at a random
+    whole pixel; nothing is scaled then, and `area` says nothing. 0: random resized crops."""
 
 
-def for_kind(kind: str, size: int, *, few: bool = False) -> Augmentation:
+def for_kind(kind: str, size: int, *, few: bool = False, named: str | None = None) -> Augmentation:
     """The augmentation a kind of picture declares; with `few`, for a branch that learns from few pictures.
+
+    With `named` it is the one of that name, for few and for many; glyphs are not mirrored in it either.
 
     Small photographs hold too little to lose most of it: the paper's jitter is made for larger ones, and takes two
     points from a base model trained at 64 pixels. A new branch sees far fewer pictures, overfits, and gains by more.
     """
+    if named not in (None, *NAMES):
+        raise BranchoutError(f"no augmentation is called {named!r}; known are: {', '.join(NAMES)}")
+    if named == PADDED and kind in ("photo", "glyph"):
+        return Augmentation((1.0, 1.0), kind == "photo", 63 / 255, pad=4)
     if kind == "photo" and size <= SMALL:
         if few:
             return Augmentation((0.25, 1.0), True, 0.4, 0.4, 0.4)
@@ -73,6 +86,32 @@ def crop(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
     )
     grid = F.affine_grid(theta, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+
+
+def shift(images: Tensor, places: Tensor, pad: int, mirrored: Tensor) -> Tensor:
+    """Cut each padded picture to its own size with its corner (left, top) at its place, and mirror where asked.
+
+    Pixels are taken, never mixed.
+    """
+    height, width = images.shape[2:]
+    padded = F.pad(images, (pad, pad, pad, pad), mode="reflect")
+    left, top = places.unbind(1)
+    rows = top[:, None] + torch.arange(height, device=images.device)
+    columns = left[:, None] + torch.arange(width, device=images.device)
+    columns = torch.where(mirrored[:, None], columns.flip(1), columns)
+    each = torch.arange(len(images), device=images.device)
+    return padded[each[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def cut(images: Tensor, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
+    """A random part of each picture, scaled or shifted as the augmentation has it, and maybe mirrored."""
+    count = len(images)
+    if augmentation.pad:
+        high = 2 * augmentation.pad + 1
+        places = torch.randint(high, (count, 2), generator=generator, device=generator.device)
+        return shift(images, places, augmentation.pad, mirrors(count, augmentation, generator))
+    boxes = crop_boxes(count, augmentation.area, generator)
+    return crop(images, boxes, mirrors(count, augmentation, generator))
 
 
 def mirrors(count: int, augmentation: Augmentation, generator: torch.Generator) -> Tensor:

@@ -80,9 +80,7 @@ class ResidentImages:
     def views(self, batches: Sequence[Ints], augmentation: Augmentation, seed: int) -> Iterator[Tensor]:
         generator = torch.Generator(self.device).manual_seed(seed)
         for images in self._gather(batches):
-            boxes = augment.crop_boxes(len(images), augmentation.area, generator)
-            mirrored = augment.mirrors(len(images), augmentation, generator)
-            images = augment.crop(images, boxes, mirrored)
+            images = augment.cut(images, augmentation, generator)
             yield self.preprocessing.normalise(augment.recolour(images, augmentation, generator))
 
 
@@ -153,13 +151,19 @@ class StreamedImages:
         boxing = torch.Generator().manual_seed(seed)
         jobs: list[list[Job]] = []
         for positions in batches:
+            if augmentation.pad:  # whole pictures, which are shifted on the device
+                jobs.append([(int(i), None) for i in positions])
+                continue
             boxes = augment.crop_boxes(len(positions), augmentation.area, boxing).tolist()
             jobs.append([(int(i), tuple(box)) for i, box in zip(positions, boxes, strict=True)])
         generator = torch.Generator(self.device).manual_seed(seed)
         for images in self._load(jobs):
             batch = images.to(self.device, non_blocking=True).float() / 255
-            mirrored = augment.mirrors(len(batch), augmentation, generator)
-            batch = torch.where(mirrored.view(-1, 1, 1, 1), batch.flip(3), batch)
+            if augmentation.pad:
+                batch = augment.cut(batch, augmentation, generator)
+            else:
+                mirrored = augment.mirrors(len(batch), augmentation, generator)
+                batch = torch.where(mirrored.view(-1, 1, 1, 1), batch.flip(3), batch)
             yield self.preprocessing.normalise(augment.recolour(batch, augmentation, generator))
 
     def _load(self, jobs: Sequence[list[Job]]) -> Iterator[Tensor]:

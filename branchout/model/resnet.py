@@ -19,8 +19,9 @@ class BasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, last_relu: bool = True) -> None:
         super().__init__()
+        self.last_relu = last_relu
         self.conv1 = nn.Conv2d(inputs, width, 3, stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
@@ -30,7 +31,8 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
-        return F.relu(y + self.downsample(x))
+        y = y + self.downsample(x)
+        return F.relu(y) if self.last_relu else y
 
 
 class Bottleneck(nn.Module):
@@ -38,8 +40,9 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, last_relu: bool = True) -> None:
         super().__init__()
+        self.last_relu = last_relu
         outputs = width * self.expansion
         self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
@@ -53,7 +56,8 @@ class Bottleneck(nn.Module):
         y = F.relu(self.bn1(self.conv1(x)))
         y = F.relu(self.bn2(self.conv2(y)))
         y = self.bn3(self.conv3(y))
-        return F.relu(y + self.downsample(x))
+        y = y + self.downsample(x)
+        return F.relu(y) if self.last_relu else y
 
 
 @dataclass(frozen=True)
@@ -73,12 +77,20 @@ ARCHITECTURES = {
 
 
 def build(
-    name: str, *, in_channels: int = 3, stem: str = "small", width: int | None = None, zero_gamma: bool = False
+    name: str,
+    *,
+    in_channels: int = 3,
+    stem: str = "small",
+    width: int | None = None,
+    zero_gamma: bool = False,
+    last_relu: bool = True,
 ) -> Backbone:
     """A freshly initialised network.
 
     `stem` is small (3×3, stride 1, for pictures up to about 64 pixels) or large (7×7, stride 2, then pooling); `width`
-    is the number of channels of the first stage. `zero_gamma` lets every block start as its shortcut.
+    is the number of channels of the first stage. `zero_gamma` lets every block start as its shortcut. Without
+    `last_relu` the very last block has none, so that features can be negative; a model's description must then say so
+    (`"last_relu": False`), for its weights are the same.
     """
     if name not in ARCHITECTURES:
         raise BranchoutError(f"no architecture is called {name!r}; there are {', '.join(ARCHITECTURES)}")
@@ -92,7 +104,8 @@ def build(
         blocks = nn.Sequential()
         for position in range(depth):
             stride = 2 if number > 0 and position == 0 else 1
-            blocks.append(architecture.block(inputs, width << number, stride))
+            last = number == len(architecture.depths) - 1 and position == depth - 1
+            blocks.append(architecture.block(inputs, width << number, stride, last_relu or not last))
             inputs = (width << number) * architecture.block.expansion
         stages.append((f"layer{number + 1}", blocks))
     blocks.add_module("pool", nn.AdaptiveAvgPool2d(1))

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.data import augment
+from branchout.data.augment import Augmentation
 from branchout.data.batches import Images, in_order, on_device, shuffled
 from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier, Step
@@ -61,6 +62,7 @@ def learn_branch(
     where: str = "last",
     seed: int = 0,
     views: int = 0,
+    augmentation: Augmentation | None = None,
     cache_limit: int | None = None,
     device: torch.device,
     checkpoint: Path | None = None,
@@ -82,7 +84,7 @@ def learn_branch(
     memory = _copied_rows(model) if settings.replay else nn.Identity()
     trained = nn.ModuleDict({"branch": branch, "head": head, "memory": memory.to(device)})
     replayed = exemplars if settings.replay else None
-    frozen = Frozen(model, point.start, logits=settings.replay, device=device)
+    frozen = Frozen(model, point.start, logits=settings.replay, augmentation=augmentation, device=device)
 
     optimisation = fitted(settings.optimisation, len(new.labels))
     size = optimisation.batch
@@ -219,12 +221,20 @@ def _draws(count: int, size: int, batches: int, seed: int) -> list[Ints]:
 class Frozen:
     """The frozen part of stage I: what enters the branch, and the logits of everything learned before."""
 
-    def __init__(self, model: Classifier, start: int, *, logits: bool, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: Classifier,
+        start: int,
+        *,
+        logits: bool,
+        augmentation: Augmentation | None = None,
+        device: torch.device,
+    ) -> None:
         self.model = model
         self.start = start
         self.logits = logits
         self.device = device
-        self.augmentation = augment.for_kind(model.kind, model.preprocessing.size, few=True)
+        self.augmentation = augmentation or augment.for_kind(model.kind, model.preprocessing.size, few=True)
 
     @torch.no_grad()
     def __call__(self, pictures: Tensor) -> list[Tensor]:

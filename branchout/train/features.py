@@ -63,7 +63,7 @@ def extract(
         weights = weights_digest(model.backbone, model.branches)
         key = digest(
             weights,
-            repr(model.fused.feature_of),
+            repr((model.fused.feature_of, model.arch.get("last_relu", True))),  # which no weight tells
             fingerprint,
             repr((views, augmentation, seed)),
             repr(model.preprocessing),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.data import augment
+from branchout.data.augment import Augmentation
 from branchout.data.batches import Images, on_device, shuffled
 from branchout.data.preprocess import Preprocessing
 from branchout.model import resnet
@@ -34,35 +36,43 @@ def pretrain(
     *,
     arch: str = "resnet10",
     width: int | None = None,
+    last_relu: bool = True,
     kind: str = "photo",
     optimisation: Optimisation = FAST,
+    augmentation: Augmentation | None = None,
     seed: int = 0,
     device: torch.device,
     checkpoint: Path | None = None,
     report: Report = silent,
 ) -> Classifier:
-    """A network with a cosine head, trained from scratch. `labels` index `classes`."""
+    """A network with a cosine head, trained from scratch. `labels` index `classes`.
+
+    It sees views by `augmentation`, or by what its kind of picture declares. Without `last_relu` its features can be
+    negative, as those of CIFAR's ResNet-32 in the incremental literature.
+    """
     torch.manual_seed(seed)
-    description = {
+    description: dict[str, Any] = {
         "family": "resnet",
         "name": arch,
         "stem": "small" if preprocessing.size <= 96 else "large",
         "width": width,
         "in_channels": preprocessing.channels,
     }
+    if not last_relu:
+        description["last_relu"] = False
     settings = {key: value for key, value in description.items() if key not in ("family", "name")}
-    backbone = resnet.build(arch, **settings).to(device, memory_format=torch.channels_last)  # type: ignore[arg-type,call-overload]
+    backbone = resnet.build(arch, **settings).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     head = CosineHead(backbone.features, len(classes)).to(device)
     network = nn.ModuleDict({"backbone": backbone, "head": head})
     forward = torch.compile(backbone) if device.type == "cuda" else backbone
-    augmentation = augment.for_kind(kind, preprocessing.size)
+    seen = augmentation or augment.for_kind(kind, preprocessing.size)
     optimisation = fitted(optimisation, len(images))
     targets = torch.from_numpy(labels).to(device)
 
     def epoch_batches(epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
         seed_now = seed_for(seed, epoch)
         batches = shuffled(len(images), optimisation.batch, seed_now, drop_last=True)
-        views = images.views(batches, augmentation, seed_now)
+        views = images.views(batches, seen, seed_now)
         return zip(views, (targets[index] for index in on_device(batches, device)), strict=True)
 
     def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -81,6 +81,7 @@ def test_the_head_is_class_means_of_both_features(transformer: Classifier, short
     with torch.no_grad():
         both = torch.cat([transformer.backbone(pictures), learned.adapted(pictures)], dim=1)
     assert torch.allclose(learned.head.means[12], both.mean(0), atol=1e-4)
+    assert learned.stored() == 16 * 2 * transformer.backbone.features
 
 
 def test_it_learns_and_takes_a_second_step(

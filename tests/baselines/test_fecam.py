@@ -100,3 +100,14 @@ def test_earlier_clouds_stay(
     assert (len(second.head.precisions.unique(dim=0)) == 1) == bool(few)
     assert second.head.tukey
     assert first.head.tukey
+
+
+@pytest.mark.parametrize(("few", "shapes"), [(0, 16), (1000, 1)], ids=["a shape for each class", "one for all"])
+def test_what_it_takes_to_answer_is_means_and_shapes(
+    few: int, shapes: int, classifier: Classifier, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fecam, "FEW", few)
+    k = classifier.backbone.features
+    head = fecam.learn(classifier, task).head
+    assert head.stored() == 16 * k + shapes * k * k
+    assert len(head.precisions.unique(dim=0)) == shapes

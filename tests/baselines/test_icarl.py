@@ -52,3 +52,7 @@ def test_mirrors_enter_the_means_of_photographs(learned, task) -> None:
     flipped = whole.plain(lambda x: normalize(learned.network.features(x.flip(3)), dim=1), task, few)
     upright = whole.plain(lambda x: normalize(learned.network.features(x), dim=1), task, few)
     assert torch.allclose(mirrored, normalize((flipped + upright).sum(0), dim=0), atol=1e-5)
+
+
+def test_what_it_takes_to_answer_is_one_mean_a_class(learned) -> None:
+    assert learned.stored() == 16 * learned.network.backbone.features

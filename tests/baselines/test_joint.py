@@ -37,6 +37,16 @@ def test_weights_before_do_not_matter(task) -> None:
     assert torch.equal(one.base_head.weight, again.base_head.weight)
 
 
+def test_the_network_ends_as_the_base_does_and_sees_what_the_task_says(task, monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr(joint, "pretrain", lambda *words, **options: asked.append(options))
+    model = untrained(BASE)
+    joint.learn(model, task)
+    model.arch = {**ARCH, "last_relu": False}
+    joint.learn(model, replace(task, augmented="padded"))
+    assert [(each["last_relu"], each["augmentation"].pad) for each in asked] == [(True, 0), (False, 4)]
+
+
 def test_without_all_images_it_says_so(task) -> None:
     with pytest.raises(BranchoutError, match="everything"):
         joint.learn(untrained(BASE), replace(task, everything=None))

@@ -67,3 +67,8 @@ def test_a_class_without_exemplars_is_named(classifier: Classifier, task: Task) 
     poor = replace(task, memory=task.memory.of_classes(task.space.branches[0][1:]))
     with pytest.raises(BranchoutError, match="the base knows 'ampersand', but no image"):
         ncm.learn(classifier, poor)
+
+
+def test_what_it_takes_to_answer_is_one_mean_a_column(classifier: Classifier, overlapping_task: Task) -> None:
+    head = ncm.learn(classifier, overlapping_task).head
+    assert head.stored() == (12 + 6) * classifier.backbone.features

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from branchout.baselines import podnet
 from branchout.baselines.common import scores_of
 from branchout.baselines.podnet import PROXIES, LocalSimilarity, PodNetwork
+from branchout.data.memory import keep
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +81,10 @@ def test_scores_against_a_loop() -> None:
     for n in range(2):
         for c in range(3):
             cosines = [float(torch.cosine_similarity(h[n], proxies[c, p], dim=0)) for p in range(4)]
-            weights = np.exp(cosines) / np.exp(cosines).sum()
+            closeness = [
+                -float((normalize(h[n], dim=0) - normalize(proxies[c, p], dim=0)).square().sum()) for p in range(4)
+            ]
+            weights = np.exp(closeness) / np.exp(closeness).sum()
             assert scores[n, c].item() == pytest.approx(16 * float(weights @ cosines), abs=1e-4)
 
 
@@ -123,7 +128,46 @@ def test_new_proxies_are_centres_of_their_images(classifier, overlapping_task) -
     assert (answers == task.labels(task.new)).mean() > 0.7
 
 
-def test_few_images_are_proxies_themselves() -> None:
+def test_few_images_are_proxies_themselves_and_no_two_proxies_the_same() -> None:
     rows = np.random.default_rng(0).normal(size=(3, 4))
     centres = podnet._centres(rows, 7, np.random.default_rng(0))
-    assert np.array_equal(centres, rows[[0, 1, 2, 0, 1, 2, 0]])
+    assert np.array_equal(centres[:3], rows)
+    assert centres == pytest.approx(rows[[0, 1, 2, 0, 1, 2, 0]], abs=0.5)
+    assert len(np.unique(centres.round(6), axis=0)) == 7
+
+
+@pytest.mark.parametrize("exemplars", [20, 5, 1, 0])
+def test_proxies_of_the_base_differ_around_its_rows(exemplars, classifier, task, accuracy_of, old_test) -> None:
+    known = task.everything.select(task.everything.origin == 0)
+    task = replace(task, memory=keep(known, per_class=exemplars, seed=3) if exemplars else known.select([]))
+    opened = podnet._opened(classifier).eval()
+    rows = opened.head.proxies.detach()[:, 0]
+    proxies = podnet.set_apart(opened, task)
+    assert proxies.shape == (12, PROXIES, classifier.backbone.features)
+    apart = torch.cdist(proxies, proxies)[:, ~torch.eye(PROXIES, dtype=torch.bool)]
+    assert apart.min() > 0.01
+    assert torch.cosine_similarity(proxies.mean(1), rows).min() > 0.98
+    with torch.no_grad():
+        opened.head.proxies.copy_(proxies)
+    assert accuracy_of(opened, task, old_test) > 0.95
+
+
+def test_proxies_of_the_base_go_their_own_ways_and_the_last_epochs_leave_the_scale(classifier, task) -> None:
+    short = replace(task, network=replace(task.network, epochs=1))
+    scales = []
+
+    def noted(network, *rest):
+        scales.append(network.head.eta.item())
+        start = network.head.proxies.detach().clone()
+        tune(network, *rest)
+        scales.append(network.head.eta.item())
+        moved = (network.head.proxies - start).detach()[:12]
+        assert moved.norm(dim=2).min() > 0
+        assert torch.cdist(moved, moved)[:, ~torch.eye(PROXIES, dtype=torch.bool)].min() > 0
+
+    tune = podnet.tune_head
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(podnet, "tune_head", noted)
+        learned = podnet.learn(classifier, short)
+    assert scales[0] == scales[1] != 16  # trained with the network, and then no more
+    assert torch.cdist(learned.head.proxies, learned.head.proxies)[:, ~torch.eye(PROXIES, dtype=torch.bool)].min() > 0

@@ -110,3 +110,13 @@ def test_the_classifier_solves_its_equations_with_a_ridge_of_the_list(classifier
     ridge = float((residual * weight).sum() / (weight**2).sum() / head.gram.diagonal().mean())
     assert torch.allclose(residual, ridge * head.gram.diagonal().mean() * weight, rtol=1e-2, atol=1e-4)
     assert min(abs(ridge / value - 1) for value in ranpac.RIDGES) < 0.05
+
+
+def test_what_it_takes_to_answer_is_the_projection_and_the_classifier(classifier: Classifier, task: Task) -> None:
+    head = ranpac.learn(classifier, task).head
+    features = torch.rand(3, 1, classifier.backbone.features)
+    scores = head(features)
+    assert head.stored() == classifier.backbone.features * 60 + 60 * 16
+    head.gram.fill_(torch.nan)
+    head.moments.fill_(torch.nan)
+    assert torch.equal(head(features), scores)

@@ -10,6 +10,7 @@ from torch import nn
 from branchout.baselines import slca
 from branchout.baselines.common import Task
 from branchout.labels import LabelSpace
+from branchout.model.classifier import Classifier
 from branchout.model.fusion import CosineHead
 from branchout.train.recipes import Optimisation
 
@@ -71,3 +72,14 @@ def test_alignment_mends_rows_that_answer_for_others(task: Task, kind: str) -> N
     if kind == "linear":
         assert (head(drawn).argmax(1) == wanted).float().mean() < 0.5
     assert torch.equal(head.weight, rows)
+
+
+def test_its_gaussians_are_not_needed_to_answer(classifier: Classifier, task: Task) -> None:
+    quick = replace(task, heads=Optimisation(epochs=1, batch=512, schedule="constant"))
+    head = slca.learn(classifier, quick).head
+    features = torch.rand(3, 1, classifier.backbone.features)
+    scores = head(features)
+    for buffer in (head.means, head.factors, head.shared):
+        buffer.fill_(torch.nan)
+    assert torch.equal(head(features), scores)
+    assert head.stored() == 0

@@ -9,6 +9,7 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,13 +18,18 @@ import pytest
 import torch
 from helpers import BASE, CPU, NEW
 from PIL import Image
+from torch import nn
 
+from branchout.baselines.common import Network, Task
+from branchout.baselines.registry import Method
+from branchout.bench import contenders
 from branchout.bench import experiment as module
 from branchout.bench.contenders import GOALS, contender_named, measure, why_not
 from branchout.bench.experiment import Experiment, Plan
 from branchout.bench.run import Job, grouped, run, run_all, run_group
+from branchout.data.augment import Augmentation
 from branchout.data.benchmarks import resolve
-from branchout.data.samples import Samples
+from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
 from branchout.metrics import accuracies
@@ -86,6 +92,165 @@ def test_a_baselines_row_says_what_its_answers_say(experiment: Experiment, folde
     assert row["commit"]
     assert row["hardware"]
     assert row["seconds"]["train"] > 0
+    whole = concatenate(experiment.halves(1))
+    with torch.no_grad():
+        answers = model(next(experiment.images(whole).plain([np.arange(len(whole))]))).argmax(1).numpy()
+    truth = accuracies(answers, experiment.labels(whole, 1), experiment.space(1))
+    assert len(whole) > len(test)
+    for name in ("all", "base", "novel", "avg"):
+        assert row["both_halves"][name] == pytest.approx(100 * getattr(truth, name), abs=1e-3)
+    assert row["both_halves"]["incremental"] is None  # of one step
+    dialled = json.loads((tmp_path / "characters/mine/resnet10/logitcat-max-dial-all.json").read_text())
+    assert dialled["both_halves"] is None  # its dial was set on one of them
+
+
+def test_over_many_steps_both_halves_have_an_incremental_accuracy(folder: Path, tmp_path: Path) -> None:
+    plan = replace(PLAN, scenario="steps", base=7, novel=2, steps=2)
+    experiment = Experiment(plan, resolve(str(folder)), device=CPU)
+    done = run(job(folder, tmp_path, "ncm", plan, (1, 2)), {(str(folder), plan): experiment})
+    assert done is not None
+    row = json.loads(done.job.files()["plain"].read_text())
+    measured = measure(contender_named("ncm"), experiment, (1, 2))
+    known = concatenate(experiment.halves(0))
+    with torch.no_grad():
+        answers = experiment.base(next(experiment.images(known).plain([np.arange(len(known))]))).argmax(1).numpy()
+    before = (answers == experiment.labels(known, 0)).mean()
+    after = [np.mean([before, *(step.all for step in steps)]) for steps in measured.both]
+    assert row["both_halves"]["incremental"] == pytest.approx(100 * np.mean(after), abs=0.01)
+
+
+# Exemplars by herding.
+
+
+def slow_herding(features: np.ndarray, number: int) -> list[int]:
+    """At each turn every picture is tried, and the one kept that brings the mean of all kept nearest to the mean."""
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    chosen: list[int] = []
+    for _ in range(number):
+        rest = [n for n in range(len(unit)) if n not in chosen]
+        chosen.append(min(rest, key=lambda n: float(np.linalg.norm(unit.mean(0) - unit[[*chosen, n]].mean(0)))))
+    return chosen
+
+
+def herded(experiment: Experiment, features: Any, step: int, number: int) -> set[str]:
+    """The ids that the slow version keeps of all classes of a step."""
+    given = experiment.given(step)
+    with torch.no_grad():
+        rows = features(next(experiment.images(given).plain([np.arange(len(given))]))).numpy()
+    kept: set[str] = set()
+    for label in np.unique(given.labels):
+        members = np.flatnonzero(given.labels == label)
+        kept |= {str(given.ids[members[n]]) for n in slow_herding(rows[members], number)}
+    return kept
+
+
+def test_herded_exemplars_of_a_step_are_those_its_own_network_would_keep(folder: Path) -> None:
+    plan = replace(PLAN, scenario="steps", base=5, novel=2, steps=3, memory="herding", exemplars=3)
+    experiment = Experiment(plan, resolve(str(folder)), device=CPU)
+    networks: list[Network] = []
+    tasks: list[Task] = []
+
+    def learn(before: Any, task: Task) -> Network:
+        network = Network.of(before).widened(len(task.space.classes))
+        with torch.no_grad():
+            for weight in network.backbone.parameters():  # other features than the base's
+                weight.add_(0.5 * weight.std(correction=0) * torch.randn_like(weight))
+        networks.append(network.eval())
+        tasks.append(task)
+        return network
+
+    torch.manual_seed(0)
+    for _ in contenders._steps(Method("shaken", "", learn, on="network"), experiment, 1):
+        pass
+
+    def of_base(pictures: torch.Tensor) -> torch.Tensor:
+        return experiment.base.features(pictures)[0]
+
+    def kept(step: int, origin: int) -> set[str]:
+        memory = tasks[step - 1].memory
+        return set(memory.ids[memory.origin == origin].tolist())
+
+    for step in (1, 2, 3):
+        assert kept(step, 0) == herded(experiment, of_base, 0, 3)
+    assert kept(2, 1) == kept(3, 1) == herded(experiment, networks[0].features, 1, 3)
+    assert kept(3, 2) == herded(experiment, networks[1].features, 2, 3)
+    assert kept(2, 1) != herded(experiment, of_base, 1, 3)
+    fixed = experiment.memory(2, 1)  # of a method without a network of its own
+    assert set(fixed.ids[fixed.origin == 1].tolist()) == herded(experiment, of_base, 1, 3)
+
+
+def test_of_fewer_herded_exemplars_the_best_are_left(folder: Path) -> None:
+    plan = replace(PLAN, scenario="steps", base=3, novel=3, steps=2, memory="herding", total=18)
+    experiment = Experiment(plan, resolve(str(folder)), device=CPU)
+
+    def of_base(pictures: torch.Tensor) -> torch.Tensor:
+        return experiment.base.features(pictures)[0]
+
+    for step, number in ((1, 6), (2, 3)):
+        memory = experiment.memory(step, seed=step)
+        assert set(memory.counts().values()) == {number}
+        for origin in range(step):
+            assert set(memory.ids[memory.origin == origin].tolist()) == herded(experiment, of_base, origin, number)
+
+
+@pytest.mark.parametrize("name", ["icarl", "bic", "wa", "podnet", "rainbow", "der", "ncm", "featcat-rt", "branchout"])
+def test_every_kind_of_method_works_with_herded_exemplars(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(PLAN, scenario="steps", base=7, novel=2, steps=2, memory="herding", fusion_epochs=1)
+    experiment = Experiment(plan, resolve(str(folder)), device=CPU)
+    ranked: list[int] = []
+    whole = Experiment.ranked
+    monkeypatch.setattr(Experiment, "ranked", lambda self, step, rows: ranked.append(step) or whole(self, step, rows))
+    assert measure(contender_named(name), experiment, (1,)).points
+    assert sorted(ranked) == [0, 1]  # the base's by the base, and the first step's by whoever learned it
+    network = contender_named(name).baseline is not None and contender_named(name).baseline.on == "network"  # type: ignore[union-attr]
+    assert set(experiment._ranked) == ({0} if network else {0, 1})
+
+
+def test_no_other_choice_of_exemplars_is_known(folder: Path) -> None:
+    with pytest.raises(BranchoutError, match="random or herding, not by 'best'"):
+        Experiment(replace(PLAN, memory="best"), resolve(str(folder)), device=CPU)
+
+
+# What counts.
+
+
+def test_what_a_method_stores_beside_its_parameters_counts(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Keeper(nn.Module):
+        def __init__(self, network: nn.Module, own: int) -> None:
+            super().__init__()
+            self.network = network
+            self.head = nn.Identity()
+            if own:
+                self.stored = lambda: own
+            else:
+                self.head.stored = lambda: 99  # type: ignore[assignment]
+
+        def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+            return self.network(pictures)  # type: ignore[no-any-return]
+
+    def learn(before: Any, task: Task, own: int | None) -> nn.Module:
+        network = Network.of(before).widened(len(task.space.classes))
+        return network if own is None else Keeper(network, own)
+
+    counts = [
+        contenders._baseline(Method("x", "", partial(learn, own=own), on="network"), experiment, (1,)).parameters
+        for own in (None, 7, 0)
+    ]
+    assert [count - counts[0] for count in counts] == [0, 7, 99]
+
+
+def test_the_base_alone_is_measured_once_whatever_seeds_are_asked_for(
+    experiment: Experiment, folder: Path, tmp_path: Path
+) -> None:
+    done = run(job(folder, tmp_path, "pretrained", seeds=(1, 2)), {(str(folder), PLAN): experiment})
+    assert done is not None
+    row = json.loads(done.written[0].read_text())
+    assert (row["seeds"], row["asked_seeds"], len(row["per_seed"])) == ([1], [1, 2], 1)
+    assert done.job.missing() == []
 
 
 def test_our_rows_have_one_file_for_each_goal_and_keep_base_and_new_apart(
@@ -199,6 +364,59 @@ def test_heads_are_trained_as_long_as_stage_two(folder: Path) -> None:
         assert task.heads == replace(PAPER.stage_two.optimisation, epochs=expected)
 
 
+class Seen(module.Gallery):
+    """A gallery that remembers by which augmentations its pictures were seen."""
+
+    by: ClassVar[set[Augmentation]] = set()
+
+    def images(self, samples: Samples) -> Any:
+        found = super().images(samples)
+        views = found.views
+
+        def watched(batches: Any, augmentation: Augmentation, seed: int) -> Any:
+            Seen.by.add(augmentation)
+            return views(batches, augmentation, seed)
+
+        found.views = watched  # type: ignore[method-assign]
+        return found
+
+
+def test_all_that_is_trained_sees_the_augmentation_that_the_plan_names(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Gallery", Seen)
+    monkeypatch.setattr(Seen, "by", set())
+    dataset = resolve(str(folder))
+    plan = replace(PLAN, augmentation="padded", fusion_epochs=1)
+    padded = Experiment(plan, dataset, device=CPU, cache=tmp_path)
+    for name in ("joint", "finetune", "logitcat-ft", "score-fusion-layer3-reference", "der"):
+        Seen.by.clear()
+        measure(contender_named(name), padded, (1,))
+        assert {each.pad for each in Seen.by} == {4}, name
+    assert {each.pad for each in (padded.task(1, 1).augmentation, padded.task(1, 1).head_augmentation)} == {4}
+    Seen.by.clear()
+    assert Experiment(PLAN, dataset, device=CPU, cache=tmp_path).base is not None  # another network than the padded one
+    assert {each.pad for each in Seen.by} == {0}
+
+
+def test_a_network_without_its_last_relu_is_another_one_and_stays_so_on_disk(folder: Path, tmp_path: Path) -> None:
+    dataset = resolve(str(folder))
+    plan = replace(PLAN, arch="resnet32")
+    usual, open_ended = (
+        Experiment(replace(plan, last_relu=last), dataset, device=CPU, cache=tmp_path) for last in (True, False)
+    )
+    assert "last_relu" not in usual.base.arch
+    assert open_ended.base.arch["last_relu"] is False
+    given = usual.given(1)
+    assert usual.features(usual.base, given).min() >= 0 > open_ended.features(open_ended.base, given).min()
+    again = Experiment(open_ended.plan, dataset, device=CPU, cache=tmp_path)
+    assert torch.equal(again.features(again.base, given), open_ended.features(open_ended.base, given))
+    assert "last_relu" not in open_ended.trained(open_ended.given(0), "resnet10").arch
+    assert usual.branched(1, PAPER.stage_one)[0].arch.get("last_relu", True)
+    learned, _ = open_ended.branched(1, PAPER.stage_one)
+    assert open_ended.features(learned, given)[0, :, 1].min() < 0  # its branch ends as the trunk does
+
+
 # Running.
 
 
@@ -234,6 +452,38 @@ def test_a_row_made_otherwise_is_not_taken_for_the_one_asked_for(
     ):
         with pytest.raises(BranchoutError, match=words):
             run(other)
+    assert asked.missing() == []
+
+
+def test_a_row_from_before_a_setting_existed_was_made_with_its_default(
+    experiment: Experiment, folder: Path, tmp_path: Path
+) -> None:
+    asked = job(folder, tmp_path, "ncm", seeds=(1,))
+    run(asked, {(str(folder), PLAN): experiment})
+    for path in asked.files().values():
+        row = json.loads(path.read_text())
+        assert row["settings"].pop("augmentation") is None
+        path.write_text(json.dumps(row))
+    assert asked.missing() == []
+    with pytest.raises(BranchoutError, match="augmentation None, and padded"):
+        replace(asked, plan=replace(PLAN, augmentation="padded")).missing()
+
+
+def test_a_row_of_other_images_is_not_taken_for_this_one_and_an_outdated_one_is_made_again(
+    experiment: Experiment, folder: Path, tmp_path: Path
+) -> None:
+    asked = replace(job(folder, tmp_path, "ncm", seeds=(1,)), images="these")
+    opened = {(str(folder), PLAN): experiment}
+    run(asked, opened)
+    assert asked.missing() == []
+    with pytest.raises(BranchoutError, match="measured with other images"):
+        replace(asked, images="those").missing()
+    place = asked.files()["plain"]
+    measured = json.loads(place.read_text())
+    place.write_text(json.dumps({**measured, "metrics": {}, "outdated": "its means were mended"}))
+    assert asked.missing() == ["plain"]
+    run(asked, opened)
+    assert json.loads(place.read_text())["metrics"] == measured["metrics"]
     assert asked.missing() == []
 
 

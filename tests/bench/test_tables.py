@@ -102,6 +102,11 @@ def test_schedules_have_names(dataset: Dataset) -> None:
     long = scheduled(plan, "published", None)
     assert long.pretraining == long.network
     assert long.network.epochs == 160
+    assert (plan.augmentation, long.augmentation) == (None, "padded")
+    assert (plan.memory, long.memory) == ("random", "herding")
+    assert long.last_relu
+    assert not scheduled(replace(plan, arch="resnet32"), "published", None).last_relu
+    assert scheduled(replace(plan, arch="resnet32"), "paper", None).last_relu
     short = scheduled(plan, "paper", 3)
     assert (short.pretraining.lr, short.pretraining.epochs, short.network.epochs, short.epochs) == (0.1, 3, 3, 3)
     assert short.fusion_epochs == 3

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from branchout.data.augment import Augmentation, crop, crop_boxes, for_kind, mirrors, recolour
+from branchout.data.augment import Augmentation, crop, crop_boxes, cut, for_kind, mirrors, recolour, shift
 from branchout.errors import BranchoutError
 
 LUMINANCE = torch.tensor([0.299, 0.587, 0.114])
@@ -146,6 +146,55 @@ def test_boxes_reach_both_ends_of_every_range() -> None:
     ):
         shares = torch.histc((values - low) / (high - low), bins=4, min=0, max=1) / 20_000
         torch.testing.assert_close(shares, torch.full((4,), 0.25), atol=0.02, rtol=0)
+
+
+# Shifting.
+
+
+def slow_shift(picture: np.ndarray, left: int, top: int, pad: int, mirrored: bool) -> np.ndarray:
+    """A slice of the padded picture; beyond an edge the picture is read backwards, the edge itself only once."""
+    padded = np.pad(picture, ((0, 0), (pad, pad), (pad, pad)), mode="reflect")
+    part = padded[:, top : top + picture.shape[1], left : left + picture.shape[2]]
+    return part[:, :, ::-1] if mirrored else part
+
+
+@settings(max_examples=25)
+@given(
+    st.integers(1, 4),
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.booleans()), min_size=1, max_size=4),
+    st.sampled_from([(1, 7, 9), (3, 8, 5)]),
+)
+def test_each_padded_picture_is_cut_at_its_own_place_and_no_pixel_is_mixed(
+    pad: int, asked: list[tuple[int, int, bool]], shape: tuple[int, int, int]
+) -> None:
+    images = torch.rand(len(asked), *shape, generator=seeded(1))
+    places = torch.tensor([(left % (2 * pad + 1), top % (2 * pad + 1)) for left, top, _ in asked])
+    found = shift(images, places, pad, torch.tensor([flip for _, _, flip in asked]))
+    for image, view, (left, top), (_, _, flip) in zip(images, found, places.tolist(), asked, strict=True):
+        np.testing.assert_array_equal(view.numpy(), slow_shift(image.numpy(), left, top, pad, flip))
+
+
+def test_padded_pictures_are_cut_everywhere_equally_often_and_half_are_mirrored() -> None:
+    picture = torch.arange(81.0).view(1, 1, 9, 9)
+    found = cut(picture.expand(9000, -1, -1, -1), Augmentation((1.0, 1.0), True, pad=1), seeded())
+    views = {
+        slow_shift(picture[0].numpy(), left, top, 1, flip).tobytes(): 0
+        for left in range(3)
+        for top in range(3)
+        for flip in (False, True)
+    }
+    assert len(views) == 18
+    for view in found:
+        views[view.numpy().tobytes()] += 1  # any other view is an error
+    assert min(views.values()) > 400
+    assert sum(views.values()) == 9000
+
+
+def test_without_padding_crops_are_scaled_as_ever() -> None:
+    images, photo = pictures(5), for_kind("photo", 32)
+    generator = seeded(2)
+    boxes = crop_boxes(5, photo.area, generator)
+    assert torch.equal(cut(images, photo, seeded(2)), crop(images, boxes, mirrors(5, photo, generator)))
 
 
 # Colour.
@@ -326,6 +375,15 @@ def test_a_glyph_is_neither_mirrored_nor_discoloured(size: int) -> None:
     torch.testing.assert_close(after, gain * before, atol=1e-5, rtol=0)  # every colour keeps its hue
     greys = recolour(pictures(30, channels=1), glyph, seeded())
     assert greys.shape == (30, 1, 12, 12)
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_the_literatures_augmentation_has_a_name(few: bool) -> None:
+    padded = for_kind("photo", 32, few=few, named="padded")
+    assert padded == Augmentation((1.0, 1.0), True, brightness=63 / 255, pad=4)
+    assert not for_kind("glyph", 32, few=few, named="padded").flip
+    with pytest.raises(BranchoutError, match="no augmentation is called 'wild'; known are: padded"):
+        for_kind("photo", 32, few=few, named="wild")
 
 
 def test_an_unknown_kind_is_an_error_that_names_the_known_ones() -> None:

@@ -377,6 +377,21 @@ def test_a_streamed_view_is_its_box_of_the_full_picture_and_maybe_mirrored() -> 
     assert set(flips) == {False, True}
 
 
+@pytest.mark.parametrize("kind", ["resident", "streamed"])
+def test_a_padded_view_is_made_of_pixels_of_the_plain_picture(kind: str) -> None:
+    samples = samples_of(Watched())
+    images = resident(samples) if kind == "resident" else StreamedImages(samples, COLOUR, CPU, workers=0)
+    (views,) = images.views(in_order(7, 7), Augmentation((1.0, 1.0), flip=True, pad=1), seed=4)
+    (plain,) = images.plain(in_order(7, 7))
+    size = plain.shape[2]
+    moved = 0
+    for view, picture in zip(views, torch.nn.functional.pad(plain, (1, 1, 1, 1), mode="reflect"), strict=True):
+        parts = [picture[:, top : top + size, left : left + size] for top in range(3) for left in range(3)]
+        assert any(torch.allclose(view, each, atol=1e-5) for part in parts for each in (part, part.flip(2)))
+        moved += not torch.allclose(view, parts[4], atol=1e-5)
+    assert moved
+
+
 def test_a_resident_view_without_freedom_is_the_plain_picture() -> None:
     images = resident(samples_of(Watched()))
     barely = Augmentation((2.0, 2.0), flip=False)  # twice the picture, which every box is clamped to

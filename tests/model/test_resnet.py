@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from branchout.errors import BranchoutError
+from branchout.model.bases import rebuild
 from branchout.model.resnet import build
 from branchout.model.surgery import Branch, branch_point
 
@@ -59,6 +60,44 @@ def test_zero_gamma_makes_every_block_its_shortcut(name, last_norm):
     gammas = {key: value for key, value in build(name, width=16, zero_gamma=True).state_dict().items() if "bn" in key}
     assert not gammas[f"layer4.0.{last_norm}.weight"].any()
     assert gammas["layer4.0.bn1.weight"].all()
+
+
+@pytest.mark.parametrize("name", ["resnet32", "resnet50"])
+def test_without_the_last_relu_features_are_what_stood_before_it(name):
+    torch.manual_seed(0)
+    with_relu, without = build(name, width=8).eval(), build(name, width=8, last_relu=False).eval()
+    without.load_state_dict(with_relu.state_dict())  # it has no weights of its own
+    last = without.names[-1]
+    pictures = torch.randn(3, 3, 16, 16)
+    with torch.no_grad():
+        before = without.run(pictures, stop=len(without.names) - 1)
+        stage = without.get_submodule(last)
+        for block in list(stage)[:-2]:  # all but pooling
+            before = block(before)
+        assert torch.allclose(without(pictures), before.mean((2, 3)), atol=1e-5)
+        assert torch.allclose(with_relu(pictures), before.relu().mean((2, 3)), atol=1e-5)
+        assert (with_relu(pictures) >= 0).all()
+        assert (without(pictures) < 0).any()
+    blocks = [module.last_relu for module in without.modules() if hasattr(module, "last_relu")]
+    assert blocks[:-1] == [True] * (len(blocks) - 1)
+    assert blocks[-1] is False
+
+
+def test_a_description_without_the_last_relu_is_rebuilt_so():
+    arch = {"family": "resnet", "name": "resnet32", "stem": "small", "width": 4, "in_channels": 1}
+    kept, _ = rebuild(arch | {"last_relu": False})
+    usual, _ = rebuild(arch)
+    pictures = torch.randn(4, 1, 16, 16)
+    assert (kept.eval()(pictures) < 0).any()
+    assert (usual.eval()(pictures) >= 0).all()
+
+
+def test_a_branch_of_a_network_without_the_last_relu_has_none_either():
+    backbone = build("resnet10", width=8, last_relu=False).eval()
+    branch = Branch.clone(backbone, branch_point(backbone, "layer4")).eval()
+    pictures = torch.randn(4, 3, 16, 16)
+    hidden = backbone.run(pictures, stop=backbone.names.index("layer4"))
+    assert torch.allclose(backbone(pictures), branch(hidden), atol=1e-6)
 
 
 def test_unknown_names_are_answered_with_the_known_ones():

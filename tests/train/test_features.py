@@ -13,6 +13,7 @@ from branchout.data.augment import Augmentation, for_kind
 from branchout.data.batches import ResidentImages, in_order, open_images
 from branchout.data.samples import Samples
 from branchout.model.classifier import Classifier
+from branchout.model.resnet import build
 from branchout.train import features
 from branchout.train.features import extract, weights_digest
 from branchout.train.loop import seed_for
@@ -141,6 +142,18 @@ def test_other_wiring_of_the_same_weights_has_a_file_of_its_own(images: Resident
         model = untrained(BASE, *([NEW] * len(places)), where=places)
         extract(model, images, device=CPU, cache=tmp_path, fingerprint="x")
     assert len(kept_files(tmp_path)) == 2
+
+
+def test_the_same_weights_without_a_last_relu_have_a_file_of_their_own(images: ResidentImages, tmp_path: Path) -> None:
+    found = []
+    for last_relu in (True, False):
+        backbone = build("resnet10", width=4, in_channels=1, last_relu=last_relu)
+        usual = untrained(BASE)
+        backbone.load_state_dict(usual.backbone.state_dict())
+        arch = usual.arch if last_relu else {**usual.arch, "last_relu": False}
+        model = Classifier(arch, backbone.freeze(), usual.base_head, BASE, SIZES, "glyph")
+        found.append(extract(model, images, device=CPU, cache=tmp_path, fingerprint="x"))
+    assert found[0].min() >= 0 > found[1].min()
 
 
 def test_a_new_augmentation_of_a_kind_makes_old_views_stale(
