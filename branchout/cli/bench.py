@@ -179,7 +179,7 @@ def _report(out: Path, data: str, page: Path) -> None:
     dataset = data if data in there else open_dataset(data).name
     check_place(page)
     whole = beside(page)
-    drawn = draw(out, dataset, page.parent / "figures")
+    drawn = draw(out, dataset, page.parent / "figures" / dataset)
     found = report(out, dataset, [path.relative_to(page.parent) for path in drawn])
     link = os.path.relpath(out, page.parent)
     texts = {
