@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from branchout.bench.claims import Case, Check, alone_rows, checks
 from branchout.bench.contenders import Contender, contenders
-from branchout.bench.tables import BY_BASE, Table, figures, tables
+from branchout.bench.tables import BY_BASE, Table, figures, networks_of, tables
 from branchout.errors import BranchoutError
 
 Row = Mapping[str, Any]
@@ -99,9 +99,8 @@ class Section:
     @property
     def command(self) -> str:
         """What measures all of it, where it is the paper's."""
-        return (
-            f"branchout bench {self.table.name}{'' if self.arch == 'resnet10' else f' --arch {self.arch}'} --data DIR"
-        )
+        network = f" --arch {self.arch}" if len(self.table.archs) > 1 else ""
+        return f"branchout bench {self.table.name}{network} --data DIR"
 
     def facts(self) -> str:
         """How large it is, and what it was measured with."""
@@ -208,7 +207,7 @@ def report(out: Path, dataset: str, pictures: Sequence[Path] = ()) -> Report:
             cases_of(judged, table, arch),
         )
         for table in tables().values()
-        for arch in table.archs
+        for arch in networks_of(table, dataset)
     ]
     every.sort(key=lambda section: (_order(section.number), section.arch))
     shown = [section for section in every if section.measured]

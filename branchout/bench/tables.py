@@ -84,9 +84,9 @@ def table_named(name: str) -> Table:
     return known[name]
 
 
-def networks_of(table: Table, dataset: Dataset) -> tuple[str, ...]:
-    """The networks a table is run with: all it shows, or those that make sense on a dataset."""
-    only = _read()["archs_on"].get(dataset.name, table.archs)
+def networks_of(table: Table, dataset: str) -> tuple[str, ...]:
+    """The networks a table is run with: all it shows, or those that make sense on a dataset, by its name."""
+    only = _read()["archs_on"].get(dataset, table.archs)
     return tuple(arch for arch in table.archs if arch in only)
 
 

@@ -104,7 +104,7 @@ def bench(
     if table is not None:
         every = tables.tables() | tables.figures()
         for chosen in every.values() if table == "all" else [tables.table_named(table)]:
-            for network in tables.networks_of(chosen, dataset) if arch is None else [arch]:
+            for network in tables.networks_of(chosen, dataset.name) if arch is None else [arch]:
                 asked = {**changes, "arch": network, "schedule": schedule, "epochs": epochs}
                 for experiment, plan in tables.experiments_of(chosen, dataset, scale, **asked).items():
                     names = method or list(chosen.of(plan.arch))

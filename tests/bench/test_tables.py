@@ -116,8 +116,8 @@ def test_schedules_have_names(dataset: Dataset) -> None:
 
 def test_a_dataset_may_have_fewer_networks_than_a_table(dataset: Dataset, train: Samples, val: Samples) -> None:
     for name in ("sota", "disjoint-40"):
-        assert networks_of(table_named(name), dataset) == ("resnet10",)
-    assert networks_of(table_named("sota"), Dataset("imagenet-1k", train, val)) == ("resnet10", "resnet18")
+        assert networks_of(table_named(name), dataset.name) == ("resnet10",)
+    assert networks_of(table_named("sota"), "imagenet-1k") == ("resnet10", "resnet18")
 
 
 def test_the_figures_have_the_papers_numbers_of_base_classes(dataset: Dataset) -> None:
