@@ -131,6 +131,9 @@ def plan_for(
     plan = Plan(entry["scenario"], numbers.pop("base"), numbers.pop("novel"), **numbers)
     plan = replace(plan, **entry.get("for_arch", {}).get(changes.get("arch"), {}))
     plan = fitted_to(plan, dataset, full_size=scale == "paper" and dataset.kind == "photo", **changes)
+    shorter = _read()["base_epochs"].get(scale, {}).get(plan.arch)
+    if shorter:  # which are enough for a large network on small pictures
+        plan = replace(plan, pretraining=replace(plan.pretraining, epochs=shorter))
     plan = scheduled(plan, schedule, epochs)
     given = given_base(model) if model else None
     return given.start(plan) if given and given.stands_for(plan, dataset) else plan
