@@ -326,11 +326,8 @@ def _plus_minus(row: Row, metric: str) -> str:
 def seconds(row: Row) -> str:
     """How long each part took, and whether anybody else was at the machine meanwhile."""
     told = ", ".join(f"{part} {duration(value)}" for part, value in row["seconds"].items())
-    where = "processor" if row["hardware"].endswith("threads") else "GPU"
-    if (row.get("workers") or 1) > 1:
-        return f"{told}; measured with {row['workers']} processes sharing the {where}"
     if row.get("gpu_shared"):
-        return f"{told}; measured while other processes shared the {where}"
+        return f"{told}; measured while other processes shared the GPU"
     return told
 
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from branchout.metrics import Accuracies
-from branchout.train.frontier import Scored
 
 METRICS = ("all", "base", "novel", "overlap", "avg")
 
@@ -41,11 +40,6 @@ def averaged(rows: Sequence[Accuracies]) -> tuple[dict[str, float | None], dict[
         means[name] = percent(float(np.mean(values))) if known else None
         spreads[name] = percent(float(np.std(values))) if known else None
     return means, spreads
-
-
-def two_fold(scored: Mapping[str, Sequence[Scored]]) -> dict[str, float | None]:
-    """Two-fold means over seeds of each goal, in percent."""
-    return {goal: percent(float(np.mean([s.two_fold for s in rows]))) for goal, rows in scored.items()}
 
 
 def provenance() -> dict[str, Any]:
