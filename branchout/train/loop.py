@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -45,6 +46,17 @@ def best_device() -> torch.device:
 def precision(device: torch.device) -> torch.autocast:
     """Networks run in bfloat16 on a GPU. Heads and losses do not: its eight bits are too few for logits up to 16."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+
+
+@contextmanager
+def fastest_convolutions(device: torch.device) -> Iterator[None]:
+    """Let cuDNN try its ways of computing each convolution and keep the fastest: shapes stay the same in a training."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or device.type == "cuda"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def seed_for(*parts: int) -> int:
@@ -91,23 +103,24 @@ def fit(
         fused=device.type == "cuda",
     )
     losses = resume(checkpoint, modules, parameters, optimiser, optimisation) if checkpoint else []
-    for epoch in range(len(losses), optimisation.epochs):
-        total = torch.zeros((), device=device)
-        count = 0
-        for step, batch in enumerate(epoch_batches(epoch)):
-            progress = (epoch + step / steps_per_epoch) / optimisation.epochs
-            for group in optimiser.param_groups:
-                group["lr"] = learning_rate(optimisation, progress)
-            loss = loss_of(batch)
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-            total += loss.detach().float()
-            count += 1
-        losses.append(total.item() / max(count, 1))
-        if checkpoint:
-            save(checkpoint, modules, parameters, optimiser, optimisation, losses)
-        report(Event(work, epoch + 1, optimisation.epochs, {"loss": losses[-1]}))
+    with fastest_convolutions(device):
+        for epoch in range(len(losses), optimisation.epochs):
+            total = torch.zeros((), device=device)
+            count = 0
+            for step, batch in enumerate(epoch_batches(epoch)):
+                progress = (epoch + step / steps_per_epoch) / optimisation.epochs
+                for group in optimiser.param_groups:
+                    group["lr"] = learning_rate(optimisation, progress)
+                loss = loss_of(batch)
+                optimiser.zero_grad(set_to_none=True)
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimiser.step()
+                total += loss.detach().float()
+                count += 1
+            losses.append(total.item() / max(count, 1))
+            if checkpoint:
+                save(checkpoint, modules, parameters, optimiser, optimisation, losses)
+            report(Event(work, epoch + 1, optimisation.epochs, {"loss": losses[-1]}))
     return losses
 
 
