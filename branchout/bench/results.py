@@ -19,6 +19,7 @@ import numpy as np
 from branchout.metrics import Accuracies
 
 METRICS = ("all", "base", "novel", "overlap", "avg")
+PACKAGE = Path(__file__).parents[1]
 
 
 def percent(value: float | None) -> float | None:
@@ -67,22 +68,24 @@ def hardware() -> str:
     return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
 
 
-def commit() -> str:
-    """The commit of the working tree, marked if it has changes; $BRANCHOUT_COMMIT where the code runs without git."""
+def commit(package: Path = PACKAGE) -> str:
+    """The commit of the code, marked if the code has changes; $BRANCHOUT_COMMIT where it runs without git.
+
+    Rows and pages change while they are made, and say nothing about what made them.
+    """
     if "BRANCHOUT_COMMIT" in os.environ:
         return os.environ["BRANCHOUT_COMMIT"]
-    here = Path(__file__).parent
     try:
-        name = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        # Installed in a folder of somebody's repository it is not part of it.
+        _git(package, "ls-files", "--error-unmatch", "__init__.py")
+        name, changes = _git(package, "rev-parse", "--short=12", "HEAD"), _git(package, "status", "--porcelain", ".")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return name.stdout.strip()
+    return f"{name}-dirty" if changes else name
+
+
+def _git(where: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def write(folder: Path, name: str, row: Mapping[str, Any]) -> Path:

@@ -1,0 +1,54 @@
+"""What a row says of the code that made it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from branchout.bench.results import commit
+
+
+def git(where: Path, *arguments: str) -> str:
+    names = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
+    return subprocess.run(["git", *names, *arguments], cwd=where, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("BRANCHOUT_COMMIT", raising=False)
+    for name in ("branchout/__init__.py", "results/row.json"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("{}\n")
+    git(tmp_path, "init")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "all")
+    return tmp_path
+
+
+def test_the_commit_is_that_of_the_code(repository: Path) -> None:
+    assert commit(repository / "branchout") == git(repository, "rev-parse", "HEAD")[:12]
+
+
+def test_a_row_made_again_does_not_make_the_code_another(repository: Path) -> None:
+    (repository / "results" / "row.json").unlink()
+    assert not commit(repository / "branchout").endswith("-dirty")
+
+
+@pytest.mark.parametrize("name", ["__init__.py", "new.py"])
+def test_changed_code_is_marked(repository: Path, name: str) -> None:
+    (repository / "branchout" / name).write_text("changed\n")
+    assert commit(repository / "branchout") == git(repository, "rev-parse", "HEAD")[:12] + "-dirty"
+
+
+def test_installed_in_another_repository_it_has_no_commit(repository: Path) -> None:
+    installed = repository / ".venv" / "branchout"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").touch()
+    assert commit(installed) == "unknown"
+
+
+def test_without_git_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BRANCHOUT_COMMIT", "abc")
+    assert commit(tmp_path) == "abc"
