@@ -22,6 +22,7 @@ from branchout.train.frontier import Frontier
 from branchout.train.recipes import recipe_named
 
 ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 GUIDES = ("how-it-works", "operating-points", "exemplars", "overlapping-classes", "branch-depth", "troubleshooting")
 PICTURES = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
@@ -241,6 +242,48 @@ def test_measured_numbers_are_those_of_their_files(page: Path) -> None:
 
 def test_the_check_sees_numbers() -> None:
     assert sum(1 for page in PAGES if page.stem in GUIDES for _ in rows_with_files(page)) >= 8
+
+
+LINES = {
+    "20 unknown ones": "disjoint-40",
+    "20 others": "disjoint-40-split2",
+    "40 unknown ones, on 160": "disjoint-200",
+    "20 kinds of animals, on 141 inanimate classes": "branch-depth",
+    "ten times 10 unknown ones, on 100": "multistep",
+    "15 unknown, 5 old ones that look different now": "overlap-style",
+    "15 unknown, 5 old ones, half the images": "overlap-random-shuffled",
+    "15 unknown, 5 old ones, half the images, clustered by look": "overlap-random-clustered",
+    "20 old ones, half the images, clustered by look": "overlap-full",
+}
+"""The experiment of each line of the README's table."""
+
+
+def two_fold(experiment: str, row: str) -> str:
+    """As the README writes it: all / balanced / avg."""
+    path = ROOT / "results" / "tiny-imagenet-200" / experiment / "resnet10" / f"{row}.json"
+    if not path.exists():
+        return "not measured"
+    scores = json.loads(path.read_text(encoding="utf-8"))["two_fold"]
+    return " / ".join(f"{scores[goal]:.1f}" for goal in ("all", "balanced", "avg"))
+
+
+def test_the_readme_has_the_two_fold_scores_of_the_files() -> None:
+    table = [line.strip("| ").split(" | ") for line in README.splitlines() if line.startswith("| ")]
+    lines = {cells[0]: cells[1:] for cells in table if cells[0] in LINES}
+    assert lines.keys() == LINES.keys()
+    rows = ("score-fusion-reference-all", "score-fusion-branchout-all", "joint-dial-all")
+    for name, experiment in LINES.items():
+        assert lines[name] == [two_fold(experiment, row) for row in rows], name
+
+
+def test_no_other_method_with_the_dial_is_above_what_the_readme_says() -> None:
+    rivals = []
+    for path in (ROOT / "results" / "tiny-imagenet-200" / "disjoint-40" / "resnet10").glob("*-dial-all.json"):
+        row = json.loads(path.read_text(encoding="utf-8"))
+        if row["method"] not in ("score-fusion", "joint"):
+            rivals.append(row["two_fold"])
+    best = " / ".join(f"{max(scores[goal] for scores in rivals):.1f}" for goal in ("all", "balanced", "avg"))
+    assert f"the best reach {best} on the first line" in README
 
 
 def test_the_dial_is_drawn_as_it_was_measured() -> None:
