@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from branchout.bench.contenders import contenders
-from branchout.bench.tables import BY_BASE
+from branchout.bench.tables import BY_BASE, networks_of, table_named
 from branchout.evaluate.markup import MINUS
 
 Rows = Mapping[Path, Mapping[str, Any]]
@@ -131,11 +131,14 @@ class Claim:
 
 
 def checks(dataset: str, rows: Rows) -> Iterator[Check]:
-    """Every claim, judged by the rows of a dataset."""
+    """Every claim about networks that a dataset is run with, judged by its rows."""
     of = Measurements(dataset, rows)
     for claim in CLAIMS:
+        places = [(table, arch) for table, arch in claim.places if arch in networks_of(table_named(table), dataset)]
+        if not places:
+            continue
         cases = []
-        for table, arch in claim.places:
+        for table, arch in places:
             try:
                 held, numbers = claim.check(of, table, arch)
             except Missing as missing:

@@ -191,3 +191,10 @@ def test_rows_are_looked_for_where_the_bench_writes_them() -> None:
     assert PLACE.name == "resnet10"
     check = judged("toys", {PLACE / "joint-plain.json": row("joint", "plain", all=62.0)})["near-joint"]
     assert check.cases[0].numbers == "no row of score-fusion-reference, all"
+
+
+def test_networks_that_a_dataset_is_not_run_with_are_not_waited_for() -> None:
+    known = {check.key: check for check in checks("glyphs", {})}
+    assert "smaller-wins" not in known, "it is about ResNet18 alone"
+    assert {case.arch for case in known["near-joint"].cases} == {"resnet10"}
+    assert "smaller-wins" in {check.key for check in checks("tiny-imagenet-200", {})}
