@@ -61,6 +61,7 @@ class Line:
 class Section:
     """One table with one network."""
 
+    dataset: str
     table: Table
     arch: str
     number: str
@@ -99,8 +100,8 @@ class Section:
     @property
     def command(self) -> str:
         """What measures all of it, where it is the paper's."""
-        network = f" --arch {self.arch}" if len(self.table.archs) > 1 else ""
-        return f"branchout bench {self.table.name}{network} --data DIR"
+        network = f" --arch {self.arch}" if len(networks_of(self.table, self.dataset)) > 1 else ""
+        return f"branchout bench {self.table.name}{network} --data {'glyphs' if self.dataset == 'glyphs' else 'DIR'}"
 
     def facts(self) -> str:
         """How large it is, and what it was measured with."""
@@ -200,6 +201,7 @@ def report(out: Path, dataset: str, pictures: Sequence[Path] = ()) -> Report:
     judged = tuple(checks(dataset, rows))
     every = [
         Section(
+            dataset,
             table,
             arch,
             paper_number(table.name, arch),
@@ -355,7 +357,7 @@ def _others(dataset: str, rows: Mapping[Path, Row]) -> Iterator[Section]:
         split = re.search(r"-split(\d+)$", experiment)
         title = f"other classes drawn (split {split[1]})" if split else "what no table of the paper has"
         shown.sort(key=_by_point)
-        yield Section(Table(experiment, title, experiment, (arch,), ()), arch, "", tuple(shown))
+        yield Section(dataset, Table(experiment, title, experiment, (arch,), ()), arch, "", tuple(shown))
 
 
 def _by_point(line: Line) -> tuple[str, int]:

@@ -9,7 +9,18 @@ from measured import PLACE, papers_own, row, write
 
 from branchout.bench import claims
 from branchout.bench.markdown import markdown, plain
-from branchout.bench.report import Report, anchor, lines, misprints, paper_label, paper_number, paper_rows, read, report
+from branchout.bench.report import (
+    Report,
+    Section,
+    anchor,
+    lines,
+    misprints,
+    paper_label,
+    paper_number,
+    paper_rows,
+    read,
+    report,
+)
 from branchout.bench.tables import table_named, tables
 from branchout.errors import BranchoutError
 
@@ -204,3 +215,14 @@ def test_every_table_has_a_number_for_every_network_it_is_measured_with() -> Non
 
 def test_text_that_looks_like_markup_is_text() -> None:
     assert plain("a|b <i> [x](y) `c` *d*") == r"a\|b \<i\> \[x\](y) \`c\` \*d\*"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "command"),
+    [
+        ("tiny-imagenet-200", "branchout bench sota --arch resnet10 --data DIR"),
+        ("glyphs", "branchout bench sota --data glyphs"),
+    ],
+)
+def test_a_table_tells_what_to_type_for_it(dataset: str, command: str) -> None:
+    assert Section(dataset, table_named("sota"), "resnet10", "1", ()).command == command
