@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -95,10 +96,13 @@ def experiments_of(table: Table, dataset: Dataset, scale: str | None = None, **c
     if table.experiment != BY_BASE:
         return {table.experiment: plan_for(table.experiment, dataset, scale, **changes)}
     whole = plan_for("disjoint-40", dataset, scale, **changes)
-    return {
-        f"{BY_BASE}-{count}": replace(whole, kept=count if count != whole.base else None)
-        for count in _read()["base_classes"][scale or scale_of(dataset)]
-    }
+    found = {}
+    for count in _read()["base_classes"][scale or scale_of(dataset)]:
+        plan = replace(whole, kept=count if count != whole.base else None)
+        if dataset.kind == "glyph" and not changes.get("schedule") and not changes.get("epochs"):
+            plan = replace(plan, pretraining=replace(plan.pretraining, epochs=glyph_epochs(count)))
+        found[f"{BY_BASE}-{count}"] = plan
+    return found
 
 
 def scale_of(dataset: Dataset) -> str:
@@ -144,11 +148,16 @@ def fitted_to(plan: Plan, dataset: Dataset, *, full_size: bool = False, **change
     if full_size:
         plan = replace(plan, size=224, pretraining=PAPER_PRETRAINING)
     elif dataset.kind == "glyph":
-        plan = replace(plan, size=32, width=16, pretraining=replace(FAST, epochs=12))
+        plan = replace(plan, size=32, width=16, pretraining=replace(FAST, epochs=glyph_epochs(plan.base)))
     else:
         shape = dataset.train.pixels.shape
         plan = replace(plan, size=min(shape[:2]) if shape else 64)
     return replace(plan, **{key: value for key, value in changes.items() if value is not None})
+
+
+def glyph_epochs(classes: int | None) -> int:
+    """Of a base model of characters: 12, and more where there are few, or it would hardly have begun to learn."""
+    return 12 if classes is None else min(max(12, math.ceil(12 * 400 / classes)), 60)
 
 
 def scheduled(plan: Plan, schedule: str | None, epochs: int | None) -> Plan:

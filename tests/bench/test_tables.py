@@ -133,6 +133,16 @@ def test_the_figures_have_the_papers_numbers_of_base_classes(dataset: Dataset) -
     }
 
 
+def test_few_characters_are_learned_for_longer(dataset: Dataset) -> None:
+    def epochs(**asked: int) -> list[int]:
+        plans = experiments_of(table_named("fig-base-classes"), dataset, **asked)
+        return [plan.pretraining.epochs for plan in plans.values()]
+
+    assert epochs() == [60, 48, 24, 12]
+    assert epochs(epochs=2) == [2, 2, 2, 2]
+    assert [fitted_to(Plan("steps", base, 5), dataset).pretraining.epochs for base in (8, 500, None)] == [60, 12, 12]
+
+
 def test_names_that_mean_nothing_are_answered_with_near_ones() -> None:
     assert contender_named("branchout").name == "score-fusion-branchout"
     with pytest.raises(BranchoutError, match="no method is called 'icral'; did you mean icarl"):
