@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from branchout.bench.claims import Case, Check
 from branchout.bench.markdown import CLAIMS, FOLDS, UNKNOWN
+from branchout.bench.paper import misprints
 from branchout.bench.report import (
     NAMES,
     Figure,
@@ -23,7 +24,6 @@ from branchout.bench.report import (
     anchor,
     cell,
     columns,
-    misprints,
     number,
 )
 from branchout.errors import BranchoutError

@@ -127,13 +127,16 @@ def initial_deltas(
     """(seeds, inputs, points, |Y_d|) per branch; all points of a seed start alike."""
     deltas = []
     generator = torch.Generator().manual_seed(seed)
+    # torch's default for a linear layer: of each W_dd' by itself after one step, of one matrix that holds them all after
+    # several, as the authors have it.
+    branches = len(problem.space.branches)
+    inputs = k if branches == 2 else k * branches
     for names, read in zip(problem.space.branches, sources(problem.feature_of), strict=True):
         shape = (seeds, len(read) * k, 1, len(names))
-        # torch's default for each W_dd' as its own linear layer of k inputs.
         start = (
             torch.zeros(shape)
             if settings.zero_start
-            else (torch.rand(shape, generator=generator) * 2 - 1) / math.sqrt(k)
+            else (torch.rand(shape, generator=generator) * 2 - 1) / math.sqrt(inputs)
         )
         deltas.append(start.to(like).expand(-1, -1, points, -1).contiguous().requires_grad_())
     return deltas
@@ -214,25 +217,36 @@ def fused_columns(
     """z̃ in training, for all seeds and points: (seeds, n, points, columns).
 
     For a base sample β scales the features that enter W_bd', which is the same as scaling what comes out: one product
-    serves all values of β. With `beta_on_head` it scales what enters the new branches' own heads too.
+    serves all values of β. With `beta_on_head` it scales new branches' features wherever they enter: their own heads,
+    and the deltas between them.
     """
     beta = torch.tensor([point[1] for point in grid]).to(batch.u)
     is_base = (batch.origin == 0)[:, :, None]  # (seeds, n, 1)
     scale = torch.where(is_base, beta, torch.ones_like(beta))[..., None]  # (seeds, n, points, 1)
     parts = []
     for d, (delta, read) in enumerate(zip(deltas, sources(problem.feature_of), strict=True)):
-        seeds, inputs, points, width = delta.shape
-        u = batch.u[:, :, read].flatten(2)
-        change = torch.bmm(u, delta.view(seeds, inputs, points * width)).view(seeds, -1, points, width)
         own = problem.space.slice_of(d)
         z = batch.z[:, :, None, own]
         if d == 0:
-            change = change * scale
+            change = _product(batch.u[:, :, read], delta) * scale
         elif beta_on_head:
             bias = 0.0 if problem.bias is None else problem.bias[own]
             z = (z - bias) * scale + bias
+            k = batch.u.shape[-1]  # what is read first is the base's
+            change = _product(batch.u[:, :, read[:1]], delta[:, :k])
+            if len(read) > 1:
+                change = change + _product(batch.u[:, :, read[1:]], delta[:, k:]) * scale
+        else:
+            change = _product(batch.u[:, :, read], delta)
         parts.append(z + change)
     return torch.cat(parts, dim=-1)
+
+
+def _product(u: Tensor, delta: Tensor) -> Tensor:
+    """(seeds, n, sources, k), (seeds, sources · k, points, width) → (seeds, n, points, width)."""
+    seeds, inputs, points, width = delta.shape
+    flat = delta.reshape(seeds, inputs, points * width)
+    return torch.bmm(u.flatten(2), flat).view(seeds, -1, points, width)
 
 
 def classification_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from branchout.bench.contenders import contenders
-from branchout.bench.report import paper_label, paper_rows
+from branchout.bench.paper import paper_label, paper_rows
 from branchout.bench.tables import tables
 
 PLACE = Path("toys/disjoint-40/resnet10")

@@ -9,18 +9,8 @@ from measured import PLACE, papers_own, row, write
 
 from branchout.bench import claims
 from branchout.bench.markdown import markdown, plain
-from branchout.bench.report import (
-    Report,
-    Section,
-    anchor,
-    lines,
-    misprints,
-    paper_label,
-    paper_number,
-    paper_rows,
-    read,
-    report,
-)
+from branchout.bench.paper import misprints, paper_label, paper_number, paper_rows
+from branchout.bench.report import Report, Section, anchor, lines, read, report
 from branchout.bench.tables import table_named, tables
 from branchout.errors import BranchoutError
 

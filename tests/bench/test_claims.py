@@ -8,7 +8,8 @@ from measured import PLACE, alone, papers_own, row, write
 
 from branchout.bench import claims
 from branchout.bench.claims import CLAIMS, Check, checks
-from branchout.bench.report import FIGURES, paper_number, read
+from branchout.bench.paper import paper_number
+from branchout.bench.report import FIGURES, read
 from branchout.bench.tables import figures, tables
 
 OF_TABLES = [claim.key for claim in CLAIMS if claim.places[0][0] not in FIGURES]

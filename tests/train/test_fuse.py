@@ -52,9 +52,12 @@ def slow_single_point(
                 for d in range(branches):
                     own = z[space.slice_of(d)]
                     others = sorted({problem.feature_of[e] for e in range(branches) if e != d})
-                    change = sum(u[f] @ deltas[d][n * K : (n + 1) * K] for n, f in enumerate(others))
-                    if from_base and d == 0:
-                        change = beta * change
+                    change = 0.0
+                    for n, f in enumerate(others):
+                        part = u[f] @ deltas[d][n * K : (n + 1) * K]
+                        of_new_branch = f > 0 or d == 0
+                        scaled = from_base and of_new_branch and (d == 0 or settings.beta_on_head)
+                        change = change + (beta * part if scaled else part)
                     if from_base and d > 0 and settings.beta_on_head:
                         own = beta * own
                     fused.append(own + change)
@@ -81,6 +84,15 @@ def slow_single_point(
 DISJOINT = LabelSpace.of(["a", "b", "c"], ["d", "e"])
 OVERLAPPING = LabelSpace.of(["a", "b", "c"], ["c", "d"])
 THREE_STEPS = LabelSpace.of(["a", "b"], ["c"], ["d", "a"])
+
+
+@pytest.mark.parametrize(("space", "inputs"), [(DISJOINT, K), (THREE_STEPS, 3 * K)], ids=["one step", "two steps"])
+def test_deltas_start_as_one_linear_layer_would(space: LabelSpace, inputs: int) -> None:
+    problem = Problem(space, tuple(range(len(space.branches))), "max")
+    like = torch.zeros(1, dtype=torch.float64)
+    start = stage_two.initial_deltas(problem, K, 200, 1, REFERENCE.stage_two, 1, like)
+    largest = max(float(delta.detach().abs().max()) for delta in start)
+    assert 0.99 * inputs**-0.5 < largest <= inputs**-0.5
 
 
 @pytest.mark.parametrize("settings", [PAPER.stage_two, REFERENCE.stage_two], ids=["paper", "reference"])
