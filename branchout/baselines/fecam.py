@@ -116,6 +116,6 @@ def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = Fal
 
 
 METHODS = (
-    Method("fecam", "FeCAM", learn, on="base"),
+    Method("fecam", "FeCAM, exemplars", learn, on="base"),
     Method("fecam-all", "FeCAM, all base images", partial(learn, everything=True), on="base", oracle=True),
 )

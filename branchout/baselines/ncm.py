@@ -50,6 +50,6 @@ def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = Fal
 
 
 METHODS = (
-    Method("ncm", "SimpleCIL (nearest class mean)", learn, on="base"),
+    Method("ncm", "SimpleCIL (nearest class mean), exemplars", learn, on="base"),
     Method("ncm-all", "SimpleCIL, all base images", partial(learn, everything=True), on="base", oracle=True),
 )

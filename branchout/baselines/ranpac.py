@@ -126,6 +126,6 @@ def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = Fal
 
 
 METHODS = (
-    Method("ranpac", "RanPAC", learn, on="base"),
+    Method("ranpac", "RanPAC, exemplars", learn, on="base"),
     Method("ranpac-all", "RanPAC, all base images", partial(learn, everything=True), on="base", oracle=True),
 )

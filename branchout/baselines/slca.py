@@ -132,6 +132,6 @@ def aligned(head: Head, means: Tensor, factors: Tensor, task: Task) -> Head:
 
 
 METHODS = (
-    Method("slca", "SLCA (classifier alignment)", learn, on="base"),
+    Method("slca", "SLCA (classifier alignment), exemplars", learn, on="base"),
     Method("slca-all", "SLCA, all base images", partial(learn, everything=True), on="base", oracle=True),
 )

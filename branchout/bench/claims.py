@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
-from typing import Any
 
 from branchout.bench.contenders import contenders
+from branchout.bench.measurements import Measurements, Missing, Rows, Verdict, decided, label
+from branchout.bench.paper import paper_rows
 from branchout.bench.tables import BY_BASE, networks_of, table_named
 from branchout.evaluate.markup import MINUS
-
-Rows = Mapping[Path, Mapping[str, Any]]
-Verdict = tuple[bool, str]
-"""Whether it holds, and the numbers that say so."""
 
 OURS, DEFAULT, FC_ONLY = "score-fusion-reference", "score-fusion-branchout", "score-fusion-fc-reference"
 COMPARED = ("finetune", "lwf", "icarl", "bic", "wa", "der")
@@ -31,59 +28,6 @@ OVERLAPS = (
 )  # fmt: skip
 
 
-CLOSE = 0.5
-"""Points of accuracy below which two methods are not told apart, whatever the exemplar seeds say: on 5,000 test images
-an accuracy of 60% has a standard error of 0.7 points."""
-
-
-@dataclass(frozen=True)
-class Value:
-    """One measured number: a mean, and its spread where seeds are several."""
-
-    mean: float
-    std: float | None
-
-    def __str__(self) -> str:
-        return f"{self.mean:.1f}" if self.std is None else f"{self.mean:.1f} ± {self.std:.1f}"
-
-    def against(self, other: Value) -> str:
-        apart, spread = abs(self.mean - other.mean), max(self.std or 0, other.std or 0, CLOSE)
-        return f"{self} against {other}{' (too close to tell apart)' if apart < spread else ''}"
-
-
-class Missing(Exception):  # noqa: N818 – not an error: the claim is then not measured
-    """A row that a claim needs is not there."""
-
-
-@dataclass(frozen=True)
-class Measurements:
-    """Rows of one dataset, by who they are about."""
-
-    dataset: str
-    rows: Rows
-
-    def row(self, experiment: str, contender: str, point: str, arch: str) -> Mapping[str, Any]:
-        path = Path(self.dataset) / experiment / arch / f"{contender}-{point}.json"
-        if path not in self.rows:
-            raise Missing(f"no row of {contender}, {point}")
-        return self.rows[path]
-
-    def value(self, metric: str, experiment: str, contender: str, point: str, arch: str) -> Value:
-        row = self.row(experiment, contender, point, arch)
-        mean = row["metrics"].get(metric)
-        if mean is None:
-            raise Missing(f"no {metric} in the row of {contender}, {point}")
-        several = len(row.get("seeds") or ()) > 1
-        return Value(float(mean), (row.get("std") or {}).get(metric) if several else None)
-
-    def perhaps(self, metric: str, experiment: str, contender: str, point: str, arch: str) -> Value | None:
-        """A number that is told beside a claim and decides nothing."""
-        try:
-            return self.value(metric, experiment, contender, point, arch)
-        except Missing:
-            return None
-
-
 @dataclass(frozen=True)
 class Case:
     """A claim at one place of the paper: a table or figure, and a network."""
@@ -94,10 +38,19 @@ class Case:
     """None: not measured."""
     numbers: str
     """What it rests on, or what is missing."""
+    close: bool = False
+    """Whether chance could have decided it."""
 
     @property
     def verdict(self) -> str:
+        if self.close:
+            return "too close to tell"
         return {True: "holds", False: "does not hold", None: "not measured"}[self.held]
+
+    @property
+    def in_summary(self) -> str:
+        """The numbers among those of other cases, where those against the claim stand out."""
+        return f"{self.verdict}, {self.numbers}" if self.verdict == "does not hold" else self.numbers
 
 
 @dataclass(frozen=True)
@@ -113,11 +66,12 @@ class Check:
     @property
     def verdict(self) -> str:
         """One counterexample is enough; `holds` needs every case, so that nothing passes by not being measured."""
-        held = {case.held for case in self.cases}
-        if False in held:
-            return "does not hold"
-        if None in held:
-            return "holds so far" if True in held else "not measured"
+        found = {case.verdict for case in self.cases}
+        for verdict in ("does not hold", "too close to tell"):
+            if verdict in found:
+                return verdict
+        if "not measured" in found:
+            return "holds so far" if "holds" in found else "not measured"
         return "holds"
 
 
@@ -140,12 +94,12 @@ def checks(dataset: str, rows: Rows) -> Iterator[Check]:
         cases = []
         for table, arch in places:
             try:
-                held, numbers = claim.check(of, table, arch)
+                found = claim.check(of, table, arch)
             except Missing as missing:
                 cases.append(Case(table, arch, None, str(missing)))
             else:
-                cases.append(Case(table, arch, held, numbers))
-        failed = any(case.held is False for case in cases)
+                cases.append(Case(table, arch, found.held, found.told, found.close))
+        failed = any(case.verdict == "does not hold" for case in cases)
         yield Check(claim.key, claim.claim, tuple(cases), reasons(dataset).get(claim.key) if failed else None)
 
 
@@ -162,73 +116,93 @@ def _reasons() -> dict[str, dict[str, str]]:
     return known
 
 
-# Tables 1 and 2: joint training and the class-incremental methods.
+# Joint training, and everybody who stands in the paper's tables.
 
 
-def _near_joint(of: Measurements, _: str, arch: str) -> Verdict:
-    ours = of.value("all", "disjoint-40", OURS, "all", arch)
-    joint = of.value("all", "disjoint-40", "joint", "plain", arch)
-    told = f"all {ours.against(joint)}"
-    default = of.perhaps("all", "disjoint-40", DEFAULT, "all", arch)
-    return joint.mean - ours.mean <= 1, told + (f"; Branchout's recipe {default}" if default else "")
+def _near_joint(of: Measurements, table: str, arch: str) -> Verdict:
+    experiment = table_named(table).experiment
+    ours, joint = (of.value("all", experiment, *who, arch) for who in ((OURS, "all"), ("joint", "plain")))
+    default = of.perhaps("all", experiment, DEFAULT, "all", arch)
+    told = f"all {ours} against {joint}" + (f"; Branchout's recipe {default}" if default else "")
+    return decided([(1 - (joint.mean - ours.mean), ours.chance(joint))], told)
 
 
-def _above_joint(of: Measurements, _: str, arch: str) -> Verdict:
-    ours = of.value("avg", "disjoint-40", OURS, "avg", arch)
-    joint = of.value("avg", "disjoint-40", "joint", "plain", arch)
+def _above_joint(of: Measurements, table: str, arch: str) -> Verdict:
+    experiment = table_named(table).experiment
+    ours, joint = (of.value("avg", experiment, *who, arch) for who in ((OURS, "avg"), ("joint", "plain")))
     told = f"avg {ours.against(joint)}"
     for what, contender, point in (
         ("Branchout's recipe", DEFAULT, "avg"),
         ("joint training with the same dial", "joint", "dial-avg"),
     ):
-        value = of.perhaps("avg", "disjoint-40", contender, point, arch)
+        value = of.perhaps("avg", experiment, contender, point, arch)
         told += f"; {what} {value}" if value else ""
-    return ours.mean > joint.mean, told
+    return decided([(ours.mean - joint.mean, ours.chance(joint))], told)
 
 
 def _above(
     of: Measurements,
-    experiment: str,
+    table: str,
     ours: tuple[str, str],
     others: tuple[str, Sequence[str]],
     metrics: Mapping[str, str],
+    lead: float = 0.0,
 ) -> Verdict:
-    """Whether our contender is above all others in each metric, at the point that is chosen for it.
+    """Whether our contender is above all others in each metric, by `lead` points, at the point that is chosen for it.
 
-    Both sides are contenders and a network. All others must be measured. What they reach with the same dial is told.
+    Both sides are contenders and a network. All others must be measured. What everybody in the table reaches with the
+    same dial is told.
     """
+    experiment = table_named(table).experiment
     contender, arch = ours
     network, names = others
-    told, dialled, held = [], [], True
+    told, dialled, margins = [], [], []
     for metric, point in metrics.items():
         mine = of.value(metric, experiment, contender, point, arch)
         theirs = {name: of.value(metric, experiment, name, "plain", network) for name in names}
         best = max(theirs, key=lambda name: theirs[name].mean)
-        held &= mine.mean > theirs[best].mean
-        told.append(f"{metric} {mine.against(theirs[best])} ({_label(best)})")
-        found = {name: of.perhaps(metric, experiment, name, f"dial-{point}", network) for name in names}
+        margins.append((mine.mean - theirs[best].mean - lead, mine.chance(theirs[best])))
+        told.append(f"{metric} {mine.against(theirs[best])} ({label(best)})")
+        found = {
+            name: of.perhaps(metric, experiment, name, f"dial-{point}", network)
+            for name in table_named(table).of(network)
+            if _is_rival(name)
+        }
         moved = {name: value for name, value in found.items() if value}
         if moved:
             best = max(moved, key=lambda name: moved[name].mean)
-            dialled.append(f"{metric} {moved[best]} ({_label(best)})")
+            dialled.append(f"{metric} {moved[best]} ({label(best)})")
     if dialled:
-        told.append(f"given the same dial the best of them reach {', '.join(dialled)}")
-    return held, "; ".join(told)
+        told.append(f"with the same dial the best others reach {', '.join(dialled)}")
+    default = {metric: of.perhaps(metric, experiment, DEFAULT, point, arch) for metric, point in metrics.items()}
+    known = [f"{metric} {value}" for metric, value in default.items() if value]
+    if known:
+        told.append(f"Branchout's recipe {', '.join(known)}")
+    return decided(margins, "; ".join(told))
+
+
+def _is_rival(name: str) -> bool:
+    baseline = contenders()[name].baseline
+    return baseline is not None and not baseline.oracle
 
 
 BOTH = {"all": "all", "avg": "avg"}
 
 
-def _above_everyone(of: Measurements, _: str, arch: str) -> Verdict:
-    return _above(of, "disjoint-40", (OURS, arch), (arch, _compared(arch)), BOTH)
+def _above_everyone(of: Measurements, table: str, arch: str) -> Verdict:
+    return _above(of, table, (OURS, arch), (arch, _compared(arch)), BOTH)
 
 
-def _smaller_wins(of: Measurements, _: str, arch: str) -> Verdict:
-    return _above(of, "disjoint-40", (OURS, "resnet10"), (arch, COMPARED_LARGER), BOTH)
+def _ten_points_above(of: Measurements, table: str, arch: str) -> Verdict:
+    return _above(of, table, (OURS, arch), (arch, _compared(arch)), {"all": "all"}, lead=10)
 
 
-def _fc_only(of: Measurements, _: str, arch: str) -> Verdict:
-    return _above(of, "disjoint-40", (FC_ONLY, arch), (arch, _compared(arch)), BOTH)
+def _smaller_wins(of: Measurements, table: str, arch: str) -> Verdict:
+    return _above(of, table, (OURS, "resnet10"), (arch, COMPARED_LARGER), BOTH)
+
+
+def _fc_only(of: Measurements, table: str, arch: str) -> Verdict:
+    return _above(of, table, (FC_ONLY, arch), (arch, _compared(arch)), BOTH)
 
 
 def _many_steps(of: Measurements, table: str, arch: str) -> Verdict:
@@ -239,38 +213,33 @@ def _compared(arch: str) -> Sequence[str]:
     return COMPARED if arch == "resnet10" else COMPARED_LARGER
 
 
-def _label(name: str) -> str:
-    return contenders()[name].label
+def _above_table(of: Measurements, table: str, arch: str) -> Verdict:
+    """Against everybody whom the paper has in that table and who sees no more than the method does."""
+    told = paper_rows(table, arch)
+    names = [name for name in table_named(table).of(arch) if _is_rival(name) and label(name) in told]
+    return _above(of, table, (OURS, arch), (arch, names), BOTH)
 
 
-# Tables 3 to 11: the parts of the method.
-
-
-def _above_routing(of: Measurements, table: str, arch: str) -> Verdict:
-    return _above(of, table, (OURS, arch), (arch, ("learned-routing",)), BOTH)
-
-
-def _full_overlap(of: Measurements, table: str, arch: str) -> Verdict:
-    return _above(of, table, (OURS, arch), (arch, ("finetune", "icarl", "rainbow")), BOTH)
+# The parts of the method.
 
 
 def _tuned_heads(of: Measurements, table: str, arch: str) -> Verdict:
     """The paper's point is fine-tuning against both ways of training anew."""
-    told, held = [], True
+    told, margins = [], []
     for metric in BOTH:
         tuned = of.value(metric, table, "logitcat-ft", "plain", arch)
         anew = {name: of.value(metric, table, name, "plain", arch) for name in ("logitcat-rt", "featcat-rt")}
         best = max(anew, key=lambda name: anew[name].mean)
-        held &= tuned.mean > anew[best].mean
-        told.append(f"{metric} {tuned.against(anew[best])} ({_label(best)})")
-    return held, "; ".join(told)
+        margins.append((tuned.mean - anew[best].mean, tuned.chance(anew[best])))
+        told.append(f"{metric} {tuned.against(anew[best])} ({label(best)})")
+    return decided(margins, "; ".join(told))
 
 
 def _deeper_branch(of: Measurements, table: str, arch: str) -> Verdict:
     deep, usual = (
         of.value("novel", table, f"score-fusion{where}-reference", "balanced", arch) for where in ("-layer3", "")
     )
-    return deep.mean > usual.mean, f"novel {deep.against(usual)}"
+    return decided([(deep.mean - usual.mean, deep.chance(usual))], f"novel {deep.against(usual)}")
 
 
 def _max_pooling(of: Measurements, table: str, arch: str) -> Verdict:
@@ -281,7 +250,7 @@ def _max_pooling(of: Measurements, table: str, arch: str) -> Verdict:
     fused = [of.perhaps("overlap", table, f"score-fusion{how}-reference", "avg", arch) for how in ("", "-average")]
     if fused[0] and fused[1]:
         told += f"; within score fusion (best-Acc_avg) overlap {fused[0].against(fused[1])}"
-    return largest.mean > mean.mean, told
+    return decided([(largest.mean - mean.mean, largest.chance(mean))], told)
 
 
 # The figures.
@@ -289,7 +258,8 @@ def _max_pooling(of: Measurements, table: str, arch: str) -> Verdict:
 
 def _grid_trades(of: Measurements, _: str, arch: str) -> Verdict:
     """From one end of the grid to the other, at every value of the other setting; the mean decides."""
-    curve = of.row("disjoint-40", OURS, "all", arch).get("curve") or ()
+    row = of.row("disjoint-40", OURS, "all", arch)
+    curve = row.get("curve") or ()
     grid = {(round(point["alpha"], 3), round(point["beta"], 3)): point for point in curve}
 
     def change(metric: str, begin: int, end: int, place: int) -> list[float]:
@@ -303,17 +273,17 @@ def _grid_trades(of: Measurements, _: str, arch: str) -> Verdict:
             raise Missing("no whole grid in the row of score-fusion-reference, all")
         return found
 
-    told, held = [], True
+    told, margins = [], []
     for name, begin, end, place in (("α", 0, 1, 0), ("β", 1, 0, 1)):
         novel, base = (change(metric, begin, end, place) for metric in ("novel", "base"))
         gain = sum(novel) / len(novel)
-        held &= gain > 0
+        margins.append((gain, of.error(row, "novel")))
         rises = sum(each > 0 for each in novel)
         told.append(
             f"{name} from {begin} to {end}: novel {_signed(gain)}, base {_signed(sum(base) / len(base))} on average "
             f"(novel rises at {rises} of {len(novel)} values of {'βα'[place]})"
         )
-    return held, "; ".join(told) + "; first seed"
+    return decided(margins, "; ".join(told) + "; first seed")
 
 
 def _signed(number: float) -> str:
@@ -334,7 +304,10 @@ def alone_rows(rows: Rows, dataset: str) -> Rows:
     return {
         path: row
         for path, row in rows.items()
-        if path.parts[0] == dataset and path.parts[1].startswith(BY_BASE) and path.stem.endswith("-alone")
+        if path.parts[0] == dataset
+        and re.fullmatch(rf"{BY_BASE}-\d+", path.parts[1])  # not of another split
+        and path.parts[2] == "resnet10"
+        and path.stem.endswith("-alone")
     }
 
 
@@ -352,15 +325,18 @@ def _fewest_and_most(of: Measurements, wanted: set[str]) -> dict[int, dict[str, 
 def _depth_stops(of: Measurements, *_: str) -> Verdict:
     """Few base classes: fine-tuning more helps. Many: it does not. The second without the first would say nothing."""
     found = _fewest_and_most(of, {"layer4", *DEEPER})
-    told, gains = [], []
+    told, margins = [], []
     for count in (min(found), max(found)):
         best = max(DEEPER, key=lambda where: found[count][where])
-        gains.append(found[count][best] - found[count]["layer4"])
+        chance = of.error_alone(found[count][best], _new_classes(of))
+        gain = found[count][best] - found[count]["layer4"]
+        # That more does not help is not lost by what chance could have added.
+        margins.append((gain, chance) if count == min(found) else (2 * chance - gain, chance))
         told.append(
             f"{count} base classes: last block {found[count]['layer4']:.1f}, "
             f"the best of those that fine-tune more {found[count][best]:.1f} (from {best})"
         )
-    return gains[0] > 0 >= gains[1], "; ".join(told)
+    return decided(margins, "; ".join(told))
 
 
 def _gap_shrinks(of: Measurements, *_: str) -> Verdict:
@@ -371,14 +347,38 @@ def _gap_shrinks(of: Measurements, *_: str) -> Verdict:
     block = [f"{each['layer4'] - each['fc']:.1f}" for each in found.values() if {"fc", "layer4"} <= set(each)]
     fewest, most = gaps[min(gaps)], gaps[max(gaps)]
     more = f"; with the last block alone fine-tuned {', '.join(block)}" if len(block) == len(found) else ""
-    return fewest > 0 and most < fewest, f"everything fine-tuned is above frozen by {told} base classes{more}"
+    chance = of.error_alone(found[min(gaps)]["fc"], _new_classes(of))
+    margins = [(fewest, chance), (fewest - most, chance)]
+    return decided(margins, f"everything fine-tuned is above frozen by {told} base classes{more}")
+
+
+def _new_classes(of: Measurements) -> int:
+    return int(max(row["novel_classes"] for row in alone_rows(of.rows, of.dataset).values()))
 
 
 BOTH_NETWORKS = (("sota", "resnet10"), ("sota", "resnet18"))
+LATER = tuple((table, "resnet10") for table in ("overlap-style", "overlap-full", "disjoint-200", *OVERLAPS[1:]))
+"""Tables 5, 6 and 9 to 11."""
 
 CLAIMS: tuple[Claim, ...] = (
-    Claim("near-joint", "Best-Acc_all is within one point of joint training (Acc_all).", BOTH_NETWORKS, _near_joint),
-    Claim("above-joint", "Best-Acc_avg is above joint training (Acc_avg).", BOTH_NETWORKS, _above_joint),
+    Claim(
+        "near-joint",
+        "Best-Acc_all is within one point of joint training (Acc_all).",
+        (*BOTH_NETWORKS, *LATER),  # with ResNet50 the paper's own is not
+        _near_joint,
+    ),
+    Claim(
+        "above-joint",
+        "Best-Acc_avg is above joint training (Acc_avg).",
+        (*BOTH_NETWORKS, ("disjoint-40", "resnet50"), *LATER),
+        _above_joint,
+    ),
+    Claim(
+        "ten-points",
+        "Score fusion is ten points above the best compared method (Acc_all).",
+        BOTH_NETWORKS,
+        _ten_points_above,
+    ),
     Claim(
         "above-everyone",
         "Score fusion is above every compared method, in Acc_all and in Acc_avg.",
@@ -410,18 +410,17 @@ CLAIMS: tuple[Claim, ...] = (
         _tuned_heads,
     ),
     Claim(
-        "above-routing",
-        "Score fusion is above learning-based routing, in Acc_all and in Acc_avg.",
+        "above-table",
+        "Score fusion is above every other method of its table, oracles apart, in Acc_all and in Acc_avg.",
         (
             ("disjoint-40", "resnet10"),
-            ("overlap-style", "resnet10"),
-            ("overlap-full", "resnet10"),
             ("disjoint-40", "resnet18"),
             ("disjoint-40", "resnet50"),
-            ("disjoint-200", "resnet10"),
-            *((table, "resnet10") for table in OVERLAPS[1:]),
+            *(
+                place for place in LATER if place[0] != "overlap-random-shuffled"
+            ),  # where the paper's own misses by 0.02
         ),
-        _above_routing,
+        _above_table,
     ),
     Claim(
         "deeper-branch",
@@ -434,12 +433,6 @@ CLAIMS: tuple[Claim, ...] = (
         "Max pooling is above average pooling on overlapping classes (Acc_ovlp).",
         tuple((table, "resnet10") for table in OVERLAPS),
         _max_pooling,
-    ),
-    Claim(
-        "full-overlap",
-        "Where all new classes are old ones, score fusion is above fine-tuning, iCaRL and RM, in Acc_all and Acc_avg.",
-        (("overlap-full", "resnet10"),),
-        _full_overlap,
     ),
     Claim(
         "grid-trades",

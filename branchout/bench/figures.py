@@ -184,7 +184,8 @@ def design_space(axes: Any, rows: Rows, dataset: str) -> bool:
             drawn.append(at)
             labels.append(Label(told, [at], INK))
     # The ends of a dial, where one side is all but given up, would press everything else into a corner.
-    joint = curve("joint-dial-all") or curve("joint-plain")
+    dialled_joint = [rows.get(place / f"joint-dial-{goal}.json") for goal in ("all", "balanced", "avg")]
+    joint = curve("joint-dial-all") or [dict(row["metrics"]) for row in dialled_joint if row]
     left, low = min(p[0] for p in drawn), min(p[1] for p in drawn)
     right = max([p["base"] for p in dial] + [p[0] for p in drawn])
     high = max([p["novel"] for p in dial + joint if p["base"] >= left] + [p[1] for p in drawn])
@@ -194,7 +195,7 @@ def design_space(axes: Any, rows: Rows, dataset: str) -> bool:
         ("our recipe, the dial", dial, INK, 1.5, "-"),
         ("joint training, the dial", joint, SOFT, 1.2, (0, (4, 2))),
     ):
-        along = [(p["base"], p["novel"]) for p in sorted(dialled, key=lambda p: p.get("b", 0.0))]
+        along = [(p["base"], p["novel"]) for p in sorted(dialled, key=lambda p: p["novel"])]
         inside = [p for p in along if p[0] >= left and p[1] >= low]
         if inside:
             axes.plot(*zip(*along, strict=True), zorder=2, color=colour, lw=width, ls=dash)

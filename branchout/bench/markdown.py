@@ -24,6 +24,7 @@ from branchout.bench.report import (
 FOLDS = {
     "dial": "The same dial for everyone: {count} rows in which the other methods are given it too",
     "variant": "Variants of score fusion that the paper's table has not: {count} rows",
+    "two-fold": "Each half of the validation images chooses for the other: {count} methods that have operating points",
 }
 UNKNOWN = "no reason is known yet."
 INTRODUCTION = (
@@ -32,13 +33,27 @@ INTRODUCTION = (
     "chosen on the dev half, and means over the exemplar seeds named in the file. The paper's numbers are for "
     "ImageNet, so compare differences between rows, not the rows themselves. *Score fusion* is the paper's method with "
     "its authors' settings (recipe `reference`), *Branchout's recipe* is the default of `branchout extend`; joint "
-    "training has seen every image of every class. – : not in the paper, or not measured here."
+    "training sees at once all images that the base and the steps were given. – : not in the paper, or not measured "
+    "here."
+)
+TERMS = (
+    "**all**: every test image counts the same. **base**, **novel**, **overlap**: images of classes that only the base "
+    "knows, that only steps know, that both know. **avg**: the mean of these parts, over many steps of the base and of "
+    "each step. **balanced**: the mean of all and avg. **incremental**, **avg over steps**: all and avg, averaged over "
+    "the steps with the base first. **params**: millions, heads apart, stored vectors included. **±**: the spread over "
+    "exemplar seeds, with one base; another training of the base may move a row further. **Too close to tell**: a "
+    "difference below that spread, or below one standard error for so many test images."
+)
+AGAIN = (
+    "A row that is there is not made again: to measure it anew, delete its file, or give its command `--out` and a new "
+    "folder. Where samples were split by clustering, `scenario.json` beside the rows is the split; copy it along. A "
+    "base model is trained anew where the cache has none, and is then not the same to the last bit."
 )
 
 
 def markdown(report: Report, link: str = "../results", page: str | None = None) -> str:
     """The page. `link` leads from it to the results, `page` to the same as HTML."""
-    parts = [f"# Results on {plain(report.dataset)}", INTRODUCTION]
+    parts = [f"# Results on {plain(report.dataset)}", INTRODUCTION, TERMS, AGAIN]
     if page:
         parts.append(
             f"The same on [one page]({quote(page)}) to open in a browser: there each line unfolds to its spread, "
@@ -72,15 +87,11 @@ def _summary(report: Report) -> list[str]:
     told = ", ".join(f"{verdict}: {count}" for verdict, count in report.verdicts.items())
     body = [["claim", "", "numbers"], ["---", "---", "---"]]
     for check in report.claims:
-        numbers = [f"{report.where(case)}: {_numbers(case)}" for case in check.cases if case.held is not None]
+        numbers = [f"{report.where(case)}: {plain(case.in_summary)}" for case in check.cases if case.held is not None]
         absent = [report.where(case) for case in check.cases if case.held is None]
         numbers += [f"Not measured: {'; '.join(absent)}"] if absent else []
         body.append([plain(check.claim), f"**{check.verdict}**", "<br>".join([*numbers, *_reason(check)])])
     return [f"{len(report.claims)} claims; {told}. A claim holds if it does wherever the paper makes it.", _rows(body)]
-
-
-def _numbers(case: Case) -> str:
-    return plain(case.numbers if case.held else f"{case.verdict}, {case.numbers}")
 
 
 def _reason(check: Check) -> list[str]:
@@ -94,7 +105,7 @@ def _cases(cases: Sequence[tuple[Check, Case]]) -> list[str]:
     told = []
     for check, case in cases:
         verdict = f"**{case.verdict[0].upper()}{case.verdict[1:]}**"
-        why = f" Likely reason: {plain(check.reason or UNKNOWN)}" if case.held is False else ""
+        why = f" Likely reason: {plain(check.reason or UNKNOWN)}" if case.verdict == "does not hold" else ""
         told.append(f"- {plain(check.claim)} {verdict}: {plain(case.numbers)}.{why}")
     return ["What the paper claims about it:", "\n".join(told)] if told else []
 
@@ -133,6 +144,7 @@ def _figure(figure: Figure, link: str) -> list[str]:
     picture = f'<img src="{quote(figure.picture.as_posix())}" alt="{figure.table.title}" width="640">'
     return [
         f"## {plain(figure.heading)}",
+        plain(figure.facts()),
         picture,
         *_cases(figure.cases),
         f"<details>\n<summary>Drawn from {len(figure.rows)} rows</summary>",

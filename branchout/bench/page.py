@@ -11,7 +11,7 @@ from string import Template
 from urllib.parse import quote
 
 from branchout.bench.claims import Case, Check
-from branchout.bench.markdown import CLAIMS, FOLDS, UNKNOWN
+from branchout.bench.markdown import AGAIN, CLAIMS, FOLDS, TERMS, UNKNOWN
 from branchout.bench.paper import misprints
 from branchout.bench.report import (
     NAMES,
@@ -42,6 +42,9 @@ MEANING = {
     "avg_steps": "mean of the parts, averaged over all steps with the base first",
     "alone": "accuracy on new classes, asked about them alone",
     "parameters": "parameters without heads, in millions",
+    "turn_all": "accuracy on all images",
+    "turn_balanced": "mean of all and avg",
+    "turn_avg": "mean of the parts: base, novel and, where there is one, overlap",
 }
 TITLES = {"avg_steps": "avg<br>over steps", "parameters": "params<br>(M)"}
 PRIZED = ("all", "avg", "incremental", "avg_steps")
@@ -99,12 +102,18 @@ def _header(report: Report) -> str:
             "half chose, and means over exemplar seeds. The paper’s numbers are for ImageNet: compare differences "
             "between rows, not the rows themselves. <em>Score fusion</em> is the paper’s method with its authors’ "
             "settings; <em>Branchout’s recipe</em> is what <code>branchout extend</code> does unless told otherwise; "
-            "<em>joint learning</em>, the oracle, has seen every image of every class.</p>",
+            "<em>joint learning</em>, the oracle, sees at once all images that the base and the steps were given.</p>",
             "<p>Press a line’s name to see what it rests on: the file, the command, the commit, the machine, the "
             "seeds and their spread, the operating point, parameters and seconds. Bold is the best of a column among "
             "methods that are no oracles. A dash: not in the paper, or not measured here.</p>",
+            f"<p>{_emphasised(TERMS)}</p><p>{_emphasised(AGAIN)}</p>",
         ]
     )
+
+
+def _emphasised(words: str) -> str:
+    """Bold and code as Markdown writes them."""
+    return re.sub(r"`(.+?)`", r"<code>\1</code>", re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", text(words)))
 
 
 def _contents(report: Report) -> str:
@@ -138,9 +147,7 @@ def _claims(report: Report) -> str:
     items = []
     for check in report.claims:
         told = [
-            _told(f"{_place(report, case)}: {'' if case.held else f'{case.verdict}, '}{_label(case.numbers)}")
-            for case in check.cases
-            if case.held is not None
+            _told(f"{_place(report, case)}: {_label(case.in_summary)}") for case in check.cases if case.held is not None
         ]
         absent = [_place(report, case) for case in check.cases if case.held is None]
         told += [_told(f"Not measured: {'; '.join(absent)}")] if absent else []
@@ -183,7 +190,7 @@ def _cases(cases: Sequence[tuple[Check, Case]]) -> str:
         _item(
             case.verdict,
             check.claim,
-            [_told(_label(case.numbers)), _reason(check) if case.held is False else ""],
+            [_told(_label(case.numbers)), _reason(check) if case.verdict == "does not hold" else ""],
         )
         for check, case in cases
     ]
@@ -338,6 +345,7 @@ def _figure(figure: Figure, link: str, svg: str) -> str:
     where = text(quote(figure.picture.as_posix()))
     rows = _table(figure.lines, link, figure.heading, compared=False)
     body = [
+        f'<p class="facts-of">{text(figure.facts())}</p>',
         f'<figure class="drawn"><div role="img" aria-label="{text(figure.table.title)}">',
         inline(svg, figure.table.name),
         f'</div><figcaption><a href="{where}">{text(figure.picture.name)}</a></figcaption></figure>',

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,8 +21,15 @@ from branchout.bench.tables import BY_BASE, Table, figures, networks_of, tables
 from branchout.errors import BranchoutError
 
 Row = Mapping[str, Any]
-METRICS = ("all", "base", "novel", "overlap", "avg", "incremental", "avg_steps", "alone", "parameters")
-NAMES = {"avg_steps": "avg over steps", "alone": "new classes alone", "parameters": "params (M)"}
+IN_TURN = {"turn_all": "all", "turn_balanced": "balanced", "turn_avg": "avg"}
+"""Goals, where each half of the validation images chooses for the other."""
+METRICS = ("all", "base", "novel", "overlap", "avg", "incremental", "avg_steps", "alone", "parameters", *IN_TURN)
+NAMES = {
+    "avg_steps": "avg over steps",
+    "alone": "new classes alone",
+    "parameters": "params (M)",
+    **{name: f"{goal} in turn" for name, goal in IN_TURN.items()},
+}
 """How a column is headed where its metric's name would not do."""
 FIGURES = {
     "fig-base-classes": "Figure 2, left",
@@ -31,11 +39,13 @@ FIGURES = {
 """Where the paper has what each figure shows."""
 KINDS = ("rival", "fusion", "ours", "joint")
 """In which order they stand in a table."""
-VERDICTS = ("holds", "does not hold", "holds so far", "not measured")
+VERDICTS = ("holds", "does not hold", "too close to tell", "holds so far", "not measured")
 
 
 OUTDATED = "†"
 """Marks rows with a field `outdated`: what has changed in the method since they were measured."""
+OTHER_BASE = "‡"
+"""Marks rows that rest on another training of the base than most of their folder."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,7 @@ class Line:
     """Whose it is: `rival`, `fusion` (the paper's), `ours` (the default recipe), `joint`."""
     oracle: bool = False
     fold: str = ""
-    """Empty in the main table; `dial` or `variant` for what would drown it."""
+    """Empty in the main table; `dial`, `variant` or `two-fold` for what would drown it."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,9 @@ class Section:
         return [line for line in self.lines if not line.fold]
 
     def folded(self, fold: str) -> list[Line]:
+        if fold == "two-fold":
+            first = [line for line in self.lines if line.ours and line.ours["point"] in ("all", "dial-all")]
+            return [_in_turn(line) for line in first if line.ours and line.ours.get("two_fold")]
         return [line for line in self.lines if line.fold == fold]
 
     @property
@@ -111,6 +124,8 @@ class Section:
         hardware = ", ".join(sorted({row["hardware"] for row in self.measured}))
         outdated = sorted({row["outdated"] for row in self.measured if row.get("outdated")})
         marked = f" {OUTDATED} To be measured again, because since then: {'; '.join(outdated)}." if outdated else ""
+        if any(OTHER_BASE in line.label for line in self.lines):
+            marked += f" {OTHER_BASE} Measured with another training of the base model."
         return f"{size}; base model {bases} on its own classes. Measured on {hardware}.{marked}"
 
 
@@ -130,12 +145,22 @@ class Figure:
     @property
     def lines(self) -> list[Line]:
         """Its rows; of branches that learned new classes alone, that one number."""
-        return [
-            Line(f"{row['label']}, {row['base_classes']} base classes", None, {**row, "metrics": _alone(row)}, path)
-            if row["point"] == "alone"
-            else Line(row["label"], None, row, path)
-            for path, row in self.rows.items()
-        ]
+        odd = odd_ones(self.rows)
+        found = []
+        for path, row in sorted(self.rows.items(), key=lambda each: each[1]["base_classes"]):
+            label, shown = row["label"], row
+            if row["point"] == "alone":
+                label, shown = f"{label}, {row['base_classes']} base classes", {**row, "metrics": _alone(row)}
+            elif row["point"] != "plain":
+                label = f"{label}: {BEST[row['point'].removeprefix('dial-')]}"
+            found.append(Line(f"{label} {OTHER_BASE}" if path in odd else label, None, shown, path))
+        return found
+
+    def facts(self) -> str:
+        bases = {(row["base_classes"], row["base_model"]) for row in self.rows.values()}
+        told = ", ".join(f"{number(share)} ({count} classes)" for count, share in sorted(bases))
+        marked = f" {OTHER_BASE} Measured with another training of the base model." if odd_ones(self.rows) else ""
+        return f"Base models on their own classes: {told}.{marked}"
 
 
 @dataclass(frozen=True)
@@ -244,6 +269,7 @@ def lines(table: Table, arch: str, dataset: str, rows: Mapping[Path, Row]) -> It
     """The lines of a table, in the order of its contenders: what the paper has, and what was measured."""
     numbers = dict(paper_rows(table.name, arch))
     folder = Path(dataset) / table.experiment / arch
+    odd = odd_ones({path: row for path, row in rows.items() if path.parent == folder})
     found = []
     for name in table.of(arch):
         for point in contenders()[name].points():
@@ -252,7 +278,8 @@ def lines(table: Table, arch: str, dataset: str, rows: Mapping[Path, Row]) -> It
             told = numbers.pop(label, None) if label else None
             row = rows.get(path)
             if row is not None or told is not None:
-                found.append(_line(contenders()[name], point, label, told, row, path if row is not None else None))
+                line = _line(contenders()[name], point, label, told, row, path if row is not None else None)
+                found.append(replace(line, label=f"{line.label} {OTHER_BASE}") if path in odd else line)
     # What the paper has and our table has not stands with the methods that it is compared with.
     yield from (Line(label, told, None, None) for label, told in numbers.items())
     yield from sorted(found, key=lambda line: KINDS.index(line.kind))
@@ -282,11 +309,28 @@ def _line(
     return Line(label, told, row, path, kind, contender.baseline is not None and contender.baseline.oracle, fold)
 
 
+def odd_ones(rows: Mapping[Path, Row]) -> set[Path]:
+    """Rows whose base model is not the one that most rows of their folder rest on, told by its accuracy."""
+    bases: dict[Path, list[float]] = {}
+    for path, row in rows.items():
+        bases.setdefault(path.parent, []).append(row["base_model"])
+    usual = {folder: max(set(found), key=found.count) for folder, found in bases.items()}
+    return {path for path, row in rows.items() if row["base_model"] != usual[path.parent]}
+
+
+def _in_turn(line: Line) -> Line:
+    """A method's scores when each half of the validation images chooses for the other, at all its goals."""
+    assert line.ours is not None
+    label = line.label.replace(f": {BEST['all']}", "").replace(f" {BEST['all']}", "")
+    scores = {name: line.ours["two_fold"].get(goal) for name, goal in IN_TURN.items()}
+    return replace(line, label=label, paper=None, ours={**line.ours, "metrics": scores})
+
+
 def _others(dataset: str, rows: Mapping[Path, Row]) -> Iterator[Section]:
     """Rows that no table of the paper has."""
     found: dict[tuple[str, str], list[Line]] = {}
     for path, row in rows.items():
-        if path.parts[0] != dataset or path.parts[1].startswith(BY_BASE):  # those are shown as figures
+        if path.parts[0] != dataset or path in alone_rows(rows, dataset):  # those are shown as figures
             continue
         contender = contenders().get(path.stem.removesuffix(f"-{row['point']}"))
         label = f"{row['label']}: {BEST.get(row['point'], row['point'])}"
@@ -316,7 +360,8 @@ def _drawn(figure: Table, dataset: str, rows: Mapping[Path, Row]) -> Mapping[Pat
         return alone_rows(rows, dataset)
     folder = Path(dataset) / figure.experiment / "resnet10"
     names = [f"{name}-{point}.json" for name in figure.contenders for point in ("plain", "all")]
-    return {folder / name: rows[folder / name] for name in (*names, "joint-dial-all.json") if folder / name in rows}
+    names += [f"joint-dial-{goal}.json" for goal in BEST]
+    return {folder / name: rows[folder / name] for name in names if folder / name in rows}
 
 
 def _alone(row: Row) -> dict[str, float]:
@@ -350,7 +395,8 @@ def cell(line: Line, metric: str, *, of_paper: bool) -> float | None:
 
 
 def number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
+    """With one decimal, halves away from zero: 62.15 is 62.2, though it is stored as a little less."""
+    return "–" if value is None else str(Decimal(str(value)).quantize(Decimal("0.1"), ROUND_HALF_UP))
 
 
 def address(link: str, path: Path) -> str:

@@ -127,8 +127,8 @@ def initial_deltas(
     """(seeds, inputs, points, |Y_d|) per branch; all points of a seed start alike."""
     deltas = []
     generator = torch.Generator().manual_seed(seed)
-    # torch's default for a linear layer: of each W_dd' by itself after one step, of one matrix that holds them all after
-    # several, as the authors have it.
+    # torch's default for a linear layer: after one step of each W_dd' by itself, after several of one matrix that holds
+    # them all, as the authors have it.
     branches = len(problem.space.branches)
     inputs = k if branches == 2 else k * branches
     for names, read in zip(problem.space.branches, sources(problem.feature_of), strict=True):

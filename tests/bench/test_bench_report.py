@@ -10,7 +10,7 @@ from measured import PLACE, papers_own, row, write
 from branchout.bench import claims
 from branchout.bench.markdown import markdown, plain
 from branchout.bench.paper import misprints, paper_label, paper_number, paper_rows
-from branchout.bench.report import Report, Section, anchor, lines, read, report
+from branchout.bench.report import Report, Section, anchor, lines, number, read, report
 from branchout.bench.tables import table_named, tables
 from branchout.errors import BranchoutError
 
@@ -139,7 +139,7 @@ def test_claims_stand_below_their_table_and_in_the_summary(out: Path, monkeypatc
     assert "Likely reason: no reason is known yet." in summary
     assert "Best-Acc_avg is above joint training (Acc_avg). **Holds**: avg 64.0 against 62.0" in below
     assert "joint training with the same dial 66.5" in below
-    assert "**Not measured**: no row of finetune, plain." in below
+    assert "**Not measured**: no row of fine-tuning." in below
     assert "Score fusion is above learning-based routing" not in below  # that is about other tables
     monkeypatch.setattr(claims, "_reasons", lambda: {"toys": {"near-joint": "few | images.", "above-joint": "luck."}})
     page = markdown(report(out, "toys"), str(out))
@@ -216,3 +216,26 @@ def test_text_that_looks_like_markup_is_text() -> None:
 )
 def test_a_table_tells_what_to_type_for_it(dataset: str, command: str) -> None:
     assert Section(dataset, table_named("sota"), "resnet10", "1", ()).command == command
+
+
+def test_halves_that_choose_for_each_other_have_a_table_of_their_own(out: Path) -> None:
+    scored = {**row("bic", "dial-all", all=58.0), "two_fold": {"all": 59.94, "balanced": 61.0, "avg": 63.85}}
+    write(out, [("bic", "dial-all", scored)])
+    page = markdown(report(out, "toys"))
+    (block,) = re.findall(r"chooses for the other: 1 methods.*?</details>", page.split("## Table 3")[0], re.DOTALL)
+    assert "|  | all in turn | balanced in turn | avg in turn | file |" in block
+    assert "| BiC with the dial | 59.9 | 61.0 | 63.9 |" in block
+
+
+def test_rows_of_another_base_are_marked(out: Path) -> None:
+    assert "‡" not in markdown(report(out, "toys"))
+    write(out, [("lwf", "plain", {**row("lwf", "plain", all=40.9, avg=57.7), "base_model": 61.5})])
+    page = markdown(report(out, "toys"))
+    assert "base model 60.0, 61.5 on its own classes" in page
+    assert "‡ Measured with another training of the base model." in page
+    assert re.findall(r"^\| ([^|]+) ‡ \|", page, re.MULTILINE) == ["LwF"]
+
+
+@pytest.mark.parametrize(("value", "shown"), [(62.15, "62.2"), (62.65, "62.7"), (10.65, "10.7"), (61.053, "61.1")])
+def test_halves_are_rounded_as_on_paper(value: float, shown: str) -> None:
+    assert number(value) == shown
