@@ -24,6 +24,10 @@ def main() -> None:
     )
     if ours["hardware"] != joint["hardware"] or ours["commit"] != joint["commit"]:
         raise SystemExit("these rows were measured on different machines or commits; run both again, together")
+    if ours.get("gpu_shared") or joint.get("gpu_shared"):
+        raise SystemExit(
+            "these rows were measured while others used the GPU, so that their times say little; use --out"
+        )
     taken, against = sum(ours["seconds"].values()), sum(joint["seconds"].values())
     content = {
         "of": "whole extension: stage I, features, fusion, choice (median over seeds)",
@@ -31,7 +35,6 @@ def main() -> None:
         "ratio": taken / against,
         "of_seconds": taken,
         "against_seconds": against,
-        "rows": [str(options.rows / "score-fusion-branchout-balanced.json"), str(options.rows / "joint-plain.json")],
         **{key: ours[key] for key in ("versions", "hardware", "commit", "command", "settings")},
     }
     path = results.write(options.out / "speed", "extension", content)
