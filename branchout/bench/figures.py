@@ -191,16 +191,17 @@ def design_space(axes: Any, rows: Rows, dataset: str) -> bool:
     high = max([p["novel"] for p in dial + joint if p["base"] >= left] + [p[1] for p in drawn])
     axes.set_xlim(left - 0.07 * (right - left), right + 0.2 * (right - left))
     axes.set_ylim(low - 0.3 * (high - low), high + 0.12 * (high - low))
-    for told, dialled, colour, width, dash in (
-        ("our recipe, the dial", dial, INK, 1.5, "-"),
-        ("joint training, the dial", joint, SOFT, 1.2, (0, (4, 2))),
+    bottom = axes.get_ylim()[0]
+    for told, dialled, colour, width, dash, sides in (
+        ("our recipe, the dial", dial, INK, 1.5, "-", ("above right", "below left", "left")),
+        ("joint training,\nthe dial", joint, SOFT, 1.2, (0, (4, 2)), ("right", "above right", "above")),
     ):
         along = [(p["base"], p["novel"]) for p in sorted(dialled, key=lambda p: p["novel"])]
-        inside = [p for p in along if p[0] >= left and p[1] >= low]
+        inside = [p for p in along if p[0] >= left and p[1] >= bottom]
         if inside:
             axes.plot(*zip(*along, strict=True), zorder=2, color=colour, lw=width, ls=dash)
             drawn += inside
-            labels.append(Label(told, inside[::2], colour, ("above right", "above", "below", "below left")))
+            labels.append(Label(told, inside[::-1], colour, sides))
     axes.set(xlabel="accuracy on base classes (%)", ylabel="accuracy on new classes (%)")
     title = "score fusion, β from 0 (top) to 1"
     axes.legend(loc="lower left", title=title, alignment="left", **LEGEND)
