@@ -73,6 +73,14 @@ def trained(before: Classifier, task: Task, *, scratch: bool) -> OnFeatures:
 METHODS = (
     Method("logitcat-rt", "LogitCat+RT", partial(trained, scratch=True), on="features"),
     Method("logitcat-ft", "LogitCat+FT", partial(trained, scratch=False), on="features"),
-    Method("logitcat-average", "logit concatenation (avg pool)", partial(pooled, pooler="average"), on="features"),
-    Method("logitcat-max", "logit concatenation (max pool)", partial(pooled, pooler="max"), on="features"),
+    *(
+        Method(
+            f"logitcat-{pooler}",
+            f"logit concatenation ({short} pool)",
+            partial(pooled, pooler=pooler),
+            on="features",
+            seeded=False,
+        )
+        for pooler, short in (("average", "avg"), ("max", "max"))
+    ),
 )

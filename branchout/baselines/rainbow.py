@@ -1,26 +1,29 @@
-"""RM, Rainbow Memory: batches are half new images and half exemplars, mixed with CutMix; and the exemplars to keep are
-spread evenly from those the network is sure of, however they are perturbed, to those it is not.
+"""RM, Rainbow Memory: batches are half new images and half exemplars, mixed with CutMix; and exemplars are spread
+evenly from those the network is sure of, however they are perturbed, to those it is not.
 
-Source: Bang et al., CVPR 2021; CutMix in every second batch with α = 1 is theirs. Departures: the exemplars of earlier
-classes are those the task gives and are used as they are; `kept` names the ones this rule would keep of the new. The
-task's augmentation takes the place of AutoAugment, in training and for the perturbed copies.
+Source: Bang et al., CVPR 2021; CutMix in every second batch with α = 1 and twelve perturbed copies are theirs.
+Departures: `rainbow` takes the exemplars that everybody is given, and only `rainbow-own` those that this rule keeps of
+the base's images; the task's augmentation takes the place of AutoAugment, in training and for the copies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from branchout.baselines import whole
+from branchout.baselines import heads, whole
 from branchout.baselines.common import Network, Task, epochs_of
 from branchout.baselines.registry import Method
 from branchout.data.memory import keep
 from branchout.data.samples import Samples
+from branchout.errors import DoesNotApply
 from branchout.model.classifier import Classifier
 from branchout.train.loop import fit, seed_for
 from branchout.train.recipes import fitted
@@ -34,20 +37,10 @@ Mixed = tuple[Tensor, Tensor, Tensor, float]
 """Pictures, their labels, the labels of what was pasted in, and the share of each picture that is still its own."""
 
 
-class Rainbow(nn.Module):
-    """The network, and the new images it would keep."""
-
-    def __init__(self, network: Network, kept: Samples) -> None:
-        super().__init__()
-        self.network = network
-        self.kept = kept
-
-    def forward(self, pictures: Tensor) -> Tensor:
-        return self.network(pictures)  # type: ignore[no-any-return]
-
-
-def learn(before: Classifier | Rainbow, task: Task) -> Rainbow:
-    network, _ = whole.student_and_teacher(before.network if isinstance(before, Rainbow) else before, task)
+def learn(before: Classifier | Network, task: Task, *, own_memory: bool = False) -> Network:
+    network, teacher = whole.student_and_teacher(before, task)
+    if own_memory:
+        task = replace(task, memory=kept(teacher, task))
     optimisation = fitted(task.network, len(task.new) + len(task.memory))
     half = max(optimisation.batch // 2, 1)
     stream = epochs_of(task, task.labelled(task.new), half, stream=0)
@@ -85,9 +78,17 @@ def learn(before: Classifier | Rainbow, task: Task) -> Rainbow:
         work="train the network",
         report=task.report,
     )
-    network.eval()
-    answers = whole.views_of(lambda pictures: network(pictures).argmax(1), task, task.new, COPIES).cpu().numpy()
-    return Rainbow(network, keep(task.new, per_class=task.per_class, rule="uncertainty", predictions=answers))
+    return network.eval()
+
+
+def kept(network: Network, task: Task) -> Samples:
+    """As many of the base's images as everybody has, by how sure the base model is of them."""
+    if task.step > 1:
+        raise DoesNotApply("what RM would have kept of each step is not known afterwards; its rule is for one step")
+    everything = heads.everything(task)
+    earlier = everything.select(everything.origin < task.step)
+    answers = whole.views_of(lambda pictures: network(pictures).argmax(1), task, earlier, COPIES).cpu().numpy()
+    return keep(earlier, per_class=task.per_class, rule="uncertainty", predictions=answers)
 
 
 def cutmix(pictures: Tensor, target: Tensor, rng: np.random.Generator, alpha: float = 1.0) -> Mixed:
@@ -108,4 +109,7 @@ def cutmix(pictures: Tensor, target: Tensor, rng: np.random.Generator, alpha: fl
     return mixed, target, target.roll(away, 0), 1 - float((bottom - top) * (right - left)) / (height * width)
 
 
-METHODS = (Method("rainbow", "RM", learn, on="network"),)
+METHODS = (
+    Method("rainbow", "RM", learn, on="network"),
+    Method("rainbow-own", "RM, its own memory", partial(learn, own_memory=True), on="network"),
+)

@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 
 from branchout.baselines.common import Task
-from branchout.errors import BranchoutError
 
 MODULES: tuple[str, ...] = (
     "pretrained",
@@ -50,8 +49,6 @@ class Method:
     (given anew at every step). `network` or `base`: the base model, then the method's own result of the step before."""
     dial: bool = True
     """Its scores are logits of one scale, so the dial may move those of new classes."""
-    overlap: bool = True
-    steps: bool = True
     oracle: bool = False
     """Sees all training images of all classes."""
     anew: bool = False
@@ -66,10 +63,3 @@ def methods() -> dict[str, Method]:
     """All baselines, in the order of the tables."""
     rooms = (import_module(f"branchout.baselines.{name}") for name in MODULES)
     return {method.name: method for room in rooms for method in room.METHODS}
-
-
-def method_named(name: str) -> Method:
-    found = methods()
-    if name not in found:
-        raise BranchoutError(f"no method is called {name!r}; known are: {', '.join(found)}")
-    return found[name]

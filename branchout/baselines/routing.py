@@ -89,7 +89,7 @@ def learned(before: Classifier, task: Task, *, oracle: bool = False) -> OnFeatur
 
 
 METHODS = (
-    Method("confidence-routing", "confidence-based routing", confident, on="features", dial=False),
+    Method("confidence-routing", "confidence-based routing", confident, on="features", dial=False, seeded=False),
     Method("learned-routing", "learning-based routing w/ L_rt-bal", learned, on="features", dial=False),
     Method(
         "oracle-routing",

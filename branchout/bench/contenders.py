@@ -7,7 +7,8 @@ operating points are chosen on dev and measured on test.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,6 +55,15 @@ class Contender:
         network = self.baseline is not None and self.baseline.on == "network"
         branches = steps > 1 and self.recipe is not None and recipe_named(self.recipe).stage_one.replay
         return tuple(asked[:1]) if network or branches else tuple(asked)
+
+    def settings(self) -> dict[str, Any]:
+        """What a row says of how it was made, beside the plan."""
+        ours = self.baseline is None
+        return {
+            "recipe": asdict(recipe_named(self.recipe)) if self.recipe else None,
+            "branch": self.branch if ours else None,
+            "pooler": self.pooler if ours else None,
+        }
 
     def points(self) -> tuple[str, ...]:
         """The operating points it is measured at, each of them one row."""
@@ -130,18 +140,6 @@ def contender_named(name: str) -> Contender:
     return known[name]
 
 
-def why_not(contender: Contender, space: LabelSpace) -> str | None:
-    """Why a contender cannot take part in a scenario, or None if it can."""
-    method = contender.baseline
-    if method is None:
-        return None
-    if not method.overlap and space.overlap:
-        return method.note or f"{method.label} is for classes that do not overlap"
-    if not method.steps and len(space.branches) > 2:
-        return method.note or f"{method.label} is for one step"
-    return None
-
-
 def measure(contender: Contender, experiment: Experiment, seeds: Sequence[int]) -> Measured:
     """Run a contender through all steps of an experiment."""
     assert experiment.base is not None  # trained before any clock starts
@@ -208,7 +206,7 @@ def _dial(contender: Contender, recipe: Recipe, experiment: Experiment, seeds: S
 
 
 def _grid(contender: Contender, recipe: Recipe, experiment: Experiment, seeds: Sequence[int]) -> Measured:
-    """The paper's recipes: the whole grid for all exemplar seeds in one pass."""
+    """The paper's recipes: the whole grid for all exemplar seeds in one pass, whose time is shared out among them."""
     measured = Measured({goal: [[] for _ in seeds] for goal in GOALS}, {"stage1": 0.0, "cache": 0.0, "fusion": 0.0})
     for step in range(1, experiment.steps + 1):
         model, stage_one = experiment.branched(step, recipe.stage_one, contender.branch)
@@ -241,8 +239,8 @@ def _grid(contender: Contender, recipe: Recipe, experiment: Experiment, seeds: S
                 whole = frontier.grid_frontier(*test, experiment.space(step), fused.grid, recipe.balanced)
                 measured.curve = _curve(whole, ("alpha", "beta"))
         measured.seconds["stage1"] += stage_one[-1]
-        measured.seconds["cache"] += cached - start
-        measured.seconds["fusion"] += fused_at - cached
+        measured.seconds["cache"] += (cached - start) / len(seeds)
+        measured.seconds["fusion"] += (fused_at - cached) / len(seeds)
         if step == 1:
             measured.extra["novel_alone"] = _novel_alone(experiment, model)
         measured.parameters = _without_heads(model)
@@ -324,6 +322,11 @@ def _baseline(method: Method, experiment: Experiment, seeds: Sequence[int]) -> M
             halves = [_scores(experiment, scorer, half, step) for half in experiment.halves(step)]
             for point, result in _points(halves, experiment.space(step), method.dial):
                 scored[point].append(result)
+            if method.dial and seed == seeds[0] and experiment.steps == 1:
+                space = experiment.space(step)
+                scores, labels = halves[1]
+                columns = scores[:, space.class_of_column]
+                measured.curve = _curve(frontier.dial_frontier(columns, labels, space), ("b",))
             answers, labels = (np.concatenate(x) for x in zip(*((z.argmax(1), y) for z, y in halves), strict=True))
             both.append(accuracies(answers, labels, experiment.space(step)))
         for point, results in scored.items():

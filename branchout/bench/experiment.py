@@ -6,6 +6,7 @@ hashes all it depends on, branches of the paper's stage I stay in memory.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -27,7 +28,7 @@ from branchout.data.dataset import Dataset
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples, concatenate, digest
 from branchout.errors import BranchoutError
-from branchout.files import locked
+from branchout.files import in_one_move, locked
 from branchout.labels import LabelSpace
 from branchout.metrics import Accuracies, accuracies
 from branchout.model import artefact
@@ -41,6 +42,8 @@ from branchout.train.pretrain import FAST, pretrain
 from branchout.train.recipes import PAPER, Optimisation, StageOne
 
 MEMORIES = ("random", "herding")
+CLUSTERING = "resnet10"
+"""The network that clusters the images of a clustered scenario."""
 KEPT_FEATURES = 1 << 30
 """Bytes of features that stay in memory for other methods."""
 
@@ -128,20 +131,52 @@ class Experiment:
     @cached_property
     def scenario(self) -> scenarios.Scenario:
         plan = self.plan
-        if self.drawn is not None and self.drawn.exists():
-            return scenarios.Scenario.load(self.drawn)
-        drawn = self._draw() if self.given_base is None else self.given_base.scenario(plan, self.dataset)
-        if self.drawn is not None:
-            self.drawn.parent.mkdir(parents=True, exist_ok=True)
-            drawn.save(self.drawn)
+        drawn = self._draw() if self.drawn is None else self._drawn_once(self.drawn)
         base, *steps = drawn.branches
         if plan.kept is None:
             return drawn
         fewer = sorted(np.random.default_rng(plan.split).permutation(len(base))[: plan.kept].tolist())
         return replace(drawn, branches=(tuple(base[n] for n in fewer), *steps))
 
+    def _drawn_once(self, place: Path) -> scenarios.Scenario:
+        """The scenario in a file, which whoever comes first draws; it must be the one that the plan asks for."""
+        network = self._training(CLUSTERING)
+        if not place.exists():
+            with locked(place.with_name(f".{place.name}.lock")):
+                if not place.exists():
+                    fresh = replace(self._draw(), network=network)
+                    with in_one_move(place) as partial:
+                        fresh.save(partial)
+        drawn = scenarios.Scenario.load(place)
+        plan, (base, *steps) = self.plan, [len(names) for names in drawn.branches]
+        found = {
+            "scenario": drawn.name,
+            "base": base,
+            "novel": steps,
+            "overlap": len(drawn.space.overlap),
+            "split": drawn.seed,
+            "network": drawn.network or network,  # files from before say nothing of it
+        }
+        asked = {
+            "scenario": plan.scenario,
+            "base": base if plan.base is None else plan.base,
+            "novel": [plan.novel] * plan.steps,
+            "overlap": plan.novel if plan.scenario == "overlap-full" else plan.overlap,
+            "split": plan.split,
+            "network": network,
+        }
+        differing = difference(flat(found), asked)
+        if differing:
+            raise BranchoutError(
+                f"{place} was drawn with {differing} is asked for now; "
+                "delete it and the rows below it, or write elsewhere with --out"
+            )
+        return drawn
+
     def _draw(self) -> scenarios.Scenario:
         plan = self.plan
+        if self.given_base is not None:
+            return self.given_base.scenario(plan, self.dataset)
         return scenarios.build(
             plan.scenario,
             self.dataset,
@@ -159,7 +194,7 @@ class Experiment:
         Whatever network the rows are about, so that all of them are about the same split.
         """
         everything = self.dataset.train
-        network = self.trained(everything, "resnet10")
+        network = self.trained(everything, CLUSTERING)
         found: np.ndarray = extract(network, self.images(everything), device=self.device)[0, :, 0].cpu().numpy()
         return found
 
@@ -266,6 +301,11 @@ class Experiment:
         self.scenario  # noqa: B018 – whether it goes with the data is said before anything is measured
         return self._placed(self.given_base.classifier)
 
+    @cached_property
+    def base_weights(self) -> str:
+        """Identifies the base, network and head."""
+        return weights_digest(self.base)
+
     def trained(self, samples: Samples, arch: str | None = None) -> Classifier:
         """A network trained from scratch on these images, from disk if it was trained before; classes are sorted.
 
@@ -275,22 +315,12 @@ class Experiment:
         plan = self.plan
         samples = samples.select(np.argsort(samples.ids, kind="stable"))
         classes = samples.classes
-        settings = {
-            "arch": arch or plan.arch,
-            "width": plan.width,
-            "preprocessing": repr(self.preprocessing),
-            "seed": plan.split,
-            "optimisation": asdict(plan.pretraining),
-            "classes": classes,
-        }
-        if plan.augmentation is not None:  # not named otherwise, so that networks from before still count
-            settings["augmentation"] = repr(self.augmentation())
-        last_relu = plan.last_relu or arch is not None  # another network than the plan's is as it always was
-        if not last_relu:
-            settings["last_relu"] = False
+        settings = {**self._training(arch), "classes": classes}
         name = digest(samples.fingerprint(), repr(sorted(settings.items())))
         kept = self.cache / "bench" / name
+        asked = time.perf_counter()
         with locked(self.cache / "bench" / f".{name}.lock"):  # another runner may be training the very same one
+            self._earlier -= time.perf_counter() - asked  # what it took is in the file, and waiting is no work
             fresh = not is_artefact(kept)
             if fresh:
                 start = self.now()
@@ -301,7 +331,7 @@ class Experiment:
                     self.preprocessing,
                     arch=arch or plan.arch,
                     width=plan.width,
-                    last_relu=last_relu,
+                    last_relu=settings.get("last_relu", True),
                     kind=self.kind,
                     optimisation=plan.pretraining,
                     augmentation=self.augmentation(),
@@ -317,6 +347,22 @@ class Experiment:
         if not fresh:
             self._earlier += float(saved.history[0]["seconds"])
         return self._placed(saved.model())
+
+    def _training(self, arch: str | None = None) -> dict[str, Any]:
+        """All that a network from scratch hangs on but its images; another than the plan's is as it always was."""
+        plan = self.plan
+        settings: dict[str, Any] = {
+            "arch": arch or plan.arch,
+            "width": plan.width,
+            "preprocessing": repr(self.preprocessing),
+            "seed": plan.split,
+            "optimisation": asdict(plan.pretraining),
+        }
+        if plan.augmentation is not None:  # not named otherwise, so that networks from before still count
+            settings["augmentation"] = repr(self.augmentation())
+        if not plan.last_relu and arch is None:
+            settings["last_relu"] = False
+        return settings
 
     def _placed(self, model: Classifier) -> Classifier:
         return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
@@ -412,6 +458,22 @@ class Experiment:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() + self._earlier
+
+
+def flat(settings: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+    """Settings within settings under one name each, such as `network.epochs`."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= flat(value, f"{within}{name}.") if isinstance(value, Mapping) else {within + name: value}
+    return found
+
+
+def difference(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    """The first setting that was another when a file was written, in words; empty if none was."""
+    for name, value in flat(json.loads(json.dumps(asked))).items():
+        if recorded.get(name) != value:
+            return f"{name} {recorded.get(name)}, and {value}"
+    return ""
 
 
 def _unchanged(given: GivenBase, plan: Plan) -> GivenBase:

@@ -40,9 +40,10 @@ TERMS = (
     "**all**: every test image counts the same. **base**, **novel**, **overlap**: images of classes that only the base "
     "knows, that only steps know, that both know. **avg**: the mean of these parts, over many steps of the base and of "
     "each step. **balanced**: the mean of all and avg. **incremental**, **avg over steps**: all and avg, averaged over "
-    "the steps with the base first. **params**: millions, heads apart, stored vectors included. **±**: the spread over "
-    "exemplar seeds, with one base; another training of the base may move a row further. **Too close to tell**: a "
-    "difference below that spread, or below one standard error for so many test images."
+    "the steps with the base first. **The dial**: one number that dev chooses; over many steps one more for each step. "
+    "**params**: millions, heads apart, stored vectors included. **±**: the spread over exemplar seeds, with one base; "
+    "another training of the base may move a row further. **Too close to tell**: a difference below that spread, or "
+    "below one standard error for so many test images."
 )
 AGAIN = (
     "A row that is there is not made again: to measure it anew, delete its file, or give its command `--out` and a new "

@@ -303,6 +303,8 @@ def _facts(row: Row, path: Path, link: str) -> Iterator[tuple[str, str]]:
         for name, sign in (("alpha", "α"), ("beta", "β"), ("b", "b"))
         if row.get(name)
     ]
+    if row.get("shifts"):
+        chosen.append(f"steps moved by {', '.join(f'{value:.3g}' for value in row['shifts'][0])} besides")
     if chosen:
         yield "chosen on dev", text("; ".join(chosen)).replace("-", "−")
     means = [

@@ -8,6 +8,8 @@ twice, and a killed one leaves nothing half-written.
 from __future__ import annotations
 
 import json
+import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, as_completed
 from dataclasses import asdict, dataclass
@@ -19,14 +21,16 @@ import numpy as np
 import torch
 
 from branchout.bench import results
-from branchout.bench.contenders import Contender, Measured, contender_named, measure, why_not
-from branchout.bench.experiment import Experiment, Plan
+from branchout.bench.contenders import Contender, Measured, contender_named, measure
+from branchout.bench.experiment import Experiment, Plan, difference, flat
 from branchout.data.benchmarks import resolve
 from branchout.errors import BranchoutError, DoesNotApply
 from branchout.files import locked
 from branchout.metrics import average_over_steps, incremental
 from branchout.train.loop import Report, silent
-from branchout.train.recipes import recipe_named
+
+_ALONE = threading.Lock()
+"""Held by whoever runs jobs in this process: two at once would draw from torch's one random stream."""
 
 
 @dataclass(frozen=True)
@@ -64,35 +68,62 @@ class Job:
     def missing(self) -> list[str]:
         """The operating points without a row, or with one that is marked as outdated.
 
-        One that was made otherwise is an error, and nothing is touched.
+        One that was made otherwise is an error, and nothing is touched. So is a row of somebody else that was made by
+        another plan, where a new one would come to lie beside it.
         """
-        return [
-            point for point, path in self.files().items() if not path.exists() or self._checked(path).get("outdated")
+        files = self.files()
+        absent = [
+            point for point, path in files.items() if not path.exists() or self._checked(path, own=True).get("outdated")
         ]
+        for path in sorted(set(self.folder.glob("*.json")) - set(files.values())) if absent else ():
+            self._checked(path, own=False)
+        return absent
 
-    def _checked(self, path: Path) -> dict[str, Any]:
-        try:
-            row = json.loads(path.read_text(encoding="utf-8"))
-            recorded = {**row["settings"], "seeds": row.get("asked_seeds", row["seeds"])}
-            images = row.get("images") or self.images
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BranchoutError(f"{path} cannot be read as a row ({error!r}); delete it and run this again") from None
-        wanted = json.loads(json.dumps({**asdict(self.plan), "seeds": self.seeds}))
+    def _checked(self, path: Path, *, own: bool) -> dict[str, Any]:
+        """A row that is there, if it was made by this plan; one of our own, by the same seeds and recipe too."""
+        row = read_row(path)
+        wanted = asdict(self.plan)
         del wanted["model"]  # wherever a base model lies and whatever it is called: its weights are compared
-        defaults = asdict(Plan("", None, 0))
-        for name, value in wanted.items():
-            found = recorded.get(name, defaults.get(name))
-            if found != value:
-                raise BranchoutError(
-                    f"{path} was measured with {name} {found}, and {value} is asked for now; "
-                    "delete it, or write elsewhere with --out"
-                )
-        if images != self.images:
+        if own:
+            wanted["seeds"] = self.seeds
+            if not row.get("outdated"):  # which is made again, by today's recipe
+                wanted |= contender_named(self.contender).settings()
+        recorded = flat(asdict(Plan("", None, 0))) | flat(row["settings"])
+        recorded["seeds"] = row.get("asked_seeds", row["seeds"])
+        differing = difference(recorded, wanted)
+        if differing:
+            raise BranchoutError(
+                f"{path} was measured with {differing} is asked for now; delete it, or write elsewhere with --out"
+            )
+        if (row.get("images") or self.images) != self.images:
             raise BranchoutError(
                 f"{path} was measured with other images of '{self.dataset}' than there are now; "
                 "delete it, or write elsewhere with --out"
             )
-        return dict(row)
+        return row
+
+
+def read_row(path: Path) -> dict[str, Any]:
+    """A row as it was written."""
+    try:
+        row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not {"settings", "seeds"} <= set(row):
+            raise ValueError("it has no settings or no seeds")
+    except (OSError, ValueError, TypeError) as error:
+        raise BranchoutError(f"{path} cannot be read as a row ({error}); delete it and run this again") from None
+    return row
+
+
+def on_another_base(folder: Path) -> list[str]:
+    """The rows of a folder, by name, that rest on another training of the base than most.
+
+    On a GPU no training repeats to the bit: a row that is made again after the base was lost is right by itself, but
+    should not be compared with the others. Rows from before this was written down are taken as they are.
+    """
+    bases = {path.stem: read_row(path).get("base_weights") for path in sorted(folder.glob("*.json"))}
+    known = {name: weights for name, weights in bases.items() if weights}
+    most = Counter(known.values()).most_common(1)[0][0] if known else None
+    return [name for name, weights in known.items() if weights != most]
 
 
 @dataclass(frozen=True)
@@ -112,7 +143,11 @@ def run_all(
     report: Report = silent,
     on_done: Callable[[Done], None] = lambda done: None,
 ) -> list[Done]:
-    """Run every job whose rows are not all there: here, or on the workers of an executor, of which it has so many."""
+    """Run every job whose rows are not all there: here, or on the workers of an executor, of which it has so many.
+
+    A row that was made otherwise is said before anything is trained.
+    """
+    missing = [job for job in jobs if job.missing()]
     if executor is None:
         opened: dict[tuple[str, Plan], Experiment] = {}
         finished: list[Done] = []
@@ -125,7 +160,6 @@ def run_all(
                     finished.append(done)
                     on_done(done)
         return finished
-    missing = [job for job in jobs if job.missing()]
     finished = [Done(job) for job in jobs if job not in missing]
     for future in as_completed([executor.submit(run_group, group) for group in grouped(missing, workers)]):
         for done in future.result():
@@ -146,8 +180,12 @@ def grouped(jobs: Sequence[Job], workers: int) -> list[list[Job]]:
 
 
 def run_group(jobs: Sequence[Job]) -> list[Done]:
-    """What a worker does with a group: one job after the other, each waiting for whoever is at it already."""
-    return [done for done in (run(job) for job in jobs) if done is not None]
+    """What a worker does with a group: one job after the other, each waiting for whoever is at it already.
+
+    A worker of several threads does one group after the other.
+    """
+    with _ALONE:
+        return [done for done in (run(job) for job in jobs) if done is not None]
 
 
 def run(
@@ -173,9 +211,6 @@ def run(
                 opened[job.data, job.plan] = Experiment(job.plan, resolve(job.data), drawn=job.drawn, report=report)
             experiment = opened[job.data, job.plan]
         contender = contender_named(job.contender)
-        reason = why_not(contender, experiment.scenario.space)
-        if reason:
-            return Done(job, why_not=reason)
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         shared = others_beside()
@@ -241,6 +276,7 @@ def row(
         "alpha": [each[0] for each in chosen] if len(chosen[0]) == 2 else None,
         "beta": [each[1] for each in chosen] if len(chosen[0]) == 2 else None,
         "b": [each[0] for each in chosen] if len(chosen[0]) == 1 else None,
+        "shifts": [list(scored.shifts) for scored in last] if last[0].shifts else None,
         "metrics": {**means, **(over_steps if every_step else dict.fromkeys(over_steps))},
         "both_halves": both,
         "two_fold": folds or None,
@@ -252,8 +288,9 @@ def row(
         "per_seed": [results.figures(scored.test) for scored in last],
         "per_step": [[results.figures(scored.test) for scored in steps] for steps in per_seed] if every_step else None,
         "base_model": results.percent(before.all),
+        "base_weights": experiment.base_weights,
         **{name: results.percent(value) for name, value in measured.extra.items()},
-        "curve": measured.curve or None,
+        "curve": measured.curve or None if point != "plain" else None,
         "parameters": measured.parameters,
         "seconds": {**measured.seconds},
         "gpu_shared": shared,
@@ -261,9 +298,7 @@ def row(
         "settings": {
             **asdict(plan),
             "model": Path(plan.model).name if plan.model else None,
-            "recipe": asdict(recipe_named(contender.recipe)) if contender.recipe else None,
-            "branch": contender.branch if contender.baseline is None else None,
-            "pooler": contender.pooler if contender.baseline is None else None,
+            **contender.settings(),
         },
         **results.provenance(),
         **({"command": job.command} if job.command else {}),

@@ -73,8 +73,8 @@ def bench(
     from branchout.bench import run as runner
     from branchout.bench import tables
     from branchout.bench.contenders import contender_named
-    from branchout.bench.experiment import Plan
-    from branchout.data.scenarios import NAMES
+    from branchout.bench.experiment import Experiment, Plan
+    from branchout.data.scenarios import CLUSTERED, NAMES
     from branchout.model.resnet import ARCHITECTURES
     from branchout.show import progress
 
@@ -125,11 +125,13 @@ def bench(
         experiment = f"{scenario}-{base_classes or 'rest'}+{f'{number}x' if number > 1 else ''}{novel}"
         if start is not None:
             plan = start.start(plan)
-            start.scenario(plan, dataset)  # whether it can be drawn is said before anything runs
             experiment += f"-from-{Path(start.place).name}"
         jobs = tables.jobs_for(
             data, dataset, experiment, tables.scheduled(plan, schedule, epochs), method, numbers, out
         )
+    for plan in dict.fromkeys(job.plan for job in jobs if job.missing()):
+        if plan.model or plan.scenario not in CLUSTERED:
+            Experiment(plan, dataset).scenario  # noqa: B018 – whether it can be drawn is said before anything is made
     _make_folder(out)
     if workers > 1 or dask:
         with _executor(workers, dask) as (executor, number):
@@ -139,6 +141,13 @@ def bench(
             done = runner.run_all(jobs, report=report, on_done=_tell)
     for folder in dict.fromkeys(job.folder for job in jobs):
         _show([job for job in jobs if job.folder == folder and not job.missing()])
+        others = runner.on_another_base(folder)
+        if others:
+            say(
+                f"these rows of {folder} rest on another training of the base than the rest: {', '.join(others)}. To "
+                "have all on one, delete all rows of that folder and run this again, or run it with another --out",
+                "warning:",
+            )
     if any(each.why_not for each in done) and all(job.missing() for job in jobs):
         raise typer.Exit(1)
 
@@ -215,6 +224,8 @@ def _numbers(text: str) -> list[int]:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         raise BranchoutError(f"--seeds takes numbers separated by commas, such as 1,2,3; found {text!r}") from None
+    if min(numbers) < 0:
+        raise BranchoutError(f"--seeds takes numbers from 0 on; found {text!r}")
     if len(set(numbers)) < len(numbers):
         raise BranchoutError(f"--seeds names a seed twice, which would make the spread too small; found {text!r}")
     return numbers
@@ -265,7 +276,7 @@ def _executor(workers: int, dask: str | None) -> Iterator[tuple[Any, int]]:
     except OSError as error:
         raise BranchoutError(f"no Dask scheduler answers at {dask}: {error}") from None
     with client, client.get_executor() as cluster:
-        yield cluster, sum(client.ncores().values())
+        yield cluster, len(client.ncores())  # workers; one has several threads, and runs one job at a time
 
 
 def _tell(done: Any) -> None:

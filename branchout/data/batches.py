@@ -7,6 +7,7 @@ for training) and `plain` (for everything else), one tensor per batch of positio
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -196,11 +197,15 @@ class CroppedSamples(torch.utils.data.Dataset[Tensor]):
 def load(
     samples: Samples, preprocessing: Preprocessing, jobs: Sequence[list[Job]], workers: int, pin: bool = False
 ) -> Iterator[Tensor]:
-    """Decoded batches, one per list of jobs, made by `workers` processes (0: by this one)."""
+    """Decoded batches, one per list of jobs, made by `workers` processes (0: by this one).
+
+    A daemonic process, such as a Dask worker, may not start any.
+    """
+    workers = 0 if multiprocessing.current_process().daemon else min(workers, len(jobs))
     loader = torch.utils.data.DataLoader(
         CroppedSamples(samples, preprocessing),
         batch_sampler=jobs,
-        num_workers=min(workers, len(jobs)),
+        num_workers=workers,
         collate_fn=_as_it_is,
         pin_memory=pin,
     )

@@ -17,29 +17,18 @@ RULES = ("random", "herding", "uncertainty")
 def keep(
     samples: Samples,
     *,
-    per_class: int | None = None,
-    total: int | None = None,
+    per_class: int,
     rule: str = "random",
     seed: int = 0,
     features: Floats | None = None,
     predictions: Ints | None = None,
 ) -> Samples:
-    """Choose exemplars, `per_class` for every class or `total` shared evenly among the classes.
+    """Choose exemplars, `per_class` for every class.
 
     A class that came from several origins is kept from each: its old look and its new one. Classes with fewer samples
     keep them all. `herding` needs `features` (samples × k), `uncertainty` needs `predictions` (copies × samples).
     """
     groups, group_of = np.unique(np.stack([samples.labels, samples.origin]), axis=1, return_inverse=True)
-    count = groups.shape[1]
-    if (per_class is None) == (total is None):
-        raise BranchoutError("say either how many exemplars to keep of each class or how many in total")
-    if per_class is None:
-        assert total is not None
-        per_class = total // max(count, 1)
-        if per_class < 1:
-            raise BranchoutError(
-                f"{total} exemplars in total are too few for {count} classes; at least {count} are needed"
-            )
     if per_class < 1:
         raise BranchoutError(f"at least one exemplar a class is needed, found {per_class}")
     if rule not in RULES:
@@ -51,7 +40,7 @@ def keep(
 
     rng = np.random.default_rng(seed)
     kept = []
-    for group in range(count):
+    for group in range(groups.shape[1]):
         members = np.flatnonzero(group_of.ravel() == group)
         number = min(per_class, len(members))
         if rule == "herding":

@@ -18,6 +18,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +75,8 @@ class Scenario:
     """Dataset class → a digit per training sample in the order of their ids: 0 goes to the base, 1 to a step."""
     samples: str = ""
     """A digest of the sample ids the digits refer to."""
+    network: Mapping[str, Any] = field(default_factory=dict)
+    """Of a clustered scenario: how the network was trained whose features decided, if that is known."""
 
     @property
     def space(self) -> LabelSpace:
@@ -120,6 +123,8 @@ class Scenario:
 
     def save(self, path: Path) -> None:
         plan = {"format": FORMAT, **asdict(self)}
+        if not self.network:
+            del plan["network"]
         try:
             path.write_text(json.dumps(plan, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         except OSError as error:
@@ -138,8 +143,9 @@ class Scenario:
         if not isinstance(plan, dict) or plan.pop("format", None) != FORMAT:
             raise BranchoutError(f"{path} is not a scenario file: expected the format '{FORMAT}'")
         expected = {part.name for part in fields(cls)}
-        if set(plan) != expected:
-            raise BranchoutError(f"{path}: missing or unknown entries: {', '.join(sorted(set(plan) ^ expected))}")
+        if {*plan, "network"} != expected:
+            wrong = sorted({*plan, "network"} ^ expected)
+            raise BranchoutError(f"{path}: missing or unknown entries: {', '.join(wrong)}")
         return cls(**{**plan, "branches": tuple(tuple(names) for names in plan["branches"])})
 
     def __str__(self) -> str:

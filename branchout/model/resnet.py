@@ -82,15 +82,13 @@ def build(
     in_channels: int = 3,
     stem: str = "small",
     width: int | None = None,
-    zero_gamma: bool = False,
     last_relu: bool = True,
 ) -> Backbone:
     """A freshly initialised network.
 
     `stem` is small (3×3, stride 1, for pictures up to about 64 pixels) or large (7×7, stride 2, then pooling); `width`
-    is the number of channels of the first stage. `zero_gamma` lets every block start as its shortcut. Without
-    `last_relu` the very last block has none, so that features can be negative; a model's description must then say so
-    (`"last_relu": False`), for its weights are the same.
+    is the number of channels of the first stage. Without `last_relu` the very last block has none, so that features
+    can be negative; a model's description must then say so (`"last_relu": False`), for its weights are the same.
     """
     if name not in ARCHITECTURES:
         raise BranchoutError(f"no architecture is called {name!r}; there are {', '.join(ARCHITECTURES)}")
@@ -111,7 +109,9 @@ def build(
     blocks.add_module("pool", nn.AdaptiveAvgPool2d(1))
     blocks.add_module("flatten", nn.Flatten())
     backbone = Backbone(stages, features=inputs)
-    _initialise(backbone, zero_gamma)
+    for module in backbone.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return backbone
 
 
@@ -131,13 +131,3 @@ def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
     if inputs == outputs and stride == 1:
         return nn.Identity()
     return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-
-
-def _initialise(backbone: Backbone, zero_gamma: bool) -> None:
-    for module in backbone.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        if zero_gamma and isinstance(module, BasicBlock):
-            nn.init.zeros_(module.bn2.weight)
-        if zero_gamma and isinstance(module, Bottleneck):
-            nn.init.zeros_(module.bn3.weight)

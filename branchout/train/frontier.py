@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -365,6 +365,8 @@ class Scored:
     """What the goal is about (Acc_all, Acc_avg, or their mean): choose on dev, score on test; swap; average."""
     spread: float
     """Half the difference between the two folds."""
+    shifts: tuple[float, ...] = ()
+    """What each step's branch is moved by besides, where there are several steps."""
 
 
 def score_dial(
@@ -374,15 +376,17 @@ def score_dial(
     halves = (dev, test)
     chosen: dict[str, list[float]] = {goal: [] for goal in goals}
     measured: dict[str, list[Accuracies]] = {goal: [] for goal in goals}
+    moved: list[tuple[float, ...]] = []
     for here, there in (halves, halves[::-1]):
         shifts = step_shifts(here[0], here[1], space, pooler)
+        moved.append(tuple(shifts.tolist()) if len(shifts) > 1 else ())
         frontier = dial_frontier(shifted(here[0], space, shifts), here[1], space, pooler)
         for goal in goals:
             b = float(frontier.settings[frontier.choose(goal), 0])
             chosen[goal].append(b)
             answers = predict(there[0], space, (shifts + b).tolist(), pooler)
             measured[goal].append(accuracies(answers, there[1], space))
-    return {goal: _scored(goal, (chosen[goal][0],), measured[goal]) for goal in goals}
+    return {goal: replace(_scored(goal, (chosen[goal][0],), measured[goal]), shifts=moved[0]) for goal in goals}
 
 
 def score_grid(

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from branchout.baselines import rainbow, whole
+from branchout.baselines.common import Network
+from branchout.errors import DoesNotApply
 
 
 @pytest.fixture(scope="module")
-def learned(classifier, task) -> rainbow.Rainbow:
+def learned(classifier, task) -> Network:
     return rainbow.learn(classifier, replace(task, network=replace(task.network, epochs=4)))
 
 
@@ -45,12 +47,22 @@ def test_what_is_pasted_is_one_box() -> None:
     assert torch.equal(inside, rows[:, None] & columns[None, :])
 
 
-def test_kept_images_are_spread_over_uncertainty(learned, task) -> None:
-    assert learned.kept.counts() == dict.fromkeys(task.new.classes, task.per_class)
-    answers = whole.views_of(lambda pictures: learned(pictures).argmax(1), task, task.new, rainbow.COPIES).numpy()
-    for name in task.new.classes:
-        members = np.flatnonzero(task.new.names == name)
+def test_its_own_memory_is_spread_over_uncertainty(classifier, task) -> None:
+    network = Network.of(classifier).eval()
+    earlier = task.everything.select(task.everything.origin == 0)
+    found = rainbow.kept(network, task)
+    assert found.counts() == dict.fromkeys(earlier.classes, task.per_class)
+    answers = whole.views_of(lambda pictures: network(pictures).argmax(1), task, earlier, rainbow.COPIES).numpy()
+    for name in earlier.classes:
+        members = np.flatnonzero(earlier.names == name)
         doubts = [1 - np.bincount(answers[:, n]).max() / rainbow.COPIES for n in members]
+        every = len(members) / task.per_class
         order = np.argsort(doubts, kind="stable")
-        expected = members[order[::4]]  # 5 of 20
-        assert learned.kept.of_classes([name]).ids.tolist() == task.new.ids[expected].tolist()
+        expected = [members[order[int(n * every)]] for n in range(task.per_class)]
+        assert found.of_classes([name]).ids.tolist() == earlier.ids[expected].tolist()
+
+
+def test_what_it_would_have_kept_of_an_earlier_step_is_not_made_up(classifier, task) -> None:
+    later = replace(task, space=task.space.extend(["one more"]))
+    with pytest.raises(DoesNotApply, match="is for one step"):
+        rainbow.kept(Network.of(classifier), later)

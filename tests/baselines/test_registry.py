@@ -1,9 +1,6 @@
 """The list of baselines."""
 
-import pytest
-
-from branchout.baselines.registry import method_named, methods
-from branchout.errors import BranchoutError
+from branchout.baselines.registry import methods
 
 KNOWN = [
     "pretrained",
@@ -46,7 +43,6 @@ def test_hard_decisions_have_no_dial() -> None:
     assert [name for name in KNOWN if not methods()[name].dial] == KNOWN[:4]
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    assert method_named("ncm").label
-    with pytest.raises(BranchoutError, match=r"no method is called 'nmc'.*confidence-routing"):
-        method_named("nmc")
+def test_what_draws_nothing_is_marked() -> None:
+    unseeded = [name for name, method in methods().items() if not method.seeded]
+    assert unseeded == ["pretrained", "confidence-routing", "logitcat-average", "logitcat-max"]

@@ -1,6 +1,7 @@
 """The bench from the command line."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -69,7 +70,7 @@ def test_methods_in_a_scenario_of_ones_own(
     assert status == 0
     page = (tmp_path / "page.md").read_text()
     assert page.startswith(f"# Results on {folder.name}")
-    assert page.count(".json)") == 7
+    assert len(set(re.findall(r"\(([^()]*\.json)\)", page))) == 7
 
 
 def test_methods_from_a_base_of_ones_own(
@@ -115,7 +116,23 @@ def test_a_base_that_does_not_go_with_what_is_asked_for(
     assert status == 1
     assert said in complained
     assert "Traceback" not in complained + told
-    assert not list(tmp_path.rglob("*.json"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_on_another_training_of_the_base_are_named(
+    run: Callable[..., tuple[int, str, str]], folder: Path, tmp_path: Path
+) -> None:
+    words = ["bench", "--data", folder, "--scenario", "disjoint", "--base-classes", "8", *SMALL, "--out", tmp_path]
+    status, told, _ = run(*words, "--method", "ncm")
+    assert status == 0
+    assert "another training" not in told
+    lost = next(tmp_path.rglob("ncm-plain.json"))
+    lost.write_text(json.dumps({**json.loads(lost.read_text()), "base_weights": "of before"}))
+    status, told, _ = run(*words, "--method", "ncm")
+    assert status == 0
+    assert f"warning: these rows of {lost.parent} rest on another training of the base" in told
+    assert "than the rest: ncm-plain. To have all on one, delete all rows" in told
+    assert "another --out" in told
 
 
 def test_several_processes_make_the_rows(
@@ -169,6 +186,8 @@ def test_interrupted_its_processes_stop_too(folder: Path, tmp_path: Path) -> Non
         (["--scenario", "disjiont", "--base-classes", "8", "--method", "ncm"], "did you mean disjoint?"),
         (["sota", "--arch", "resnet19"], "no architecture is called 'resnet19'; did you mean resnet18?"),
         (["sota", "--seeds", "1,1"], "--seeds names a seed twice"),
+        (["sota", "--seeds=-1"], "--seeds takes numbers from 0 on; found '-1'"),
+        (["sota"], "840 base and novel classes were asked for"),
         (["sota", "--exemplars", "5", "--memory-total", "50"], "leave --exemplars out"),
         (["--scenario", "disjoint", "--base-classes", "8", "--method", "ncm", "--out", "/proc/x"], "cannot be"),
         (["--scenario", "disjoint", "--base-classes", "8", "--method", "ncm", "--out", __file__], "not a folder"),
@@ -183,4 +202,4 @@ def test_what_cannot_be_run_is_said_at_once(
     assert status == 1
     assert said in complained
     assert "Traceback" not in complained + told
-    assert not list(tmp_path.rglob("*.json"))
+    assert not list(tmp_path.iterdir())  # neither locks nor empty folders

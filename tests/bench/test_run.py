@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,17 +25,19 @@ from branchout.baselines.common import Network, Task
 from branchout.baselines.registry import Method
 from branchout.bench import contenders
 from branchout.bench import experiment as module
-from branchout.bench.contenders import GOALS, contender_named, measure, why_not
+from branchout.bench import run as runner
+from branchout.bench.contenders import GOALS, contender_named, measure
 from branchout.bench.experiment import Experiment, Plan
-from branchout.bench.run import Job, grouped, run, run_all, run_group
+from branchout.bench.run import Job, grouped, on_another_base, run, run_all, run_group
 from branchout.data.augment import Augmentation
+from branchout.data.batches import SMALL
 from branchout.data.benchmarks import resolve
 from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
-from branchout.labels import LabelSpace
+from branchout.files import locked
 from branchout.metrics import accuracies
 from branchout.train.features import extract
-from branchout.train.recipes import PAPER, Optimisation
+from branchout.train.recipes import PAPER, RECIPES, Optimisation
 
 PLAN = Plan(
     "disjoint",
@@ -243,13 +246,17 @@ def test_what_a_method_stores_beside_its_parameters_counts(
     assert [count - counts[0] for count in counts] == [0, 7, 99]
 
 
-def test_the_base_alone_is_measured_once_whatever_seeds_are_asked_for(
-    experiment: Experiment, folder: Path, tmp_path: Path
+@pytest.mark.parametrize("name", ["pretrained", "confidence-routing", "logitcat-max", "logitcat-average"])
+def test_what_draws_nothing_is_measured_once_whatever_seeds_are_asked_for(
+    name: str, experiment: Experiment, folder: Path, tmp_path: Path
 ) -> None:
-    done = run(job(folder, tmp_path, "pretrained", seeds=(1, 2)), {(str(folder), PLAN): experiment})
+    done = run(job(folder, tmp_path, name, seeds=(1, 2)), {(str(folder), PLAN): experiment})
     assert done is not None
     row = json.loads(done.written[0].read_text())
     assert (row["seeds"], row["asked_seeds"], len(row["per_seed"])) == ([1], [1, 2], 1)
+    assert done.job.missing() == []
+    for path in done.written:  # rows from when it was measured for each of them
+        path.write_text(json.dumps({**json.loads(path.read_text()), "seeds": [1, 2]}))
     assert done.job.missing() == []
 
 
@@ -286,6 +293,41 @@ def test_a_dial_for_a_baseline_moves_its_new_classes_only(experiment: Experiment
     assert up * (best.test.novel - plain.novel) >= 0 >= up * (best.test.base - plain.base)
 
 
+def test_a_baselines_curve_is_what_its_scores_give_at_each_setting(
+    experiment: Experiment, folder: Path, tmp_path: Path
+) -> None:
+    done = run(job(folder, tmp_path, "logitcat-max", seeds=(1,)), {(str(folder), PLAN): experiment})
+    assert done is not None
+    rows = {point: json.loads(path.read_text()) for point, path in done.job.files().items()}
+    assert rows["plain"]["curve"] is None
+    curve = rows["dial-avg"]["curve"]
+    model, _ = experiment.branched(1, PAPER.stage_one)
+    test = experiment.scenario.test(experiment.dataset)
+    with torch.no_grad():
+        scores = model(next(experiment.images(test).plain([np.arange(len(test))]))).double().numpy()
+    new = np.isin(experiment.space(1).classes, experiment.scenario.branches[1])
+    assert len(curve) > 3
+    for point in curve:
+        answers = (scores + point["b"] * new).argmax(1)
+        truth = accuracies(answers, experiment.labels(test, 1), experiment.space(1))
+        for name in ("all", "base", "novel", "avg"):
+            assert point[name] == pytest.approx(100 * getattr(truth, name), abs=1e-2)
+    assert measure(contender_named("pretrained"), experiment, [1]).curve == []
+
+
+def test_a_grids_seconds_are_those_of_one_seed(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 1000, 6))
+    monkeypatch.setattr(Experiment, "now", lambda self: float(next(clock)))
+    plan = replace(PLAN, fusion_epochs=1)
+    monkeypatch.setattr(experiment, "plan", plan)
+    recipe = contender_named("score-fusion-reference")
+    experiment.branched(1, PAPER.stage_one)
+    one, three = (measure(recipe, experiment, seeds) for seeds in ((1,), (1, 2, 3)))
+    assert three.seconds["fusion"] == one.seconds["fusion"] / 3 == 2
+    again = measure(recipe, experiment, (1, 2, 3))  # for which no feature is made
+    assert again.seconds["cache"] == measure(recipe, experiment, (1,)).seconds["cache"] / 3 == 2
+
+
 def test_many_steps_are_measured_after_each(folder: Path, tmp_path: Path) -> None:
     plan = replace(PLAN, scenario="steps", base=7, novel=2, steps=2)
     experiment = Experiment(plan, resolve(str(folder)), device=CPU)
@@ -314,15 +356,6 @@ def test_exemplars_in_total_are_shared_by_the_classes_so_far(folder: Path) -> No
     assert set(experiment.memory(1, 0).counts().values()) == {2}  # 18 for 7 classes
     assert set(experiment.memory(2, 0).counts().values()) == {2}  # 18 for 9
     assert len(experiment.memory(2, 0).classes) == 9
-
-
-def test_a_contender_that_does_not_apply_says_why() -> None:
-    method = contender_named("finetune")
-    assert method.baseline is not None
-    only_apart = replace(method, baseline=replace(method.baseline, overlap=False, steps=False))
-    assert why_not(only_apart, LabelSpace.of("abc", "de")) is None
-    assert "overlap" in (why_not(only_apart, LabelSpace.of("abc", "cd")) or "")
-    assert "one step" in (why_not(only_apart, LabelSpace.of("abc", "d", "e")) or "")
 
 
 def test_features_are_made_once_and_count_for_everyone(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,20 +472,108 @@ def test_only_what_is_missing_is_made_again(experiment: Experiment, folder: Path
 
 
 @pytest.mark.parametrize(
-    ("change", "said"), [({"exemplars": 3}, "exemplars 4, and 3"), ({"epochs": 2}, "epochs 1, and 2")]
+    ("change", "said"),
+    [
+        ({"exemplars": 3}, "with exemplars 4, and 3"),
+        ({"epochs": 2}, "with epochs 1, and 2"),
+        ({"network": Optimisation(epochs=5, lr=0.03, batch=16)}, "with network.epochs 1, and 5"),
+    ],
 )
 def test_a_row_made_otherwise_is_not_taken_for_the_one_asked_for(
-    change: dict[str, int], said: str, experiment: Experiment, folder: Path, tmp_path: Path
+    change: dict[str, Any], said: str, experiment: Experiment, folder: Path, tmp_path: Path
 ) -> None:
     asked = job(folder, tmp_path, "ncm", seeds=(1,))
     run(asked, {(str(folder), PLAN): experiment})
     for other, words in (
-        (replace(asked, plan=replace(PLAN, **change)), said),  # type: ignore[arg-type]
+        (replace(asked, plan=replace(PLAN, **change)), said),
         (replace(asked, seeds=(1, 2)), r"seeds \[1\], and \[1, 2\]"),
     ):
         with pytest.raises(BranchoutError, match=words):
             run(other)
     assert asked.missing() == []
+
+
+@pytest.mark.parametrize("change", [{"exemplars": 3}, {"pretraining": Optimisation(epochs=3, lr=0.03, batch=32)}])
+def test_rows_of_another_plan_get_no_new_ones_beside_them(
+    change: dict[str, Any], experiment: Experiment, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(job(folder, tmp_path, "ncm", seeds=(1,)), {(str(folder), PLAN): experiment})
+    monkeypatch.setattr(runner, "measure", lambda *a: pytest.fail("something was measured"))
+    other = job(folder, tmp_path, "fecam", replace(PLAN, **change))
+    elsewhere = job(folder, tmp_path / "else", "fecam", replace(PLAN, **change))
+    for pool in (None, ThreadPoolExecutor(1)):
+        with pytest.raises(
+            BranchoutError, match=r"ncm-dial-all\.json was measured with .*delete it, or write elsewhere"
+        ):
+            run_all([elsewhere, other], executor=pool)
+    assert not elsewhere.folder.exists()
+    assert job(folder, tmp_path, "fecam", seeds=(1, 2)).missing()  # other seeds, the same plan
+    assert job(folder, tmp_path, "ncm", seeds=(1,)).missing() == []
+
+
+def test_a_row_of_another_recipe_is_not_taken_for_todays(
+    experiment: Experiment, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = job(folder, tmp_path, "stage-one-dial", seeds=(1,))
+    run(asked, {(str(folder), PLAN): experiment})
+    stage_one = replace(PAPER.stage_one, optimisation=replace(PAPER.stage_one.optimisation, lr=0.5))
+    with monkeypatch.context() as changed:
+        changed.setitem(RECIPES, "paper", replace(PAPER, stage_one=stage_one))
+        with pytest.raises(
+            BranchoutError, match=r"with recipe\.stage_one\.optimisation\.lr 0\.1, and 0\.5 is asked for"
+        ):
+            asked.missing()
+        row = json.loads(asked.files()["all"].read_text())
+        for path in asked.files().values():
+            path.write_text(json.dumps({**row, "outdated": "a better rate"}))
+        assert asked.missing() == list(GOALS)  # to be made again, by today's
+    for name, value in (("branch", "layer3"), ("pooler", "average")):
+        for path in asked.files().values():
+            path.write_text(json.dumps({**row, "settings": {**row["settings"], name: value}}))
+        with pytest.raises(BranchoutError, match=f"with {name} {value}, and"):
+            asked.missing()
+
+
+def test_rows_that_rest_on_another_base_are_known(folder: Path, tmp_path: Path) -> None:
+    jobs = [job(folder, tmp_path / "rows", name, seeds=(1,)) for name in ("ncm", "logitcat-max")]
+
+    def made(each: Job, split: int, cache: str) -> None:
+        experiment = Experiment(PLAN, resolve(str(folder)), device=CPU, cache=tmp_path / cache)
+        if split != 1:  # stands for a training that does not repeat to the bit
+            plan = replace(PLAN, split=split)
+            other = Experiment(plan, resolve(str(folder)), device=CPU, cache=tmp_path / cache)
+            experiment.base = other.trained(experiment.given(0))
+        assert run(each, {(str(folder), PLAN): experiment})
+
+    for each in jobs:
+        made(each, 1, "one")
+    assert on_another_base(jobs[0].folder) == []
+    lost = jobs[0].files()["plain"]
+    before = json.loads(lost.read_text())
+    lost.unlink()
+    made(jobs[0], 1, "two")  # the cache is gone, and here the same base comes out again
+    assert json.loads(lost.read_text())["base_weights"] == before["base_weights"]
+    lost.unlink()
+    made(jobs[0], 2, "two")
+    assert json.loads(lost.read_text())["base_weights"] != before["base_weights"]
+    assert on_another_base(jobs[0].folder) == ["ncm-plain"]
+    others = set(jobs[0].folder.glob("*.json")) - {lost}
+    for path in others:  # rows from before it was written down
+        row = json.loads(path.read_text())
+        del row["base_weights"]
+        path.write_text(json.dumps(row))
+    assert on_another_base(jobs[0].folder) == []
+
+
+@pytest.mark.parametrize("part", ["backbone", "base_head"])
+def test_the_bases_digest_hangs_on_its_network_and_on_its_head(part: str, experiment: Experiment) -> None:
+    other = Experiment(PLAN, experiment.dataset, device=CPU)
+    other.base = deepcopy(experiment.base)
+    assert other.base_weights == experiment.base_weights
+    with torch.no_grad():
+        next(getattr(other.base, part).parameters()).add_(1e-3)
+    del other.base_weights
+    assert other.base_weights != experiment.base_weights
 
 
 def test_a_row_from_before_a_setting_existed_was_made_with_its_default(
@@ -549,6 +670,111 @@ def test_a_clustered_scenario_is_kept_beside_its_rows(folder: Path, tmp_path: Pa
     assert not job(folder, tmp_path / "other", "ncm", PLAN).drawn.exists()
 
 
+@pytest.fixture(scope="module")
+def clustered(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
+    plan = replace(PLAN, scenario="overlap-random-clustered", base=8, novel=3, overlap=1)
+    place = tmp_path_factory.mktemp("drawn") / "table" / "scenario.json"
+    assert Experiment(plan, resolve(str(folder)), device=CPU, drawn=place).scenario
+    return plan, place
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"scenario": "overlap-domain-clustered"}, "scenario overlap-random-clustered, and overlap-domain-clustered"),
+        ({"scenario": "overlap-full"}, "scenario overlap-random-clustered, and overlap-full"),
+        ({"base": 7}, "base 8, and 7"),
+        ({"novel": 2}, r"novel \[3\], and \[2\]"),
+        ({"overlap": 2}, "overlap 1, and 2"),
+        ({"split": 3}, "split 1, and 3"),
+        ({"pretraining": Optimisation(epochs=3, lr=0.03, batch=32)}, r"network\.optimisation\.epochs 2, and 3"),
+        ({"width": 5}, r"network\.width 4, and 5"),
+        ({"augmentation": "padded"}, r"network\.augmentation None, and"),
+    ],
+)
+def test_a_clustered_scenario_that_another_plan_drew_is_not_taken(
+    change: dict[str, Any], said: str, folder: Path, clustered: tuple[Plan, Path]
+) -> None:
+    plan, place = clustered
+    experiment = Experiment(replace(plan, **change), resolve(str(folder)), device=CPU, drawn=place)
+    with pytest.raises(BranchoutError, match=rf"scenario\.json was drawn with {said}.* delete it .*--out"):
+        assert experiment.scenario
+
+
+def test_a_clustered_scenario_fits_plans_that_differ_otherwise_and_one_from_before_by_its_sizes(
+    folder: Path, clustered: tuple[Plan, Path], tmp_path: Path
+) -> None:
+    plan, place = clustered
+    dataset = resolve(str(folder))
+    drawn = Experiment(plan, dataset, device=CPU, drawn=place).scenario
+    for change in ({"arch": "resnet18"}, {"exemplars": 9}, {"base": None}, {"epochs": 7}):
+        assert Experiment(replace(plan, **change), dataset, device=CPU, drawn=place).scenario == drawn
+    few = Experiment(replace(plan, kept=5), dataset, device=CPU, drawn=place).scenario
+    assert (len(few.branches[0]), few.branches[1]) == (5, drawn.branches[1])
+    kept = json.loads(place.read_text())
+    assert kept.pop("network")["arch"] == "resnet10"
+    before = tmp_path / "scenario.json"
+    before.write_text(json.dumps(kept))
+    longer = replace(plan, pretraining=Optimisation(epochs=3, lr=0.03, batch=32))
+    assert Experiment(longer, dataset, device=CPU, drawn=before).scenario.sides == drawn.sides
+    with pytest.raises(BranchoutError, match="drawn with overlap 1, and 2"):
+        assert Experiment(replace(plan, overlap=2), dataset, device=CPU, drawn=before).scenario
+
+
+def test_two_runners_keep_one_split(
+    folder: Path, clustered: tuple[Plan, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, _ = clustered
+    whole, drawing = module.scenarios.build, []
+
+    def slow(*words: Any, **options: Any) -> Any:
+        found = whole(*words, **options)
+        drawing.append(found)
+        time.sleep(0.3)
+        turned = str.maketrans("01", "10" if len(drawing) > 1 else "01")  # no two trainings cluster alike
+        return replace(found, sides={name: text.translate(turned) for name, text in found.sides.items()})
+
+    monkeypatch.setattr(module.scenarios, "build", slow)
+    runners = [Experiment(plan, resolve(str(folder)), device=CPU, drawn=tmp_path / "scenario.json") for _ in "ab"]
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(Experiment.scenario.func, runners)  # a cached property may let one thread in at a time
+    assert one.sides == other.sides
+    assert len(drawing) == 1
+
+
+def test_a_scenario_that_is_not_wholly_written_leaves_no_file(
+    folder: Path, clustered: tuple[Plan, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, _ = clustered
+
+    def torn(self: Any, path: Path) -> None:
+        path.write_text("{")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.scenarios.Scenario, "save", torn)
+    with pytest.raises(KeyboardInterrupt):
+        assert Experiment(plan, resolve(str(folder)), device=CPU, drawn=tmp_path / "scenario.json").scenario
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_waiting_for_another_runners_network_is_no_time(folder: Path, tmp_path: Path) -> None:
+    dataset = resolve(str(folder))
+    first, second = (Experiment(PLAN, dataset, device=CPU, cache=tmp_path) for _ in "ab")
+    given = first.given(0)
+    assert len(second.given(0)) == len(given)
+    start = first.now()
+    first.trained(given)
+    took = first.now() - start
+    (lock,) = (tmp_path / "bench").glob(".*.lock")
+    with ThreadPoolExecutor(1) as pool:
+        with locked(lock):
+            start = second.now()
+            waiting = pool.submit(second.trained, given)
+            time.sleep(took + 2)
+        waiting.result()
+    assert second.now() - start < took + 2
+
+
 def test_two_runners_share_the_work(folder: Path, experiment: Experiment, tmp_path: Path) -> None:
     plan = replace(PLAN, split=5)  # whose base nobody has trained yet: one does, the other waits
     jobs = [job(folder, tmp_path, name, seeds=(1,)) for name in ("ncm", "logitcat-max", "logitcat-average")]
@@ -598,18 +824,35 @@ def test_rows_that_are_there_are_no_work_for_workers(folder: Path, experiment: E
     assert {done.job.contender: bool(done.written) for done in finished} == {"ncm": False, "logitcat-max": True}
 
 
-def test_rows_can_be_made_by_a_dask_cluster(folder: Path, experiment: Experiment, tmp_path: Path) -> None:
+def test_a_process_runs_one_group_at_a_time(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at once would share torch's random stream, and neither row would be what it is alone."""
+    at_it: list[Job] = []
+
+    def watched(asked: Job) -> None:
+        at_it.append(asked)
+        time.sleep(0.1)
+        assert at_it == [asked]
+        at_it.remove(asked)
+
+    monkeypatch.setattr(runner, "run", watched)
+    groups = [[job(folder, tmp_path, name)] * 2 for name in ("ncm", "fecam", "ranpac")]
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(run_group, groups)) == [[], [], []]
+
+
+def test_rows_can_be_made_by_a_dask_cluster(folder: Path, tmp_path: Path) -> None:
     from distributed import LocalCluster
 
     from branchout.cli.bench import _executor
 
-    assert experiment.base is not None
-    jobs = [job(folder, tmp_path, name, seeds=(1,)) for name in ("ncm", "logitcat-max")]
+    # Pictures of this size are decoded by as many processes as there are cores; a Dask worker may start none.
+    plan = replace(PLAN, size=SMALL + 8, pretraining=replace(PLAN.pretraining, epochs=1))
+    jobs = [job(folder, tmp_path, name, plan, seeds=(1,)) for name in ("ncm", "logitcat-max")]
     with (
-        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=None) as cluster,
         _executor(4, cluster.scheduler_address) as (executor, workers),
     ):
-        assert workers == 1  # the cluster's, whatever is said of processes
+        assert workers == 1  # the cluster's, whatever is said of processes, and however many threads it has
         finished = run_all(jobs, executor=executor, workers=workers)
     assert not [each for each in jobs if each.missing()]
     assert {done.job.contender for done in finished} == {"ncm", "logitcat-max"}

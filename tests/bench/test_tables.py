@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from branchout.bench.contenders import contender_named, contenders
-from branchout.bench.experiment import Plan
+from branchout.bench.experiment import Experiment, Plan
 from branchout.bench.run import Job
 from branchout.bench.tables import (
     experiments_of,
@@ -22,10 +22,12 @@ from branchout.bench.tables import (
     tables,
 )
 from branchout.data.dataset import Dataset
+from branchout.data.glyphs import glyphs
 from branchout.data.samples import Samples
-from branchout.data.scenarios import NAMES
+from branchout.data.scenarios import CLUSTERED, NAMES
 from branchout.errors import BranchoutError
 
+RESULTS = Path(__file__).parents[2] / "results"
 ALL = (
     *("sota", "multistep", "disjoint-40", "disjoint-200", "branch-depth", "overlap-style", "overlap-full"),
     *("overlap-random-shuffled", "overlap-random-clustered", "overlap-domain-shuffled", "overlap-domain-clustered"),
@@ -166,3 +168,40 @@ def test_rows_lie_where_the_design_says(dataset: Dataset, tmp_path: Path) -> Non
     job = Job("glyphs", "glyphs", "disjoint-40", plan, "score-fusion-reference", (1,), tmp_path)
     assert job.files()["avg"] == tmp_path / "glyphs/disjoint-40/resnet10/score-fusion-reference-avg.json"
     assert job.missing() == ["all", "balanced", "avg"]
+
+
+# The rows of this repository.
+
+
+def plans_of(dataset: Dataset, **changes: int | str) -> dict[str, Plan]:
+    """The plan that today's tables have for each experiment."""
+    return {
+        name: plan
+        for table in (*tables().values(), table_named("fig-base-classes"))
+        for name, plan in experiments_of(table, dataset, **changes).items()
+    }
+
+
+@pytest.mark.parametrize("name", ["tiny-imagenet-200", "glyphs"])
+def test_rows_that_are_kept_here_are_those_that_would_be_made_today(name: str, train: Samples, val: Samples) -> None:
+    """`branchout bench` would take every one for what it asks for, or make it again where it is marked as outdated."""
+    dataset = glyphs() if name == "glyphs" else Dataset(name, train, val)
+    size = 32 if name == "glyphs" else 64
+    plans: dict[tuple[int, str], dict[str, Plan]] = {}
+    rows = 0
+    for folder in sorted({path.parent for path in (RESULTS / name).glob("*/*/*.json")}):
+        table, _, number = folder.parent.name.partition("-split")
+        split = int(number or 1)
+        if (split, folder.name) not in plans:
+            plans[split, folder.name] = plans_of(dataset, size=size, arch=folder.name, split=split)
+        plan = plans[split, folder.name][table]
+        for contender in contenders():
+            own = Job(name, name, table, plan, contender, (), RESULTS).files()
+            kept = [json.loads(path.read_text(encoding="utf-8")) for path in own.values() if path.exists()]
+            for row in kept:
+                seeds, images = tuple(row.get("asked_seeds", row["seeds"])), row.get("images") or ""
+                Job(name, name, table, plan, contender, seeds, RESULTS, images=images).missing()
+            rows += len(kept)
+        if plan.scenario in CLUSTERED:
+            assert Experiment(plan, dataset, drawn=folder.parent / "scenario.json").scenario.name == plan.scenario
+    assert rows == len(list((RESULTS / name).glob("*/*/*.json"))) > 100

@@ -55,12 +55,6 @@ def test_uncertainty_spreads_from_certain_to_doubtful() -> None:
     assert sorted(int(name.split("/")[1]) for name in kept.ids) == [0, 2, 4, 6, 8]
 
 
-def test_a_total_is_shared_evenly() -> None:
-    assert memory.keep(table({"a": 9, "b": 9, "c": 9}), total=10).counts() == {"a": 3, "b": 3, "c": 3}
-    with pytest.raises(BranchoutError, match="too few for 3 classes"):
-        memory.keep(table({"a": 9, "b": 9, "c": 9}), total=2)
-
-
 def test_a_class_from_two_origins_is_kept_from_each() -> None:
     both = concatenate([table({"a": 9}).placed(0), table({"a": 9, "b": 9}).placed(1)])
     kept = memory.keep(both, per_class=2)
@@ -72,8 +66,6 @@ def test_a_class_from_two_origins_is_kept_from_each() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "either"),
-        ({"per_class": 1, "total": 5}, "either"),
         ({"per_class": 0}, "at least one"),
         ({"per_class": 1, "rule": "best"}, "random, herding, uncertainty"),
         ({"per_class": 1, "rule": "herding"}, "feature vector"),

@@ -209,3 +209,13 @@ def test_two_fold_scores_swap_the_halves() -> None:
     assert forward.spread == pytest.approx(abs(forward.test.avg - back.test.avg) / 2)
     curve = dial_frontier(*dev, space)
     assert forward.setting == (curve.settings[curve.choose("avg"), 0],)
+    assert forward.shifts == ()
+
+
+def test_what_was_chosen_gives_the_answers_that_were_measured() -> None:
+    space = LabelSpace.of("abcd", "ef", "gh")
+    dev, test = scores(space, 1), scores(space, 2)
+    for goal, found in score_dial(dev, test, space, ["all", "avg"]).items():
+        assert found.shifts == tuple(step_shifts(*dev, space)), goal
+        answers = predict(test[0], space, [shift + found.setting[0] for shift in found.shifts])
+        assert accuracies(answers, test[1], space) == found.test
