@@ -6,10 +6,9 @@ hashes all it depends on, branches of the paper's stage I stay in memory.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from branchout.baselines.common import Task
 from branchout.bench.given import GivenBase, given_base
+from branchout.bench.plan import Plan, difference, flat
 from branchout.data import augment, scenarios
 from branchout.data import memory as memory_rules
 from branchout.data.augment import Augmentation
@@ -38,7 +38,7 @@ from branchout.train.branch import Labelled, learn_branch
 from branchout.train.extend import VIEWS
 from branchout.train.features import extract, weights_digest
 from branchout.train.loop import Report, best_device, silent
-from branchout.train.pretrain import FAST, pretrain
+from branchout.train.pretrain import pretrain
 from branchout.train.recipes import PAPER, Optimisation, StageOne
 
 MEMORIES = ("random", "herding")
@@ -46,47 +46,6 @@ CLUSTERING = "resnet10"
 """The network that clusters the images of a clustered scenario."""
 KEPT_FEATURES = 1 << 30
 """Bytes of features that stay in memory for other methods."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What an experiment is, apart from its data: all that decides its numbers before any method is named."""
-
-    scenario: str
-    base: int | None
-    novel: int
-    overlap: int = 0
-    steps: int = 1
-    split: int = 1
-    """Seed of the class split, and of the base model's training."""
-    kept: int | None = None
-    """Only so many of the base classes are used, the same ones being new whatever their number."""
-    exemplars: int = 10
-    """Kept of each class."""
-    total: int | None = None
-    """Exemplars in total instead, shared evenly by all classes so far."""
-    arch: str = "resnet10"
-    width: int | None = None
-    size: int = 64
-    pretraining: Optimisation = FAST
-    fusion_epochs: int | None = None
-    """Of the paper's stage II, if not the recipe's."""
-    network: Optimisation = PAPER.stage_one.optimisation
-    """How methods that train a network train it in one step."""
-    epochs: int | None = None
-    """Of our stage I, if not the recipe's."""
-    model: str | None = None
-    """A saved model that is the base, so that none is trained: `glyphs`, which is shipped, or a folder. With `kept` it
-    gives the classes and images that fewer are taken of."""
-    weights: str | None = None
-    """A digest of that model's."""
-    augmentation: str | None = None
-    """The name of an augmentation for all training but our own recipe's stage I, if not what the kind of picture
-    declares."""
-    last_relu: bool = True
-    """Whether the network ends in a ReLU, so that no feature is negative."""
-    memory: str = "random"
-    """How exemplars are chosen: `random`, the same for every method, or `herding` on each method's own features."""
 
 
 class Experiment:
@@ -458,22 +417,6 @@ class Experiment:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() + self._earlier
-
-
-def flat(settings: Mapping[str, Any], within: str = "") -> dict[str, Any]:
-    """Settings within settings under one name each, such as `network.epochs`."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        found |= flat(value, f"{within}{name}.") if isinstance(value, Mapping) else {within + name: value}
-    return found
-
-
-def difference(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """The first setting that was another when a file was written, in words; empty if none was."""
-    for name, value in flat(json.loads(json.dumps(asked))).items():
-        if recorded.get(name) != value:
-            return f"{name} {recorded.get(name)}, and {value}"
-    return ""
 
 
 def _unchanged(given: GivenBase, plan: Plan) -> GivenBase:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from branchout.bench.plan import Plan
 from branchout.data import scenarios
 from branchout.data.dataset import Dataset
 from branchout.data.scenarios import FROM_GIVEN, Given, Scenario
@@ -21,9 +22,6 @@ from branchout.model.artefact import Artefact
 from branchout.model.classifier import Classifier
 from branchout.train.features import weights_digest
 from branchout.train.recipes import Optimisation
-
-if TYPE_CHECKING:
-    from branchout.bench.experiment import Plan
 
 SHIPPED = "glyphs"
 """What the model that comes with the installation is called, as everywhere."""

@@ -22,7 +22,8 @@ import torch
 
 from branchout.bench import results
 from branchout.bench.contenders import Contender, Measured, contender_named, measure
-from branchout.bench.experiment import Experiment, Plan, difference, flat
+from branchout.bench.experiment import Experiment
+from branchout.bench.plan import Plan, difference, flat
 from branchout.data.benchmarks import resolve
 from branchout.errors import BranchoutError, DoesNotApply
 from branchout.files import locked

@@ -13,8 +13,8 @@ from typing import Any
 
 from branchout.bench import results
 from branchout.bench.contenders import contender_named
-from branchout.bench.experiment import Plan
 from branchout.bench.given import given_base
+from branchout.bench.plan import Plan
 from branchout.bench.run import Job
 from branchout.data.augment import PADDED
 from branchout.data.dataset import Dataset

@@ -73,7 +73,8 @@ def bench(
     from branchout.bench import run as runner
     from branchout.bench import tables
     from branchout.bench.contenders import contender_named
-    from branchout.bench.experiment import Experiment, Plan
+    from branchout.bench.experiment import Experiment
+    from branchout.bench.plan import Plan
     from branchout.data.scenarios import CLUSTERED, NAMES
     from branchout.model.resnet import ARCHITECTURES
     from branchout.show import progress

@@ -11,8 +11,9 @@ from helpers import BASE, CPU, NEW, same
 
 from branchout import api
 from branchout.bench import experiment as module
-from branchout.bench.experiment import Experiment, Plan
+from branchout.bench.experiment import Experiment
 from branchout.bench.given import MADE_FOR, given_base
+from branchout.bench.plan import Plan
 from branchout.bench.run import Job, run
 from branchout.bench.tables import experiments_of, plan_for, table_named
 from branchout.data import scenarios

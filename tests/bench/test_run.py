@@ -27,7 +27,8 @@ from branchout.bench import contenders
 from branchout.bench import experiment as module
 from branchout.bench import run as runner
 from branchout.bench.contenders import GOALS, contender_named, measure
-from branchout.bench.experiment import Experiment, Plan
+from branchout.bench.experiment import Experiment
+from branchout.bench.plan import Plan
 from branchout.bench.run import Job, grouped, on_another_base, run, run_all, run_group
 from branchout.data.augment import Augmentation
 from branchout.data.batches import SMALL

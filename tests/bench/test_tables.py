@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from branchout.bench.contenders import contender_named, contenders
-from branchout.bench.experiment import Experiment, Plan
+from branchout.bench.experiment import Experiment
+from branchout.bench.plan import Plan
 from branchout.bench.run import Job
 from branchout.bench.tables import (
     experiments_of,
