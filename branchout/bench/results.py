@@ -55,9 +55,11 @@ def provenance() -> dict[str, Any]:
 
 
 def command() -> str:
-    """What was typed to run this."""
-    program = Path(sys.argv[0]).name
-    return shlex.join(["branchout" if program == "__main__.py" else program, *sys.argv[1:]])
+    """What to type in the repository to run this again."""
+    script = Path(sys.argv[0])
+    if script.name == "__main__.py" or script.suffix != ".py":
+        return shlex.join(["branchout", *sys.argv[1:]])
+    return shlex.join(["python", f"{script.absolute().parent.name}/{script.name}", *sys.argv[1:]])
 
 
 def hardware() -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from branchout.bench.results import commit
+from branchout.bench.results import command, commit
 
 
 def git(where: Path, *arguments: str) -> str:
@@ -52,3 +52,16 @@ def test_installed_in_another_repository_it_has_no_commit(repository: Path) -> N
 def test_without_git_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("BRANCHOUT_COMMIT", "abc")
     assert commit(tmp_path) == "abc"
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (["/opt/bin/branchout", "bench", "sota", "--data", "my data"], "branchout bench sota --data 'my data'"),
+        (["/opt/branchout/__main__.py", "bench", "all"], "branchout bench all"),
+        (["/opt/repository/benchmarks/demo.py", "--out", "results"], "python benchmarks/demo.py --out results"),
+    ],
+)
+def test_a_command_can_be_typed_again(monkeypatch: pytest.MonkeyPatch, typed: list[str], told: str) -> None:
+    monkeypatch.setattr("sys.argv", typed)
+    assert command() == told
