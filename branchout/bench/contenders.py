@@ -63,6 +63,7 @@ class Contender:
             "recipe": asdict(recipe_named(self.recipe)) if self.recipe else None,
             "branch": self.branch if ours else None,
             "pooler": self.pooler if ours else None,
+            **({"fuse": True} if self.fuse else {}),  # where deltas are learned though the recipe does without
         }
 
     def points(self) -> tuple[str, ...]:

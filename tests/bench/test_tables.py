@@ -206,3 +206,8 @@ def test_rows_that_are_kept_here_are_those_that_would_be_made_today(name: str, t
         if plan.scenario in CLUSTERED:
             assert Experiment(plan, dataset, drawn=folder.parent / "scenario.json").scenario.name == plan.scenario
     assert rows == len(list((RESULTS / name).glob("*/*/*.json"))) > 100
+
+
+def test_a_row_tells_whether_deltas_were_learned_beside_the_recipe() -> None:
+    plain, fused = (contender_named(f"score-fusion{how}-branchout").settings() for how in ("", "-deltas"))
+    assert fused == {**plain, "fuse": True}
