@@ -22,7 +22,7 @@ $(READY): pyproject.toml
 demo: $(READY)  ## base model → extended model → table, on built-in data
 	$(BIN)/branchout demo
 
-# A file's tests stay together, for what they share; a process with one thread each is twice as fast as one with two.
+# A file's tests stay together, for what they share. Two processes of one thread are twice as fast as one of two.
 test: $(READY)  ## the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 

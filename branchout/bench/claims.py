@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 from branchout.bench.contenders import contenders
 from branchout.bench.measurements import Measurements, Missing, Rows, Verdict, decided, label
@@ -294,9 +295,13 @@ def alone(rows: Rows, dataset: str) -> dict[int, dict[str, float]]:
     """Accuracy on new classes alone, by the number of base classes and by what was fine-tuned."""
     found: dict[int, dict[str, float]] = {}
     for path, row in alone_rows(rows, dataset).items():
-        where = path.stem.removeprefix("alone-").removesuffix("-alone")
-        found.setdefault(row["base_classes"], {})[where] = row["novel_alone"]
+        found.setdefault(row["base_classes"], {})[_tuned(path)] = row["novel_alone"]
     return dict(sorted(found.items()))
+
+
+def _tuned(path: Path) -> str:
+    """From where the network was fine-tuned, by the name of its row."""
+    return path.stem.removeprefix("alone-").removesuffix("-alone")
 
 
 def alone_rows(rows: Rows, dataset: str) -> Rows:
@@ -328,7 +333,7 @@ def _depth_stops(of: Measurements, *_: str) -> Verdict:
     told, margins = [], []
     for count in (min(found), max(found)):
         best = max(DEEPER, key=lambda where: found[count][where])
-        chance = of.error_alone(found[count][best], _new_classes(of))
+        chance = _chance_alone(of, count, best)
         gain = found[count][best] - found[count]["layer4"]
         # That more does not help is not lost by what chance could have added.
         margins.append((gain, chance) if count == min(found) else (2 * chance - gain, chance))
@@ -347,13 +352,15 @@ def _gap_shrinks(of: Measurements, *_: str) -> Verdict:
     block = [f"{each['layer4'] - each['fc']:.1f}" for each in found.values() if {"fc", "layer4"} <= set(each)]
     fewest, most = gaps[min(gaps)], gaps[max(gaps)]
     more = f"; with the last block alone fine-tuned {', '.join(block)}" if len(block) == len(found) else ""
-    chance = of.error_alone(found[min(gaps)]["fc"], _new_classes(of))
+    chance = _chance_alone(of, min(gaps), "fc")
     margins = [(fewest, chance), (fewest - most, chance)]
     return decided(margins, f"everything fine-tuned is above frozen by {told} base classes{more}")
 
 
-def _new_classes(of: Measurements) -> int:
-    return int(max(row["novel_classes"] for row in alone_rows(of.rows, of.dataset).values()))
+def _chance_alone(of: Measurements, base_classes: int, where: str) -> float:
+    rows = alone_rows(of.rows, of.dataset)
+    (row,) = (rows[path] for path in rows if (rows[path]["base_classes"], _tuned(path)) == (base_classes, where))
+    return of.error_alone(row)
 
 
 BOTH_NETWORKS = (("sota", "resnet10"), ("sota", "resnet18"))

@@ -12,7 +12,7 @@ from branchout.bench.contenders import contenders
 
 Rows = Mapping[Path, Mapping[str, Any]]
 TEST_IMAGES = {"glyphs": 10}
-"""Of each class; 25 if not given: half of the 50 validation images that ImageNet and Tiny-ImageNet have."""
+"""Of each class, for rows that do not tell; 25 if not given: half of what ImageNet and Tiny-ImageNet have."""
 
 
 class Missing(Exception):  # noqa: N818 – not an error: the claim is then not measured
@@ -92,17 +92,19 @@ class Measurements:
         classes = {"base": row["base_classes"] - shared, "novel": row["novel_classes"] - shared, "overlap": shared}
         if metric == "avg":
             parts = [(row["metrics"].get(part), count) for part, count in classes.items() if count]
-            errors = [self._of_share(mean, count) for mean, count in parts if mean is not None]
+            errors = [self._of_share(row, mean, count) for mean, count in parts if mean is not None]
             return math.hypot(*errors) / max(len(errors), 1)
-        return self._of_share(row["metrics"][metric], classes.get(metric, sum(classes.values())))
+        return self._of_share(row, row["metrics"][metric], classes.get(metric, sum(classes.values())))
 
-    def _of_share(self, percent: float, classes: int) -> float:
-        images = max(classes * TEST_IMAGES.get(self.dataset, 25), 1)
-        return 100 * math.sqrt(percent / 100 * (1 - percent / 100) / images)
-
-    def error_alone(self, percent: float, classes: int) -> float:
+    def error_alone(self, row: Mapping[str, Any]) -> float:
         """The same of new classes asked about alone, which is measured on dev and test together."""
-        return self._of_share(percent, 2 * classes)
+        return self._of_share(row, row["novel_alone"], 2 * row["novel_classes"])
+
+    def _of_share(self, row: Mapping[str, Any], percent: float, classes: int) -> float:
+        known = row["base_classes"] + row["novel_classes"] - row["overlap_classes"]
+        told = row.get("test_images")
+        each = told / known if told else TEST_IMAGES.get(self.dataset, 25)
+        return 100 * math.sqrt(percent / 100 * (1 - percent / 100) / max(classes * each, 1))
 
 
 def label(contender: str) -> str:

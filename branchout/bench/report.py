@@ -17,6 +17,7 @@ from urllib.parse import quote
 from branchout.bench.claims import Case, Check, alone_rows, checks
 from branchout.bench.contenders import Contender, contenders
 from branchout.bench.paper import BEST, network, paper_label, paper_number, paper_rows
+from branchout.bench.results import on_another_base
 from branchout.bench.tables import BY_BASE, Table, figures, networks_of, tables
 from branchout.errors import BranchoutError
 
@@ -46,6 +47,7 @@ OUTDATED = "†"
 """Marks rows with a field `outdated`: what has changed in the method since they were measured."""
 OTHER_BASE = "‡"
 """Marks rows that rest on another training of the base than most of their folder."""
+SAID_OF_IT = f" {OTHER_BASE} Measured with another training of the base model."
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Line:
     """Whose it is: `rival`, `fusion` (the paper's), `ours` (the default recipe), `joint`."""
     oracle: bool = False
     fold: str = ""
-    """Empty in the main table; `dial`, `variant` or `two-fold` for what would drown it."""
+    """Empty in the main table; `dial` or `variant` for what would drown it."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class Section:
         return [line for line in self.lines if not line.fold]
 
     def folded(self, fold: str) -> list[Line]:
+        """What stands below the main table; `two-fold` are the same rows once more, with other numbers of theirs."""
         if fold == "two-fold":
             first = [line for line in self.lines if line.ours and line.ours["point"] in ("all", "dial-all")]
             return [_in_turn(line) for line in first if line.ours and line.ours.get("two_fold")]
@@ -125,7 +128,7 @@ class Section:
         outdated = sorted({row["outdated"] for row in self.measured if row.get("outdated")})
         marked = f" {OUTDATED} To be measured again, because since then: {'; '.join(outdated)}." if outdated else ""
         if any(OTHER_BASE in line.label for line in self.lines):
-            marked += f" {OTHER_BASE} Measured with another training of the base model."
+            marked += SAID_OF_IT
         return f"{size}; base model {bases} on its own classes. Measured on {hardware}.{marked}"
 
 
@@ -145,7 +148,7 @@ class Figure:
     @property
     def lines(self) -> list[Line]:
         """Its rows; of branches that learned new classes alone, that one number."""
-        odd = odd_ones(self.rows)
+        odd = on_another_base(self.rows)
         found = []
         for path, row in sorted(self.rows.items(), key=lambda each: each[1]["base_classes"]):
             label, shown = row["label"], row
@@ -159,8 +162,7 @@ class Figure:
     def facts(self) -> str:
         bases = {(row["base_classes"], row["base_model"]) for row in self.rows.values()}
         told = ", ".join(f"{number(share)} ({count} classes)" for count, share in sorted(bases))
-        marked = f" {OTHER_BASE} Measured with another training of the base model." if odd_ones(self.rows) else ""
-        return f"Base models on their own classes: {told}.{marked}"
+        return f"Base models on their own classes: {told}.{SAID_OF_IT if on_another_base(self.rows) else ''}"
 
 
 @dataclass(frozen=True)
@@ -269,7 +271,7 @@ def lines(table: Table, arch: str, dataset: str, rows: Mapping[Path, Row]) -> It
     """The lines of a table, in the order of its contenders: what the paper has, and what was measured."""
     numbers = dict(paper_rows(table.name, arch))
     folder = Path(dataset) / table.experiment / arch
-    odd = odd_ones({path: row for path, row in rows.items() if path.parent == folder})
+    odd = on_another_base({path: row for path, row in rows.items() if path.parent == folder})
     found = []
     for name in table.of(arch):
         for point in contenders()[name].points():
@@ -307,15 +309,6 @@ def _line(
     if row is not None and row.get("outdated"):
         label = f"{label} {OUTDATED}"
     return Line(label, told, row, path, kind, contender.baseline is not None and contender.baseline.oracle, fold)
-
-
-def odd_ones(rows: Mapping[Path, Row]) -> set[Path]:
-    """Rows whose base model is not the one that most rows of their folder rest on, told by its accuracy."""
-    bases: dict[Path, list[float]] = {}
-    for path, row in rows.items():
-        bases.setdefault(path.parent, []).append(row["base_model"])
-    usual = {folder: max(set(found), key=found.count) for folder, found in bases.items()}
-    return {path for path, row in rows.items() if row["base_model"] != usual[path.parent]}
 
 
 def _in_turn(line: Line) -> Line:

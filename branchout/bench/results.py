@@ -8,6 +8,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from importlib.metadata import version
@@ -88,6 +89,23 @@ def commit(package: Path = PACKAGE) -> str:
 
 def _git(where: Path, *arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def on_another_base(rows: Mapping[Path, Mapping[str, Any]]) -> list[Path]:
+    """Rows that rest on another training of the base model than most of their folder do.
+
+    On a GPU no training repeats to the bit: a row that is made again after the base was lost is right by itself, but
+    should not be compared with the others. Rows from before its digest was written down tell it by its accuracy.
+    """
+    folders: dict[Path, list[Path]] = {}
+    for path in rows:
+        folders.setdefault(path.parent, []).append(path)
+    found = []
+    for paths in folders.values():
+        name = "base_weights" if all(rows[path].get("base_weights") for path in paths) else "base_model"
+        usual = Counter(rows[path][name] for path in paths).most_common(1)[0][0]
+        found += [path for path in paths if rows[path][name] != usual]
+    return found
 
 
 def write(folder: Path, name: str, row: Mapping[str, Any]) -> Path:

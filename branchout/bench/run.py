@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, as_completed
 from dataclasses import asdict, dataclass
@@ -113,18 +112,6 @@ def read_row(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, TypeError) as error:
         raise BranchoutError(f"{path} cannot be read as a row ({error}); delete it and run this again") from None
     return row
-
-
-def on_another_base(folder: Path) -> list[str]:
-    """The rows of a folder, by name, that rest on another training of the base than most.
-
-    On a GPU no training repeats to the bit: a row that is made again after the base was lost is right by itself, but
-    should not be compared with the others. Rows from before this was written down are taken as they are.
-    """
-    bases = {path.stem: read_row(path).get("base_weights") for path in sorted(folder.glob("*.json"))}
-    known = {name: weights for name, weights in bases.items() if weights}
-    most = Counter(known.values()).most_common(1)[0][0] if known else None
-    return [name for name, weights in known.items() if weights != most]
 
 
 @dataclass(frozen=True)
@@ -290,6 +277,7 @@ def row(
         "per_step": [[results.figures(scored.test) for scored in steps] for steps in per_seed] if every_step else None,
         "base_model": results.percent(before.all),
         "base_weights": experiment.base_weights,
+        "test_images": len(experiment.halves(experiment.steps)[1]),
         **{name: results.percent(value) for name, value in measured.extra.items()},
         "curve": measured.curve or None if point != "plain" else None,
         "parameters": measured.parameters,

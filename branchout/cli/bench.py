@@ -75,6 +75,7 @@ def bench(
     from branchout.bench.contenders import contender_named
     from branchout.bench.experiment import Experiment
     from branchout.bench.plan import Plan
+    from branchout.bench.results import on_another_base
     from branchout.data.scenarios import CLUSTERED, NAMES
     from branchout.model.resnet import ARCHITECTURES
     from branchout.show import progress
@@ -142,10 +143,11 @@ def bench(
             done = runner.run_all(jobs, report=report, on_done=_tell)
     for folder in dict.fromkeys(job.folder for job in jobs):
         _show([job for job in jobs if job.folder == folder and not job.missing()])
-        others = runner.on_another_base(folder)
+        others = on_another_base({path: runner.read_row(path) for path in sorted(folder.glob("*.json"))})
         if others:
+            odd = ", ".join(path.stem for path in others)
             say(
-                f"these rows of {folder} rest on another training of the base than the rest: {', '.join(others)}. To "
+                f"these rows of {folder} rest on another training of the base than the rest: {odd}. To "
                 "have all on one, delete all rows of that folder and run this again, or run it with another --out",
                 "warning:",
             )

@@ -133,7 +133,9 @@ def test_chance_grows_as_test_images_get_fewer(monkeypatch: pytest.MonkeyPatch) 
     parts = [100 * (0.5 * 0.5 / 80) ** 0.5, 100 * (0.8 * 0.2 / 20) ** 0.5]
     assert [of.error(measured, name) for name in ("base", "novel")] == pytest.approx(parts)
     assert of.error(measured, "avg") == pytest.approx((parts[0] ** 2 + parts[1] ** 2) ** 0.5 / 2)
-    assert of.error_alone(80.0, 2) == pytest.approx(100 * (0.8 * 0.2 / 40) ** 0.5)
+    assert of.error_alone({**measured, "novel_alone": 80.0}) == pytest.approx(100 * (0.8 * 0.2 / 40) ** 0.5)
+    told = {**measured, "test_images": 1000}  # what a row tells is better than what datasets usually have
+    assert of.error(told, "all") == pytest.approx(100 * (0.6 * 0.4 / 1000) ** 0.5)
 
 
 @pytest.mark.parametrize(
