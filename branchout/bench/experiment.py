@@ -275,7 +275,8 @@ class Experiment:
         samples = samples.select(np.argsort(samples.ids, kind="stable"))
         classes = samples.classes
         settings = {**self._training(arch), "classes": classes}
-        name = digest(samples.fingerprint(), repr(sorted(settings.items())))
+        # The name goes with any copy of the data, so that a base can be carried to the other machines of a bench.
+        name = digest(samples.fingerprint(portable=True), repr(sorted(settings.items())))
         kept = self.cache / "bench" / name
         asked = time.perf_counter()
         with locked(self.cache / "bench" / f".{name}.lock"):  # another runner may be training the very same one

@@ -109,13 +109,14 @@ class FilePixels:
     def read(self, row: int, shrink: int | None = None) -> Image:
         return decode(self.root / self.paths[row], max_pixels=self.max_pixels, shrink=shrink)
 
-    def fingerprint(self, rows: Ints) -> str:
-        return digest(*(self._stamp(str(path)) for path in self.paths[rows]))
+    def fingerprint(self, rows: Ints, *, portable: bool = False) -> str:
+        return digest(*(self._stamp(str(path), portable) for path in self.paths[rows]))
 
-    def _stamp(self, path: str) -> bytes:
+    def _stamp(self, path: str, portable: bool) -> bytes:
         try:
             status = (self.root / path).stat()
-            return os.fsencode(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}")
+            here = "" if portable else f"\0{status.st_mtime_ns}\0{status.st_ino}"
+            return os.fsencode(f"{path}\0{status.st_size}{here}")
         except OSError:
             return os.fsencode(f"{path}\0missing")
 

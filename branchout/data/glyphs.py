@@ -174,7 +174,7 @@ class GlyphPixels:
         images = [self.read(int(row)) for row in rows]
         return np.stack(images) if images else np.empty((0, *self.shape), dtype=np.uint8)
 
-    def fingerprint(self, rows: Ints) -> str:
+    def fingerprint(self, rows: Ints, *, portable: bool = False) -> str:
         codes = np.array([ord(character) for character in self.characters], dtype=np.int64)
         numbers = np.asarray(rows, dtype=np.int64) % self.per_class
         drawn = codes[np.asarray(rows, dtype=np.int64) // self.per_class]

@@ -33,8 +33,12 @@ class Pixels(Protocol):
     def read(self, row: int) -> Image:
         """One row, decoded."""
 
-    def fingerprint(self, rows: Ints) -> str:
-        """A short text that changes when the pixels of these rows may have changed."""
+    def fingerprint(self, rows: Ints, *, portable: bool = False) -> str:
+        """A short text that changes when the pixels of these rows may have changed.
+
+        A `portable` one is the same for every copy of the data, on whatever machine; it may miss a change that leaves
+        the sizes of files as they were.
+        """
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class ArrayPixels:
         image: Image = self.images[row]
         return image
 
-    def fingerprint(self, rows: Ints) -> str:
+    def fingerprint(self, rows: Ints, *, portable: bool = False) -> str:
         return digest(str(self.shape), *(self.images[row].tobytes() for row in rows))
 
 
@@ -92,10 +96,10 @@ class JoinedPixels:
         part, inner = self._locate(row)
         return self.parts[part].read(inner)
 
-    def fingerprint(self, rows: Ints) -> str:
+    def fingerprint(self, rows: Ints, *, portable: bool = False) -> str:
         part_of = np.searchsorted(self.starts, rows, side="right") - 1
         inner = rows - self.starts[part_of]
-        of_parts = (part.fingerprint(inner[part_of == n]) for n, part in enumerate(self.parts))
+        of_parts = (part.fingerprint(inner[part_of == n], portable=portable) for n, part in enumerate(self.parts))
         return digest(*of_parts, part_of.tobytes())  # each part knows its own order, not how they alternate
 
 
@@ -157,9 +161,10 @@ class Samples:
     def read(self, index: int) -> Image:
         return self.pixels.read(int(self.rows[index]))
 
-    def fingerprint(self) -> str:
-        """Changes when the pixels, the order or the labels change."""
-        return digest(self.pixels.fingerprint(self.rows), "\n".join(self.classes), self.labels.tobytes())
+    def fingerprint(self, *, portable: bool = False) -> str:
+        """Changes when the pixels, the order or the labels change; a `portable` one is that of every copy."""
+        pixels = self.pixels.fingerprint(self.rows, portable=portable)
+        return digest(pixels, "\n".join(self.classes), self.labels.tobytes())
 
     # New tables from old ones.
 

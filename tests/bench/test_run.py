@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -762,6 +763,18 @@ def test_a_scenario_that_is_not_wholly_written_leaves_no_file(
     with pytest.raises(KeyboardInterrupt):
         assert Experiment(plan, resolve(str(folder)), device=CPU, drawn=tmp_path / "scenario.json").scenario
     assert not list(tmp_path.glob("*.json"))
+
+
+def test_a_network_serves_every_copy_of_the_data(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A base that was trained on one machine can be carried to another, whose copy has other dates and inodes."""
+    shutil.copytree(folder, tmp_path / folder.name, copy_function=shutil.copyfile)
+    first, second = (
+        Experiment(PLAN, resolve(str(place)), device=CPU, cache=tmp_path / "cache")
+        for place in (folder, tmp_path / folder.name)
+    )
+    first.trained(first.given(0))
+    monkeypatch.setattr(module, "pretrain", lambda *a, **k: pytest.fail("trained again"))
+    second.trained(second.given(0))
 
 
 def test_waiting_for_another_runners_network_is_no_time(folder: Path, tmp_path: Path) -> None:

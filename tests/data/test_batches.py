@@ -55,7 +55,7 @@ class Watched:
         self.reads += 1
         return self.images[row]
 
-    def fingerprint(self, rows: Ints) -> str:
+    def fingerprint(self, rows: Ints, *, portable: bool = False) -> str:
         return digest(*(self.images[row].tobytes() for row in rows))
 
 

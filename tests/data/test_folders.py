@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import shutil
 import struct
 import unicodedata
 import warnings
@@ -183,6 +184,18 @@ def test_file_pixels_know_sizes_survive_pickling_and_notice_change(tmp_path: Pat
     assert pixels.fingerprint(np.array([0])) == before[0] != before[1] != pixels.fingerprint(np.array([1]))
     put(tmp_path / "b/3.png", encoded(picture(3, height=25), "PNG"))
     assert scan(tmp_path)[0].pixels.shape is None
+
+
+def test_a_portable_fingerprint_is_that_of_every_copy(tmp_path: Path) -> None:
+    put(tmp_path / "here/a/1.png", encoded(picture(1), "PNG"))
+    put(tmp_path / "here/b/2.png", encoded(picture(2), "PNG"))
+    shutil.copytree(tmp_path / "here", tmp_path / "there", copy_function=shutil.copyfile)
+    here, there = scan(tmp_path / "here")[0], scan(tmp_path / "there")[0]
+    assert here.fingerprint() != there.fingerprint()
+    assert here.fingerprint(portable=True) == there.fingerprint(portable=True)
+    assert here.fingerprint(portable=True) != here.select(np.array([1, 0])).fingerprint(portable=True)
+    put(tmp_path / "there/b/2.png", encoded(picture(2, height=40), "PNG"))
+    assert here.fingerprint(portable=True) != there.fingerprint(portable=True)
 
 
 def test_a_file_that_breaks_after_the_scan_is_named(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ class Unread:
     def read(self, row: int) -> Image:
         raise AssertionError("nobody asked for pixels")
 
-    def fingerprint(self, rows: Ints) -> str:
+    def fingerprint(self, rows: Ints, *, portable: bool = False) -> str:
         return ",".join(map(str, rows))
 
 

@@ -298,8 +298,8 @@ class Gated:
         assert self.gate.wait(20)
         return self.inner.read(row)
 
-    def fingerprint(self, rows: np.ndarray) -> str:
-        return self.inner.fingerprint(rows)
+    def fingerprint(self, rows: np.ndarray, *, portable: bool = False) -> str:
+        return self.inner.fingerprint(rows, portable=portable)
 
 
 def test_the_page_is_there_before_the_images_are_read(browser: Browser, extended: api.Model, tested: Samples) -> None:
