@@ -7,7 +7,7 @@ operating points are chosen on dev and measured on test.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from branchout.train import frontier
 from branchout.train.extend import Extension, Material, Request
 from branchout.train.frontier import Scored
 from branchout.train.fuse import fuse, fusion_data, grid_answers, problem_of
-from branchout.train.recipes import PAPER, RECIPES, Recipe, recipe_named
+from branchout.train.recipes import PAPER, RECIPES, Recipe, plain, recipe_named
 
 GOALS = ("all", "balanced", "avg")
 
@@ -60,7 +60,7 @@ class Contender:
         """What a row says of how it was made, beside the plan."""
         ours = self.baseline is None
         return {
-            "recipe": asdict(recipe_named(self.recipe)) if self.recipe else None,
+            "recipe": plain(recipe_named(self.recipe)) if self.recipe else None,
             "branch": self.branch if ours else None,
             "pooler": self.pooler if ours else None,
             **({"fuse": True} if self.fuse else {}),  # where deltas are learned though the recipe does without

@@ -6,7 +6,7 @@ their images the model has seen; only the new classes are left to draw.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -21,7 +21,7 @@ from branchout.model import artefact
 from branchout.model.artefact import Artefact
 from branchout.model.classifier import Classifier
 from branchout.train.features import weights_digest
-from branchout.train.recipes import Optimisation
+from branchout.train.recipes import Optimisation, optimisation_in
 
 SHIPPED = "glyphs"
 """What the model that comes with the installation is called, as everywhere."""
@@ -53,9 +53,7 @@ class GivenBase:
     @property
     def optimisation(self) -> Optimisation | None:
         """How it was trained, if it says so."""
-        made = self.kept.history[0] if self.kept.history else {}
-        names = [each.name for each in fields(Optimisation)]
-        return Optimisation(**{name: made[name] for name in names}) if set(names) <= set(made) else None
+        return optimisation_in(self.kept.history[0]) if self.kept.history else None
 
     def start(self, plan: Plan) -> Plan:
         """The plan with this model as its base: the network, its input size and its schedule are the model's."""

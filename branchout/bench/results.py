@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import is_dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from branchout.metrics import Accuracies
+from branchout.train.recipes import plain
 
 METRICS = ("all", "base", "novel", "overlap", "avg")
 PACKAGE = Path(__file__).parents[1]
@@ -120,7 +121,7 @@ def write(folder: Path, name: str, row: Mapping[str, Any]) -> Path:
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
+        return plain(value)
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     return str(value)

@@ -28,6 +28,7 @@ from branchout.errors import BranchoutError, DoesNotApply
 from branchout.files import locked
 from branchout.metrics import average_over_steps, incremental
 from branchout.train.loop import Report, silent
+from branchout.train.recipes import plain
 
 _ALONE = threading.Lock()
 """Held by whoever runs jobs in this process: two at once would draw from torch's one random stream."""
@@ -88,6 +89,7 @@ class Job:
             wanted["seeds"] = self.seeds
             if not row.get("outdated"):  # which is made again, by today's recipe
                 wanted |= contender_named(self.contender).settings()
+        # What an older row does not name was as it is by default; an optimiser is named only if it is not SGD.
         recorded = flat(asdict(Plan("", None, 0))) | flat(row["settings"])
         recorded["seeds"] = row.get("asked_seeds", row["seeds"])
         differing = difference(recorded, wanted)
@@ -285,7 +287,7 @@ def row(
         "gpu_shared": shared,
         "peak_memory_bytes": peak_memory(),
         "settings": {
-            **asdict(plan),
+            **plain(plan),
             "model": Path(plan.model).name if plan.model else None,
             **contender.settings(),
         },

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from branchout.train.recipes import Optimisation
+from branchout.errors import BranchoutError
+from branchout.train.recipes import Optimisation, plain
 
 Batch = TypeVar("Batch")
 
@@ -76,6 +77,31 @@ def learning_rate(optimisation: Optimisation, progress: float) -> float:
     return optimisation.lr * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup))) / 2
 
 
+def optimiser_for(
+    parameters: Sequence[nn.Parameter], optimisation: Optimisation, device: torch.device
+) -> torch.optim.Optimizer:
+    fused = device.type == "cuda"
+    decay = optimisation.weight_decay
+    if optimisation.optimiser == "sgd":
+        return torch.optim.SGD(
+            parameters,
+            lr=optimisation.lr,
+            momentum=0.9,
+            weight_decay=decay,
+            nesterov=optimisation.nesterov,
+            fused=fused,
+        )
+    if optimisation.optimiser == "adamw":
+        # Biases and normalisations are not pulled to zero: with so strong a decay they would miss their work.
+        groups = [
+            {"params": [each for each in parameters if each.ndim > 1], "weight_decay": decay},
+            {"params": [each for each in parameters if each.ndim <= 1], "weight_decay": 0.0},
+        ]
+        filled = [group for group in groups if group["params"]]
+        return torch.optim.AdamW(filled, lr=optimisation.lr, fused=fused)
+    raise BranchoutError(f"no optimiser is called {optimisation.optimiser!r}; known are: {', '.join(REMEMBERED)}")
+
+
 def fit(
     modules: nn.Module,
     parameters: Sequence[nn.Parameter],
@@ -94,14 +120,8 @@ def fit(
     `epoch_batches(e)` yields epoch e's batches, always the same ones, so that a run resumed after a kill sees what an
     uninterrupted one would have seen. `modules` holds all state that training changes; it is what a checkpoint keeps.
     """
-    optimiser = torch.optim.SGD(
-        parameters,
-        lr=optimisation.lr,
-        momentum=0.9,
-        weight_decay=optimisation.weight_decay,
-        nesterov=optimisation.nesterov,
-        fused=device.type == "cuda",
-    )
+    optimiser = optimiser_for(parameters, optimisation, device)
+    clipped = optimisation.optimiser == "adamw"
     losses = resume(checkpoint, modules, parameters, optimiser, optimisation) if checkpoint else []
     with fastest_convolutions(device):
         for epoch in range(len(losses), optimisation.epochs):
@@ -114,6 +134,8 @@ def fit(
                 loss = loss_of(batch)
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]
+                if clipped:
+                    nn.utils.clip_grad_norm_(parameters, 1.0)
                 optimiser.step()
                 total += loss.detach().float()
                 count += 1
@@ -127,6 +149,12 @@ def fit(
 # Checkpoints: tensors and JSON in one safetensors file, replaced in one move, so that a kill at any moment leaves the
 # last whole epoch.
 
+REMEMBERED = {
+    "sgd": {"momentum": "momentum_buffer"},
+    "adamw": {"step": "step", "first": "exp_avg", "second": "exp_avg_sq"},
+}
+"""What an optimiser keeps of each parameter: its name in a checkpoint, and torch's."""
+
 
 def save(
     path: Path,
@@ -138,10 +166,11 @@ def save(
 ) -> None:
     tensors = {f"state/{key}": value.detach().contiguous() for key, value in modules.state_dict().items()}
     for number, parameter in enumerate(parameters):
-        tensors[f"momentum/{number}"] = optimiser.state[parameter]["momentum_buffer"].contiguous()
+        for name, key in REMEMBERED[optimisation.optimiser].items():
+            tensors[f"{name}/{number}"] = optimiser.state[parameter][key].contiguous()
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    save_file(tensors, partial, {"losses": json.dumps(list(losses)), "settings": json.dumps(asdict(optimisation))})
+    save_file(tensors, partial, {"losses": json.dumps(list(losses)), "settings": json.dumps(plain(optimisation))})
     partial.replace(path)
 
 
@@ -159,15 +188,16 @@ def resume(
         return []
     with opened as file:
         about = file.metadata()
-        if not about or json.loads(about["settings"]) != asdict(optimisation):
+        if not about or json.loads(about["settings"]) != plain(optimisation):
             return []
         names = [name for name in file.keys() if name.startswith("state/")]  # noqa: SIM118 (not a dict)
         state = {name.removeprefix("state/"): file.get_tensor(name) for name in names}
         modules.load_state_dict(state)
         for number, parameter in enumerate(parameters):
-            momentum = file.get_tensor(f"momentum/{number}")
-            # In the parameter's own memory layout, which a fused optimiser insists on.
-            buffer = torch.empty_like(parameter, requires_grad=False)
-            optimiser.state[parameter]["momentum_buffer"] = buffer.copy_(momentum)
+            for name, key in REMEMBERED[optimisation.optimiser].items():
+                kept = file.get_tensor(f"{name}/{number}")
+                # In the parameter's own memory layout, which a fused optimiser insists on; a count of steps has none.
+                like = parameter.detach() if kept.shape == parameter.shape else kept.to(parameter.device)
+                optimiser.state[parameter][key] = torch.empty_like(like).copy_(kept)
     losses: list[float] = json.loads(about["losses"])
     return losses

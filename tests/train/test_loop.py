@@ -1,5 +1,6 @@
 """The training loop: schedules and steps against the written-out formulas; a stopped run ends as if never stopped."""
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import CPU, same, snapshot
+from safetensors import safe_open
 from torch import Tensor, nn
 
+from branchout.errors import BranchoutError
 from branchout.train.loop import Event, fit, learning_rate, seed_for
 from branchout.train.recipes import Optimisation
 
@@ -19,7 +22,9 @@ SETTINGS = [
     Optimisation(EPOCHS, lr=0.05, batch=8, schedule="cosine", nesterov=True, weight_decay=0.01),
     Optimisation(EPOCHS, lr=0.05, batch=8, schedule="constant"),
 ]
+ADAMW = Optimisation(EPOCHS, lr=0.01, batch=8, schedule="cosine", weight_decay=0.05, optimiser="adamw")
 by_schedule = pytest.mark.parametrize("optimisation", SETTINGS, ids=lambda o: o.schedule)
+by_optimiser = pytest.mark.parametrize("optimisation", [*SETTINGS, ADAMW], ids=lambda o: f"{o.optimiser} {o.schedule}")
 
 
 class StoppedError(Exception):
@@ -119,7 +124,38 @@ def test_steps_are_those_of_momentum_descent(optimisation: Optimisation) -> None
         assert torch.allclose(tensor.float(), trained[name].float(), atol=1e-5), name
 
 
-@by_schedule
+@pytest.mark.parametrize("scale", [1.0, 100.0], ids=["small gradients", "gradients to clip"])
+def test_steps_are_those_of_adam_with_decay_of_matrices_and_clipped_gradients(scale: float) -> None:
+    run, other = Run(), Run()
+    fast, slow = run.network, other.network
+    run.loss, other.loss = ((lambda batch, of=of: scale * Run.loss(of, batch)) for of in (run, other))  # type: ignore[misc]
+    run.fit(ADAMW)
+    first, second = ({name: torch.zeros_like(p) for name, p in slow.named_parameters()} for _ in range(2))
+    norms = []
+    for count, (epoch, step) in enumerate(((e, s) for e in range(EPOCHS) for s in range(STEPS)), 1):
+        batch = list(other.batches(epoch))[step]
+        gradients = torch.autograd.grad(other.loss(batch), list(slow.parameters()))
+        norms.append(math.sqrt(sum(float(g.square().sum()) for g in gradients)))
+        rate = learning_rate(ADAMW, (epoch * STEPS + step) / (EPOCHS * STEPS))
+        with torch.no_grad():
+            for (name, p), gradient in zip(slow.named_parameters(), gradients, strict=True):
+                g = gradient / max(norms[-1], 1)
+                first[name] = 0.9 * first[name] + 0.1 * g
+                second[name] = 0.999 * second[name] + 0.001 * g.square()
+                p *= 1 - rate * (0.05 if p.ndim == 2 else 0)
+                p -= rate * first[name] / (1 - 0.9**count) / ((second[name] / (1 - 0.999**count)).sqrt() + 1e-8)
+    assert (min(norms) > 1) == (scale > 1)
+    for name, tensor in slow.named_parameters():
+        if name != "0.bias":  # normalisation follows it, so its gradient is nothing but rounding
+            assert torch.allclose(tensor, fast.state_dict()[name], atol=1e-4), name
+
+
+def test_an_optimiser_nobody_knows_is_answered_with_the_known() -> None:
+    with pytest.raises(BranchoutError, match="no optimiser is called 'lion'; known are: sgd, adamw"):
+        Run().fit(replace(ADAMW, optimiser="lion"))
+
+
+@by_optimiser
 @pytest.mark.parametrize("epoch", range(1, EPOCHS + 1))
 def test_a_run_stopped_after_any_epoch_ends_as_if_never_stopped(
     optimisation: Optimisation, epoch: int, tmp_path: Path
@@ -148,7 +184,15 @@ def test_a_run_stopped_within_epochs_again_and_again_ends_as_if_never_stopped(tm
 
 
 @pytest.mark.parametrize(
-    "change", [{"lr": 0.04}, {"epochs": EPOCHS + 1}, {"batch": 9}, {"nesterov": True}, {"schedule": "constant"}]
+    "change",
+    [
+        {"lr": 0.04},
+        {"epochs": EPOCHS + 1},
+        {"batch": 9},
+        {"nesterov": True},
+        {"schedule": "constant"},
+        {"optimiser": "adamw"},
+    ],
 )
 def test_a_checkpoint_of_other_settings_is_not_used(change: dict[str, object], tmp_path: Path) -> None:
     Run().fit(SETTINGS[0], tmp_path / "c.safetensors")
@@ -206,3 +250,18 @@ def test_a_finished_run_is_only_read_back(tmp_path: Path) -> None:
     assert again.fit(SETTINGS[0], tmp_path / "c.safetensors") == losses
     assert again.epochs == []
     assert same(snapshot(again.network), fresh(SETTINGS[0])[1])
+
+
+def test_a_checkpoint_from_before_there_was_a_choice_of_optimisers_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "c.safetensors"
+    stopped = Run()
+    stopped.stop_after = 3
+    with pytest.raises(StoppedError):
+        stopped.fit(SETTINGS[0], path)
+    with safe_open(path, "pt") as file:
+        written = json.loads(file.metadata()["settings"])
+        assert {name for name in file.keys() if "/0" in name and "state" not in name} == {"momentum/0"}  # noqa: SIM118
+    assert set(written) == {"epochs", "lr", "batch", "weight_decay", "nesterov", "schedule"}  # as they always were
+    resumed = Run()
+    assert resumed.fit(SETTINGS[0], path) == fresh(SETTINGS[0])[0]
+    assert resumed.epochs == [3, 4, 5]
