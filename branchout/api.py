@@ -28,7 +28,7 @@ from branchout.evaluate.compare import Comparison, compare, logits
 from branchout.evaluate.explain import Album, Explanation, explain
 from branchout.evaluate.gather import gather
 from branchout.evaluate.rows import rows_in
-from branchout.model import artefact, bases, resnet
+from branchout.model import artefact, bases, scratch
 from branchout.model.artefact import Artefact, is_artefact
 from branchout.model.classifier import Classifier
 from branchout.model.surgery import branch_point
@@ -37,10 +37,10 @@ from branchout.train.extend import Extension, Material, Request, apply_fusion, d
 from branchout.train.features import extract, weights_digest
 from branchout.train.frontier import Frontier
 from branchout.train.loop import Report, best_device, silent
-from branchout.train.pretrain import FAST
 from branchout.train.pretrain import pretrain as train_base
+from branchout.train.pretrain import schedule_for
 from branchout.train.progress import recorded
-from branchout.train.recipes import Optimisation, recipe_named
+from branchout.train.recipes import Optimisation, plain, recipe_named
 
 if TYPE_CHECKING:
     from branchout.export import Exported
@@ -84,16 +84,16 @@ def pretrain(
     width: int | None = None,
     size: int = 64,
     kind: str = "photo",
-    optimisation: Optimisation = FAST,
+    optimisation: Optimisation | None = None,
     seed: int = 0,
     checkpoint: Path | None = None,
     device: torch.device | None = None,
     report: Report = silent,
 ) -> Model:
-    """Train a base model from scratch: one of our ResNets with a cosine head."""
+    """Train a base model from scratch: one of our ResNets, or a small vision transformer, with a cosine head."""
     device = device or best_device()
-    if arch not in resnet.ARCHITECTURES:
-        raise BranchoutError(f"no architecture is called {arch!r}; there are {', '.join(resnet.ARCHITECTURES)}")
+    scratch.check(arch)
+    optimisation = optimisation or schedule_for(arch)
     channels = 1 if kind == "glyph" else 3
     preprocessing = Preprocessing(size, channels, (0.5,) * channels, (0.25,) * channels)
     start = time.perf_counter()
@@ -116,7 +116,7 @@ def pretrain(
         "when": _now(),
         "images": len(train),
         "seed": seed,
-        **asdict(optimisation),
+        **plain(optimisation),
         "seconds": round(time.perf_counter() - start, 1),
         "version": __version__,
     }

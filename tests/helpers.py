@@ -44,6 +44,19 @@ def drawn(train: int, val: int) -> tuple[Samples, Samples]:
     return tables[0], tables[1]
 
 
+def tiles(names: Sequence[str], per_class: int, seed: int) -> Samples:
+    """Every class is a pattern as large as a patch, repeated all over the picture, under much noise.
+
+    A transformer without training tells them apart; characters it could not, and training one would take too long.
+    """
+    rng = np.random.default_rng(seed)
+    patterns = {name: np.random.default_rng(n).normal(size=(8, 8)) for n, name in enumerate(names)}
+    pixels = [128 + 30 * (np.tile(patterns[name], (4, 4)) + rng.normal(size=(32, 32))) for name in names] * per_class
+    labels = [*names] * per_class
+    images = np.stack(pixels).clip(0, 255).astype(np.uint8)[..., None]
+    return Samples.build(ArrayPixels(images), labels, [f"{name} {n}" for n, name in enumerate(labels)])
+
+
 def exemplars(train: Samples, names: Sequence[str] = BASE, per_class: int = 5) -> Samples:
     return keep(train.of_classes(names), per_class=per_class, seed=3)
 

@@ -97,7 +97,7 @@ def adapt(model: Classifier, task: Task) -> Backbone:
     if not parameters:
         raise DoesNotApply(
             f"aper puts adapters into the blocks of a vision transformer, and this base ({model.arch.get('name')}) has "
-            "none; use ncm, which is the same without adapters, or a base such as vit_tiny_patch16_224"
+            "none; use ncm, which is the same without adapters, or a base such as vit_tiny or vit_tiny_patch16_224"
         )
     names = task.space.branches[-1]
     own = {int(number): place for place, number in enumerate(task.space.index(names))}

@@ -17,14 +17,15 @@ from branchout.baselines.common import Task
 from branchout.baselines.registry import Method
 from branchout.errors import DoesNotApply
 from branchout.model.classifier import Classifier
+from branchout.model.scratch import FAMILIES
 from branchout.train.pretrain import pretrain
 
 
 def learn(before: Classifier, task: Task) -> Classifier:
     """Of `before` only the shape of the network counts."""
-    if before.arch["family"] != "resnet":
+    if before.arch["family"] not in FAMILIES:
         raise DoesNotApply(
-            f"joint learning trains our own ResNets from scratch, and the base is {before.arch['name']!r}: "
+            f"joint learning trains our own networks from scratch, and the base is {before.arch['name']!r}: "
             "pretrain a base (branchout pretrain), or leave this method out"
         )
     everything = heads.everything(task)

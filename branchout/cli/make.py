@@ -38,12 +38,14 @@ from branchout.errors import BranchoutError
 def pretrain(
     data: Data,
     out: Annotated[Path, typer.Option(help="Where the base model is saved.")],
-    arch: Annotated[str, typer.Option(help="resnet10, resnet18, resnet50 or resnet32.")] = "resnet10",
+    arch: Annotated[str, typer.Option(help="resnet10, resnet18, resnet50, resnet32 or vit_tiny.")] = "resnet10",
     size: Annotated[int | None, typer.Option(min=8, help="Input size in pixels; 32 for glyphs, else 64.")] = None,
     width: Annotated[
         int | None, typer.Option(min=1, help="Channels of the first stage; less is a slimmer net.")
     ] = None,
-    schedule: Annotated[str, typer.Option(help="fast (40 epochs, cosine) or paper (90 epochs, steps).")] = "fast",
+    schedule: Annotated[
+        str, typer.Option(help="fast (40 epochs; vit_tiny: 100, AdamW) or paper (90, steps; ResNets only).")
+    ] = "fast",
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs, if not the schedule's.")] = None,
     scenario: Annotated[Path | None, typer.Option(help="Train on the base classes of this scenario file.")] = None,
     half: Annotated[bool, typer.Option("--half", help="Save in half precision.")] = False,
@@ -55,18 +57,17 @@ def pretrain(
 
     from branchout import api, board
     from branchout.data.scenarios import Scenario
-    from branchout.model.resnet import ARCHITECTURES
+    from branchout.model import scratch
     from branchout.show import progress
     from branchout.train.loop import Event
-    from branchout.train.pretrain import SCHEDULES
+    from branchout.train.pretrain import schedule_for
 
     must_be_free(out)
     board.check(tensorboard)
-    if schedule not in SCHEDULES:
-        raise BranchoutError(f"no schedule is called {schedule!r}; known are: {', '.join(SCHEDULES)}")
-    if arch not in ARCHITECTURES:
-        raise BranchoutError(f"no architecture is called {arch!r}; known are: {', '.join(ARCHITECTURES)}")
-    optimisation = SCHEDULES[schedule] if epochs is None else replace(SCHEDULES[schedule], epochs=epochs)
+    scratch.check(arch)
+    optimisation = schedule_for(arch, schedule)
+    if epochs is not None:
+        optimisation = replace(optimisation, epochs=epochs)
     dataset = open_dataset(data)
     train, val = dataset.train, dataset.val
     if scenario:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from branchout.data.preprocess import Preprocessing
 from branchout.errors import BranchoutError
-from branchout.model import resnet
+from branchout.model import resnet, vit
 from branchout.model.cuts import cut_network
 from branchout.model.surgery import Backbone
 
@@ -70,7 +70,8 @@ def rebuild(arch: Mapping[str, Any]) -> tuple[Backbone, nn.Linear | None]:
     """The untrained network that `arch` describes, and the shape of its head where the description has one.
 
     `{"family": "timm", "name": …, "num_classes": …}`, or
-    `{"family": "resnet", "name": "resnet10", "stem": "small", "width": 64, "in_channels": 3}`.
+    `{"family": "resnet", "name": "resnet10", "stem": "small", "width": 64, "in_channels": 3}`, or
+    `{"family": "vit", "name": "vit_tiny", "size": 64, "patch": 8, "width": 192, "in_channels": 3}`.
     """
     settings = dict(arch)
     match settings.pop("family", None):
@@ -78,8 +79,10 @@ def rebuild(arch: Mapping[str, Any]) -> tuple[Backbone, nn.Linear | None]:
             return cut_network(_empty(settings["name"], settings["num_classes"]))
         case "resnet":
             return resnet.build(settings.pop("name"), **settings), None
+        case "vit":
+            return vit.build(settings.pop("name"), **settings), None
         case family:
-            raise BranchoutError(f"no family of networks is called {family!r}; there are timm and resnet")
+            raise BranchoutError(f"no family of networks is called {family!r}; there are timm, resnet and vit")
 
 
 def imagenet_names(count: int = 1000) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,8 @@ from branchout.data import augment
 from branchout.data.augment import Augmentation
 from branchout.data.batches import Images, on_device, shuffled
 from branchout.data.preprocess import Preprocessing
-from branchout.model import resnet
+from branchout.errors import BranchoutError
+from branchout.model import bases, scratch
 from branchout.model.classifier import Classifier
 from branchout.model.fusion import CosineHead
 from branchout.train.loop import Report, fit, precision, seed_for, silent
@@ -25,7 +25,28 @@ PAPER = Optimisation(epochs=90, lr=0.1, batch=256, weight_decay=1e-4, schedule="
 """The paper's: 90 epochs, ×0.1 every 30."""
 FAST = Optimisation(epochs=40, lr=0.4, batch=512, weight_decay=5e-4, nesterov=True, schedule="cosine")
 """Ours for small images: as good in less than half the epochs."""
+TRANSFORMER = Optimisation(epochs=100, lr=1e-3, batch=512, weight_decay=0.05, schedule="cosine", optimiser="adamw")
+"""Ours for vision transformers, which need more epochs and another optimiser."""
 SCHEDULES = {"paper": PAPER, "fast": FAST}
+
+
+def schedule_for(arch: str, name: str = "fast") -> Optimisation:
+    """The schedule of this name for a network: `fast` is another for transformers, and the others are none for them."""
+    if name not in SCHEDULES:
+        raise BranchoutError(f"no schedule is called {name!r}; known are: {', '.join(SCHEDULES)}")
+    if not scratch.is_transformer(arch):
+        return SCHEDULES[name]
+    only_fast(arch, name)
+    return TRANSFORMER
+
+
+def only_fast(arch: str, name: str) -> None:
+    """A transformer would hardly learn by schedules that were made for ResNets, so they are refused."""
+    if scratch.is_transformer(arch) and name != "fast":
+        raise BranchoutError(
+            f"the schedule {name!r} is stochastic gradient descent as made for ResNets, by which {arch} hardly learns; "
+            f"take --schedule fast, which is AdamW for {TRANSFORMER.epochs} epochs there; --epochs sets another number"
+        )
 
 
 def pretrain(
@@ -38,7 +59,7 @@ def pretrain(
     width: int | None = None,
     last_relu: bool = True,
     kind: str = "photo",
-    optimisation: Optimisation = FAST,
+    optimisation: Optimisation | None = None,
     augmentation: Augmentation | None = None,
     seed: int = 0,
     device: torch.device,
@@ -48,25 +69,18 @@ def pretrain(
     """A network with a cosine head, trained from scratch. `labels` index `classes`.
 
     It sees views by `augmentation`, or by what its kind of picture declares. Without `last_relu` its features can be
-    negative, as those of CIFAR's ResNet-32 in the incremental literature.
+    negative, as those of CIFAR's ResNet-32 in the incremental literature. The schedule is the network's own `fast` one
+    if none is given.
     """
     torch.manual_seed(seed)
-    description: dict[str, Any] = {
-        "family": "resnet",
-        "name": arch,
-        "stem": "small" if preprocessing.size <= 96 else "large",
-        "width": width,
-        "in_channels": preprocessing.channels,
-    }
-    if not last_relu:
-        description["last_relu"] = False
-    settings = {key: value for key, value in description.items() if key not in ("family", "name")}
-    backbone = resnet.build(arch, **settings).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    description = scratch.describe(arch, preprocessing, width=width, last_relu=last_relu)
+    backbone, _ = bases.rebuild(description)
+    backbone = backbone.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     head = CosineHead(backbone.features, len(classes)).to(device)
     network = nn.ModuleDict({"backbone": backbone, "head": head})
     forward = torch.compile(backbone) if device.type == "cuda" else backbone
     seen = augmentation or augment.for_kind(kind, preprocessing.size)
-    optimisation = fitted(optimisation, len(images))
+    optimisation = fitted(optimisation or schedule_for(arch), len(images))
     targets = torch.from_numpy(labels).to(device)
 
     def epoch_batches(epoch: int) -> Iterable[tuple[Tensor, Tensor]]:

@@ -1,35 +1,20 @@
 """APER on a tiny vision transformer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from helpers import fixed_batch, same, snapshot
+from helpers import fixed_batch, same, snapshot, tiles
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from branchout.baselines import aper
 from branchout.baselines.common import Task, scores_of
 from branchout.data.memory import keep
-from branchout.data.samples import ArrayPixels, Samples
 from branchout.errors import BranchoutError
 from branchout.model.classifier import Classifier
 from branchout.model.cuts import cut_network
-
-
-def tiles(names: Sequence[str], per_class: int, seed: int) -> Samples:
-    """Every class is a pattern as large as a patch, repeated all over the picture, under much noise.
-
-    A transformer without training tells them apart; characters it could not, and training one would take too long.
-    """
-    rng = np.random.default_rng(seed)
-    patterns = {name: np.random.default_rng(n).normal(size=(8, 8)) for n, name in enumerate(names)}
-    pixels = [128 + 30 * (np.tile(patterns[name], (4, 4)) + rng.normal(size=(32, 32))) for name in names] * per_class
-    labels = [*names] * per_class
-    images = np.stack(pixels).clip(0, 255).astype(np.uint8)[..., None]
-    return Samples.build(ArrayPixels(images), labels, [f"{name} {n}" for n, name in enumerate(labels)])
 
 
 @pytest.fixture(scope="module")

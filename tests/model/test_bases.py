@@ -122,7 +122,7 @@ def test_rebuild_knows_our_own_networks():
     backbone, head = rebuild({"family": "resnet", "name": "resnet10", "stem": "small", "width": 16, "in_channels": 1})
     assert head is None
     assert backbone(torch.randn(2, 1, 16, 16)).shape == (2, 128)
-    with pytest.raises(BranchoutError, match="timm and resnet"):
+    with pytest.raises(BranchoutError, match="there are timm, resnet and vit"):
         rebuild({"family": "vgg"})
 
 

@@ -1,0 +1,44 @@
+"""Which networks can be trained from scratch, and what a model says of the one it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from branchout.data.preprocess import Preprocessing
+from branchout.errors import BranchoutError
+from branchout.model import resnet, vit
+
+ARCHITECTURES = (*resnet.ARCHITECTURES, *vit.ARCHITECTURES)
+FAMILIES = ("resnet", "vit")
+"""Whose descriptions are made here."""
+
+
+def is_transformer(arch: str) -> bool:
+    return arch in vit.ARCHITECTURES
+
+
+def check(arch: str) -> None:
+    """An unknown name is answered with the known ones."""
+    if arch not in ARCHITECTURES:
+        raise BranchoutError(f"no architecture is called {arch!r}; known are: {', '.join(ARCHITECTURES)}")
+
+
+def describe(
+    arch: str, preprocessing: Preprocessing, *, width: int | None = None, last_relu: bool = True
+) -> dict[str, Any]:
+    """The description from which `bases.rebuild` makes the network for such pictures."""
+    check(arch)
+    size, channels = preprocessing.size, preprocessing.channels
+    if is_transformer(arch):
+        patch = vit.patch_for(size)
+        return {
+            "family": "vit",
+            "name": arch,
+            "size": size,
+            "patch": patch,
+            "width": width,
+            "in_channels": channels,
+        }
+    stem = "small" if size <= 96 else "large"
+    described = {"family": "resnet", "name": arch, "stem": stem, "width": width, "in_channels": channels}
+    return described if last_relu else {**described, "last_relu": False}

@@ -1,0 +1,68 @@
+"""Vision transformers small enough to be trained from scratch: timm's, cut into one stage for each block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from branchout.errors import BranchoutError
+from branchout.model.cuts import cut_network
+from branchout.model.surgery import Backbone
+
+HEAD = 64
+"""The width of one attention head, as in all common vision transformers."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    width: int
+    depth: int
+    """Blocks."""
+
+
+ARCHITECTURES = {"vit_tiny": Architecture(width=192, depth=12)}
+
+
+def patch_for(size: int) -> int:
+    """The side of a patch: 8 pixels for small pictures, or they would be cut into very few."""
+    return 8 if size <= 96 else 16
+
+
+def build(
+    name: str,
+    *,
+    size: int,
+    in_channels: int = 3,
+    patch: int | None = None,
+    width: int | None = None,
+    depth: int | None = None,
+) -> Backbone:
+    """A freshly initialised network for pictures of exactly `size` pixels; its features are the mean of all patches."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    if name not in ARCHITECTURES:
+        raise BranchoutError(f"no transformer is called {name!r}; there are {', '.join(ARCHITECTURES)}")
+    architecture = ARCHITECTURES[name]
+    width, patch = width or architecture.width, patch or patch_for(size)
+    heads = max(width // HEAD, 1)
+    if size % patch:
+        near = max(round(size / patch), 1) * patch
+        raise BranchoutError(
+            f"{name} cuts pictures into patches of {patch}×{patch} pixels, which {size} pixels are no multiple of; "
+            f"take --size {near}"
+        )
+    if width % heads:
+        raise BranchoutError(
+            f"the width of {name}, {width}, does not divide into {heads} heads; take a multiple of {HEAD}"
+        )
+    network = VisionTransformer(
+        img_size=size,
+        patch_size=patch,
+        in_chans=in_channels,
+        num_classes=1,  # a head to cut off: ours takes its place
+        global_pool="avg",
+        class_token=False,
+        embed_dim=width,
+        depth=depth or architecture.depth,
+        num_heads=heads,
+    )
+    return cut_network(network)[0]
