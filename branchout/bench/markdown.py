@@ -113,7 +113,7 @@ def _cases(cases: Sequence[tuple[Check, Case]]) -> list[str]:
 
 def _section(section: Section, link: str) -> list[str]:
     told = plain(section.facts())
-    if section.number:
+    if section.listed:
         told += f" Made by `{section.command}`."
     if section.missing:
         told += f" Not measured: {plain(', '.join(section.missing))}."

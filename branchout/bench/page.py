@@ -202,7 +202,7 @@ def _cases(cases: Sequence[tuple[Check, Case]]) -> str:
 
 def _section(section: Section, link: str) -> str:
     told = text(section.facts())
-    told += f" Made by {command(section.command)}." if section.number else ""
+    told += f" Made by {command(section.command)}." if section.listed else ""
     told += f" Not measured: {text(', '.join(section.missing))}." if section.missing else ""
     body = [f'<p class="facts-of">{told}</p>']
     if section.main:

@@ -66,4 +66,4 @@ def paper_label(table: str, contender: str, point: str) -> str | None:
 
 
 def network(arch: str) -> str:
-    return arch.replace("resnet", "ResNet")
+    return {"vit_tiny": "ViT-Tiny"}.get(arch, arch.replace("resnet", "ResNet"))

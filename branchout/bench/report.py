@@ -79,7 +79,14 @@ class Section:
     """What the paper claims about it."""
 
     @property
+    def listed(self) -> bool:
+        """Whether it is a table of ours to run, and not just rows that lie there."""
+        return bool(self.table.contenders)
+
+    @property
     def short(self) -> str:
+        if self.listed and not self.number:
+            return f"As Table {_numbered(self.table, self.arch)}, with {network(self.arch)}"
         return f"{f'Table {self.number}' if self.number else self.table.name}, {network(self.arch)}"
 
     @property
@@ -107,11 +114,11 @@ class Section:
         there = {
             line.path.stem.rsplit(f"-{line.ours['point']}", 1)[0] for line in self.lines if line.path and line.ours
         }
-        return [contenders()[name].label for name in self.table.of(self.arch) if self.number and name not in there]
+        return [contenders()[name].label for name in self.table.of(self.arch) if name not in there]
 
     @property
     def command(self) -> str:
-        """What measures all of it, where it is the paper's."""
+        """What measures all of it, where it is a table of ours to run."""
         network = f" --arch {self.arch}" if len(networks_of(self.table, self.dataset)) > 1 else ""
         return f"branchout bench {self.table.name}{network} --data {'glyphs' if self.dataset == 'glyphs' else 'DIR'}"
 
@@ -129,6 +136,8 @@ class Section:
         marked = f" {OUTDATED} To be measured again, because since then: {'; '.join(outdated)}." if outdated else ""
         if any(OTHER_BASE in line.label for line in self.lines):
             marked += SAID_OF_IT
+        if self.listed and not self.number:
+            marked = f" The paper has no numbers for this network.{marked}"
         return f"{size}; base model {bases} on its own classes. Measured on {hardware}.{marked}"
 
 
@@ -234,7 +243,7 @@ def report(out: Path, dataset: str, pictures: Sequence[Path] = ()) -> Report:
         for table in tables().values()
         for arch in networks_of(table, dataset)
     ]
-    every.sort(key=lambda section: (_order(section.number), section.arch))
+    every.sort(key=lambda section: (_order(_numbered(section.table, section.arch)), section.arch))
     shown = [section for section in every if section.measured]
     told = {line.path for section in shown for line in section.lines}
     return Report(
@@ -252,6 +261,11 @@ def report(out: Path, dataset: str, pictures: Sequence[Path] = ()) -> Report:
         judged,
         tuple((section.short, section.command) for section in every if shown and not section.measured),
     )
+
+
+def _numbered(table: Table, arch: str) -> str:
+    """The paper's number of a table, or for a network that the paper has not, of its first network's."""
+    return paper_number(table.name, arch) or paper_number(table.name, table.archs[0])
 
 
 def _order(name: str) -> tuple[int, str]:

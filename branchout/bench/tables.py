@@ -20,7 +20,8 @@ from branchout.data.augment import PADDED
 from branchout.data.dataset import Dataset
 from branchout.data.samples import digest
 from branchout.errors import BranchoutError
-from branchout.train.pretrain import FAST
+from branchout.model.scratch import is_transformer
+from branchout.train.pretrain import FAST, TRANSFORMER, only_fast, schedule_for
 from branchout.train.pretrain import PAPER as PAPER_PRETRAINING
 from branchout.train.recipes import Optimisation
 
@@ -43,7 +44,9 @@ class Table:
     archs: tuple[str, ...]
     contenders: tuple[str, ...]
     fewer: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Who takes part with networks for which the paper has only some of the rows."""
+    """Who takes part with networks for which the paper has only some of the rows, or none."""
+    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Networks that the paper has not, by the dataset on which the table is run with them too."""
 
     def of(self, arch: str) -> tuple[str, ...]:
         """Who takes part with one network."""
@@ -65,6 +68,7 @@ def tables() -> dict[str, Table]:
             tuple(entry["archs"]),
             tuple(entry["contenders"]),
             {arch: tuple(names) for arch, names in entry.get("contenders_for", {}).items()},
+            {dataset: tuple(archs) for dataset, archs in entry.get("archs_beside", {}).items()},
         )
         for name, entry in _read()["tables"].items()
     }
@@ -85,10 +89,14 @@ def table_named(name: str) -> Table:
     return known[name]
 
 
-def networks_of(table: Table, dataset: str) -> tuple[str, ...]:
-    """The networks a table is run with: all it shows, or those that make sense on a dataset, by its name."""
+def networks_of(table: Table, dataset: str, scale: str | None = None) -> tuple[str, ...]:
+    """The networks a table is run with: all it shows, or those that make sense on a dataset, by its name.
+
+    Those that the paper has not come last, and only at the dataset's own scale.
+    """
     only = _read()["archs_on"].get(dataset, table.archs)
-    return tuple(arch for arch in table.archs if arch in only)
+    beside = table.beside.get(dataset, ()) if scale in (None, dataset) else ()
+    return (*(arch for arch in table.archs if arch in only), *beside)
 
 
 def experiments_of(table: Table, dataset: Dataset, scale: str | None = None, **changes: Any) -> dict[str, Plan]:
@@ -144,7 +152,8 @@ def plan_for(
 
 
 def fitted_to(plan: Plan, dataset: Dataset, *, full_size: bool = False, **changes: Any) -> Plan:
-    """A plan with the input size, width and schedule that suit a dataset, and with what was asked for."""
+    """A plan with the input size, width and schedule that suit a dataset and a network, and with what was asked for."""
+    transformer = is_transformer(changes.get("arch") or plan.arch)
     if full_size:
         plan = replace(plan, size=224, pretraining=PAPER_PRETRAINING)
     elif dataset.kind == "glyph":
@@ -152,6 +161,8 @@ def fitted_to(plan: Plan, dataset: Dataset, *, full_size: bool = False, **change
     else:
         shape = dataset.train.pixels.shape
         plan = replace(plan, size=min(shape[:2]) if shape else 64)
+    if transformer:
+        plan = replace(plan, width=None, pretraining=TRANSFORMER)
     return replace(plan, **{key: value for key, value in changes.items() if value is not None})
 
 
@@ -161,15 +172,17 @@ def glyph_epochs(classes: int | None) -> int:
 
 
 def scheduled(plan: Plan, schedule: str | None, epochs: int | None) -> Plan:
-    """A plan with another schedule by name, or with other numbers of epochs."""
+    """A plan with another schedule by name, or with other numbers of epochs; a transformer has one schedule only."""
     if schedule not in (None, *SCHEDULES):
         raise BranchoutError(f"no schedule is called {schedule!r}; known are: {', '.join(SCHEDULES)}")
+    if schedule is not None:
+        only_fast(plan.arch, schedule)
     if schedule == "published":
         plan = replace(plan, pretraining=PUBLISHED, network=PUBLISHED, augmentation=PADDED, memory="herding")
         if plan.arch == "resnet32" and plan.model is None:  # the literature's ends without
             plan = replace(plan, last_relu=False)
     elif schedule is not None:
-        plan = replace(plan, pretraining=FAST if schedule == "fast" else PAPER_PRETRAINING)
+        plan = replace(plan, pretraining=schedule_for(plan.arch, schedule))
     if epochs is not None:
         plan = replace(
             plan,

@@ -41,7 +41,8 @@ def bench(
     steps: Annotated[int | None, typer.Option(min=1, help="Number of steps, for the scenario 'steps'.")] = None,
     scale: Annotated[str | None, typer.Option(help="Sizes of a table: paper, tiny-imagenet-200, glyphs.")] = None,
     arch: Annotated[
-        str | None, typer.Option(help="resnet10, resnet18, resnet50 or resnet32; all of a table's if not given.")
+        str | None,
+        typer.Option(help="resnet10, resnet18, resnet50, resnet32 or vit_tiny; all of a table's if not given."),
     ] = None,
     width: Annotated[int | None, typer.Option(min=1, help="Channels of the first stage.")] = None,
     size: Annotated[int | None, typer.Option(min=8, help="Input size in pixels.")] = None,
@@ -49,7 +50,9 @@ def bench(
     memory_total: Annotated[
         int | None, typer.Option(min=1, help="Exemplars in total instead, shared by all classes so far.")
     ] = None,
-    schedule: Annotated[str | None, typer.Option(help="fast, paper, or published (CIFAR-100's long one).")] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="fast, paper, or published (CIFAR-100's long one); fast alone for vit_tiny.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of everything, to try things out.")] = None,
     split: Annotated[int, typer.Option(min=0, help="Draws the classes, and seeds the base.")] = 1,
     seeds: Annotated[str, typer.Option(help="Exemplar seeds, separated by commas.")] = "1,2,3",
@@ -77,7 +80,7 @@ def bench(
     from branchout.bench.plan import Plan
     from branchout.bench.results import on_another_base
     from branchout.data.scenarios import CLUSTERED, NAMES
-    from branchout.model.resnet import ARCHITECTURES
+    from branchout.model.scratch import ARCHITECTURES
     from branchout.show import progress
 
     if (table is None) == (scenario is None):
@@ -106,7 +109,7 @@ def bench(
     if table is not None:
         every = tables.tables() | tables.figures()
         for chosen in every.values() if table == "all" else [tables.table_named(table)]:
-            for network in tables.networks_of(chosen, dataset.name) if arch is None else [arch]:
+            for network in tables.networks_of(chosen, dataset.name, scale) if arch is None else [arch]:
                 asked = {**changes, "arch": network, "schedule": schedule, "epochs": epochs}
                 for experiment, plan in tables.experiments_of(chosen, dataset, scale, **asked).items():
                     names = method or list(chosen.of(plan.arch))
@@ -163,7 +166,8 @@ def _list() -> None:
     for heading in ("name", "what it shows", "networks"):
         shown.add_column(heading)
     for table in (tables() | figures()).values():
-        shown.add_row(table.name, table.title, ", ".join(table.archs))
+        beside = [f"{arch} ({dataset})" for dataset, archs in table.beside.items() for arch in archs]
+        shown.add_row(table.name, table.title, ", ".join([*table.archs, *beside]))
     console.print(shown)
     from branchout.data.scenarios import NAMES
 

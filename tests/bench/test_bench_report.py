@@ -9,6 +9,7 @@ from measured import PLACE, papers_own, row, write
 
 from branchout.bench import claims
 from branchout.bench.markdown import markdown, plain
+from branchout.bench.page import html
 from branchout.bench.paper import misprints, paper_label, paper_number, paper_rows
 from branchout.bench.report import Report, Section, anchor, lines, number, read, report
 from branchout.bench.tables import table_named, tables
@@ -201,6 +202,32 @@ def test_misprints_are_named_by_the_papers_tables() -> None:
 
 def test_every_table_has_a_number_for_every_network_it_is_measured_with() -> None:
     assert all(paper_number(table.name, arch) for table in tables().values() for arch in table.archs)
+
+
+def test_a_network_that_the_paper_has_not_stands_beside_its_table_and_is_judged_by_no_claim(tmp_path: Path) -> None:
+    figures = {"all": 50.0, "base": 51.0, "novel": 52.0, "avg": 51.5}
+    place = Path("tiny-imagenet-200/disjoint-40")
+    write(tmp_path, [("ncm", "plain", row("ncm", "plain", **figures))], place / "resnet10")
+    short = "As Table 3, with ViT-Tiny"
+    page = markdown(report(tmp_path, "tiny-imagenet-200"))
+    assert f"- {short}: not measured yet; `branchout bench disjoint-40 --arch vit_tiny --data DIR`" in page
+    names = ("aper", "joint")
+    write(tmp_path, [(name, "plain", row(name, "plain", **figures)) for name in names], place / "vit_tiny")
+    found = report(tmp_path, "tiny-imagenet-200")
+    assert [section.short for section in found.sections] == ["Table 3, ResNet10", short]
+    section = found.sections[1]
+    assert section.cases == ()
+    assert not any(case.arch == "vit_tiny" for check in found.claims for case in check.cases)
+    assert "APER with adapters" not in section.missing
+    assert "SimpleCIL, all base images" in section.missing
+    for text in (markdown(found), html(found, "..", {})):
+        told = text.split(f"{short}: Routing and fusion, disjoint classes")[-1]
+        told = told.split("## " if "## " in told else "</section>")[0]
+        assert "The paper has no numbers for this network." in told
+        assert "bench disjoint-40 --arch vit_tiny" in told
+        assert "paper all" not in told
+        assert ">the paper<" not in told
+        assert "APER with adapters" in told
 
 
 def test_text_that_looks_like_markup_is_text() -> None:

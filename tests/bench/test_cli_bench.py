@@ -15,6 +15,7 @@ from helpers import BASE, NEW
 from PIL import Image
 
 from branchout import api, cli
+from branchout.bench.tables import table_named
 from branchout.data.samples import Samples
 
 
@@ -71,6 +72,29 @@ def test_methods_in_a_scenario_of_ones_own(
     page = (tmp_path / "page.md").read_text()
     assert page.startswith(f"# Results on {folder.name}")
     assert len(set(re.findall(r"\(([^()]*\.json)\)", page))) == 7
+
+
+def test_a_transformer_from_scratch_is_a_base_for_all_who_take_part_in_its_table(
+    run: Callable[..., tuple[int, str, str]], folder: Path, tmp_path: Path
+) -> None:
+    names = table_named("disjoint-40").of("vit_tiny")
+    words = ["bench", "--data", folder, "--scenario", "disjoint", "--base-classes", "8", "--arch", "vit_tiny"]
+    words += [*SMALL, "--out", tmp_path, *(word for name in names for word in ("--method", name))]
+    status, told, complained = run(*words)
+    assert (status, complained) == (0, "")
+    assert "left out" not in told
+    rows = {path.stem: json.loads(path.read_text()) for path in tmp_path.rglob("vit_tiny/*.json")}
+    assert {f"{name}-plain" for name in names if not name.startswith("score-fusion")} <= set(rows)
+    aper = rows["aper-plain"]
+    assert (aper["arch"], aper["settings"]["pretraining"]["optimiser"]) == ("vit_tiny", "adamw")
+    assert "optimiser" not in aper["settings"]["network"]
+    assert len({row["base_weights"] for row in rows.values()}) == 1
+    status, told, _ = run(*words)  # nothing is refused or made again
+    assert status == 0
+    assert {path.stem: json.loads(path.read_text()) for path in tmp_path.rglob("vit_tiny/*.json")} == rows
+    status, _, complained = run(*words, "--schedule", "paper")
+    assert status == 1
+    assert "take --schedule fast, which is AdamW for 100 epochs there" in complained
 
 
 def test_methods_from_a_base_of_ones_own(

@@ -24,9 +24,11 @@ from branchout.bench.tables import (
 )
 from branchout.data.dataset import Dataset
 from branchout.data.glyphs import glyphs
-from branchout.data.samples import Samples
+from branchout.data.samples import Samples, digest
 from branchout.data.scenarios import CLUSTERED, NAMES
 from branchout.errors import BranchoutError
+from branchout.train.pretrain import TRANSFORMER
+from branchout.train.recipes import plain
 
 RESULTS = Path(__file__).parents[2] / "results"
 ALL = (
@@ -211,3 +213,90 @@ def test_rows_that_are_kept_here_are_those_that_would_be_made_today(name: str, t
 def test_a_row_tells_whether_deltas_were_learned_beside_the_recipe() -> None:
     plain, fused = (contender_named(f"score-fusion{how}-branchout").settings() for how in ("", "-deltas"))
     assert fused == {**plain, "fuse": True}
+
+
+# Vision transformers, which came later than most rows.
+
+
+def test_the_transformer_is_run_beside_the_papers_networks_on_small_photographs_alone() -> None:
+    table = table_named("disjoint-40")
+    assert networks_of(table, "tiny-imagenet-200") == ("resnet10", "resnet18", "resnet50", "vit_tiny")
+    papers = ("resnet10", "resnet18", "resnet50")
+    assert (
+        table.archs == networks_of(table, "imagenet-1k") == networks_of(table, "tiny-imagenet-200", "paper") == papers
+    )
+    assert networks_of(table, "glyphs") == ("resnet10",)
+    assert {"aper", "aper-all", "ncm", "joint"} <= set(table.of("vit_tiny"))
+    assert not {"aper", "aper-all"} & set(table.of("resnet10"))
+    for name, other in tables().items():
+        assert "vit_tiny" not in networks_of(other, "tiny-imagenet-200") or name == "disjoint-40"
+
+
+def test_a_transformer_has_a_schedule_of_its_own(dataset: Dataset, train: Samples, val: Samples) -> None:
+    tiny = Dataset("tiny-imagenet-200", train, val)
+    plan = plan_for("disjoint-40", tiny, arch="vit_tiny", size=64)
+    assert plan.pretraining == TRANSFORMER
+    assert (plan.base, plan.novel, plan.arch, plan.size, plan.width) == (180, 20, "vit_tiny", 64, None)
+    assert (plan.network.optimiser, plan.network.epochs) == ("sgd", 30)  # steps are learned as with any base
+    assert plan_for("disjoint-40", tiny, arch="vit_tiny", size=64, schedule="fast") == plan
+    assert plan_for("disjoint-40", tiny, "paper", arch="vit_tiny").pretraining == TRANSFORMER
+    assert plan_for("disjoint-40", dataset, arch="vit_tiny").width is None  # glyphs' 16 is a ResNet's
+    assert plan_for("disjoint-40", dataset, arch="vit_tiny").model is None
+    assert plan_for("disjoint-40", tiny, arch="vit_tiny", epochs=2).pretraining == replace(TRANSFORMER, epochs=2)
+    for schedule in ("paper", "published"):
+        with pytest.raises(BranchoutError, match=f"the schedule '{schedule}' is stochastic gradient descent"):
+            plan_for("disjoint-40", tiny, arch="vit_tiny", schedule=schedule)
+
+
+def test_clustering_on_behalf_of_a_transformer_is_that_of_the_resnets(train: Samples, val: Samples) -> None:
+    tiny = Dataset("tiny-imagenet-200", train, val)
+    networks = [
+        Experiment(plan_for("overlap-random-clustered", tiny, arch=arch, size=64), tiny)._training("resnet10")
+        for arch in ("resnet10", "vit_tiny")
+    ]
+    assert networks[0] == networks[1]
+
+
+def test_names_of_kept_networks_are_those_from_before_there_were_transformers(train: Samples, val: Samples) -> None:
+    tiny = Dataset("tiny-imagenet-200", train, val)
+    settings = Experiment(plan_for("disjoint-40", tiny, size=64), tiny)._training()
+    assert settings["optimisation"] == {
+        "epochs": 40,
+        "lr": 0.4,
+        "batch": 512,
+        "weight_decay": 0.0005,
+        "nesterov": True,
+        "schedule": "cosine",
+    }
+    assert digest(repr(sorted(settings.items()))) == "1d2fe5c7e81feae8a62d807491dcdd3d"
+    other = Experiment(plan_for("disjoint-40", tiny, arch="vit_tiny", size=64), tiny)._training()
+    assert other["optimisation"]["optimiser"] == "adamw"
+
+
+def test_a_row_records_what_rows_have_always_recorded(train: Samples, val: Samples) -> None:
+    """To the byte: the settings of a row that is kept here, from the plan that would make it today."""
+    kept = RESULTS / "tiny-imagenet-200/disjoint-40/resnet10/score-fusion-branchout-all.json"
+    plan = plan_for("disjoint-40", Dataset("tiny-imagenet-200", train, val), size=64, arch="resnet10")
+    today = {**plain(plan), **contender_named("score-fusion-branchout").settings()}
+    recorded = json.loads(kept.read_text(encoding="utf-8"))["settings"]
+    assert json.dumps(today, indent=1) == json.dumps(recorded, indent=1)
+
+
+def test_a_row_that_names_no_optimiser_was_made_by_descent_with_momentum(tmp_path: Path, dataset: Dataset) -> None:
+    plan = fitted_to(Plan("disjoint", 8, 3), dataset)
+    job = Job("glyphs", "glyphs", "mine", plan, "ncm", (1,), tmp_path)
+    row = {"settings": {**plain(plan), **contender_named("ncm").settings()}, "seeds": [1]}
+    assert "optimiser" not in json.dumps(row)
+    for path in job.files().values():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(row))
+    assert job.missing() == []
+    other = replace(job, plan=replace(plan, pretraining=replace(plan.pretraining, optimiser="adamw")))
+    with pytest.raises(BranchoutError, match=r"measured with pretraining\.optimiser sgd, and adamw is asked for now"):
+        other.missing()
+    row["settings"] |= plain(other.plan)
+    for path in job.files().values():
+        path.write_text(json.dumps(row))
+    assert other.missing() == []
+    with pytest.raises(BranchoutError, match=r"measured with pretraining\.optimiser adamw, and sgd is asked for now"):
+        job.missing()
