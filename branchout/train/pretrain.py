@@ -25,7 +25,7 @@ PAPER = Optimisation(epochs=90, lr=0.1, batch=256, weight_decay=1e-4, schedule="
 """The paper's: 90 epochs, ×0.1 every 30."""
 FAST = Optimisation(epochs=40, lr=0.4, batch=512, weight_decay=5e-4, nesterov=True, schedule="cosine")
 """Ours for small images: as good in less than half the epochs."""
-TRANSFORMER = Optimisation(epochs=100, lr=1e-3, batch=512, weight_decay=0.05, schedule="cosine", optimiser="adamw")
+TRANSFORMER = Optimisation(epochs=60, lr=1e-3, batch=512, weight_decay=0.05, schedule="cosine", optimiser="adamw")
 """Ours for vision transformers, which need more epochs and another optimiser."""
 SCHEDULES = {"paper": PAPER, "fast": FAST}
 

@@ -94,7 +94,7 @@ def test_a_transformer_from_scratch_is_a_base_for_all_who_take_part_in_its_table
     assert {path.stem: json.loads(path.read_text()) for path in tmp_path.rglob("vit_tiny/*.json")} == rows
     status, _, complained = run(*words, "--schedule", "paper")
     assert status == 1
-    assert "take --schedule fast, which is AdamW for 100 epochs there" in complained
+    assert "take --schedule fast, which is AdamW for 60 epochs there" in complained
 
 
 def test_methods_from_a_base_of_ones_own(

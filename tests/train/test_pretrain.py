@@ -91,4 +91,4 @@ def test_without_a_schedule_each_network_has_its_own(train: Samples, monkeypatch
         made = api.pretrain(train.of_classes(BASE), arch=arch, width=8, size=32, kind="glyph", device=CPU)
         assert made.artefact.history[0].get("optimiser", "sgd") == used[-1].optimiser
     assert [each.optimiser for each in used] == ["sgd", "adamw"]
-    assert [each.epochs for each in used] == [40, 100]
+    assert [each.epochs for each in used] == [FAST.epochs, TRANSFORMER.epochs]
