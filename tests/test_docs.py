@@ -246,22 +246,23 @@ def test_the_check_sees_numbers() -> None:
 
 
 LINES = {
-    "20 unknown ones": "disjoint-40",
-    "20 others": "disjoint-40-split2",
-    "40 unknown ones, on 160": "disjoint-200",
-    "20 kinds of animals, on 141 inanimate classes": "branch-depth",
-    "ten times 10 unknown ones, on 100": "multistep",
-    "15 unknown, 5 old ones that look different now": "overlap-style",
-    "15 unknown, 5 old ones, half the images": "overlap-random-shuffled",
-    "15 unknown, 5 old ones, half the images, clustered by look": "overlap-random-clustered",
-    "20 old ones, half the images, clustered by look": "overlap-full",
+    "20 unknown ones": "disjoint-40/resnet10",
+    "the same with ResNet18": "disjoint-40/resnet18",
+    "20 others": "disjoint-40-split2/resnet10",
+    "40 unknown ones, on 160": "disjoint-200/resnet10",
+    "20 kinds of animals, on 141 inanimate classes": "branch-depth/resnet10",
+    "ten times 10 unknown ones, on 100": "multistep/resnet10",
+    "15 unknown, 5 old ones that look different now": "overlap-style/resnet10",
+    "15 unknown, 5 old ones, half the images": "overlap-random-shuffled/resnet10",
+    "15 unknown, 5 old ones, half the images, clustered by look": "overlap-random-clustered/resnet10",
+    "20 old ones, half the images, clustered by look": "overlap-full/resnet10",
 }
-"""The experiment of each line of the README's table."""
+"""The experiment and network of each line of the README's table."""
 
 
 def two_fold(experiment: str, row: str) -> str:
     """As the README writes it: all / balanced / avg."""
-    path = ROOT / "results" / "tiny-imagenet-200" / experiment / "resnet10" / f"{row}.json"
+    path = ROOT / "results" / "tiny-imagenet-200" / experiment / f"{row}.json"
     if not path.exists():
         return "not measured"
     scores = json.loads(path.read_text(encoding="utf-8"))["two_fold"]
