@@ -92,7 +92,7 @@ def pretrain(
 ) -> Model:
     """Train a base model from scratch: one of our ResNets, or a small vision transformer, with a cosine head."""
     device = device or best_device()
-    scratch.check(arch)
+    scratch.check(arch, size, width)
     optimisation = optimisation or schedule_for(arch)
     channels = 1 if kind == "glyph" else 3
     preprocessing = Preprocessing(size, channels, (0.5,) * channels, (0.25,) * channels)

@@ -51,8 +51,8 @@ def tiles(names: Sequence[str], per_class: int, seed: int) -> Samples:
     """
     rng = np.random.default_rng(seed)
     patterns = {name: np.random.default_rng(n).normal(size=(8, 8)) for n, name in enumerate(names)}
-    pixels = [128 + 30 * (np.tile(patterns[name], (4, 4)) + rng.normal(size=(32, 32))) for name in names] * per_class
     labels = [*names] * per_class
+    pixels = [128 + 30 * (np.tile(patterns[name], (4, 4)) + rng.normal(size=(32, 32))) for name in labels]
     images = np.stack(pixels).clip(0, 255).astype(np.uint8)[..., None]
     return Samples.build(ArrayPixels(images), labels, [f"{name} {n}" for n, name in enumerate(labels)])
 

@@ -31,6 +31,7 @@ from branchout.baselines.common import Network, Task, frozen_copy
 from branchout.baselines.heads import Batch, Cached
 from branchout.baselines.registry import Method
 from branchout.data.augment import SMALL
+from branchout.errors import DoesNotApply
 from branchout.model.classifier import Classifier
 from branchout.model.fusion import NORM
 from branchout.model.surgery import Backbone
@@ -134,11 +135,16 @@ def _opened(before: Classifier | Network | PodNetwork) -> PodNetwork:
 
 def pod_spatial(maps: list[Tensor], old_maps: list[Tensor]) -> Tensor:
     """Mean over stages of the distance between sums of squares along width and along height, as one unit vector."""
+    if not maps:
+        raise DoesNotApply(
+            "podnet keeps the sums of maps along their rows and columns, and this base has no maps: a vision "
+            "transformer passes tokens on; use lwf or bic, which distil logits, or a ResNet"
+        )
     distances = [
         torch.linalg.vector_norm(_pooled(ours) - _pooled(theirs), dim=1).mean()
         for ours, theirs in zip(maps, old_maps, strict=True)
     ]
-    return torch.stack(distances).mean() if distances else torch.zeros(())
+    return torch.stack(distances).mean()
 
 
 def _pooled(x: Tensor) -> Tensor:

@@ -34,12 +34,11 @@ from branchout.metrics import Accuracies, accuracies
 from branchout.model import artefact
 from branchout.model.artefact import Artefact, is_artefact
 from branchout.model.classifier import Classifier, Step
-from branchout.model.scratch import is_transformer
 from branchout.train.branch import Labelled, learn_branch
 from branchout.train.extend import VIEWS
 from branchout.train.features import extract, weights_digest
 from branchout.train.loop import Report, best_device, silent
-from branchout.train.pretrain import FAST, pretrain
+from branchout.train.pretrain import pretrain
 from branchout.train.recipes import PAPER, Optimisation, StageOne, plain
 
 MEMORIES = ("random", "herding")
@@ -294,7 +293,7 @@ class Experiment:
                     width=plan.width,
                     last_relu=settings.get("last_relu", True),
                     kind=self.kind,
-                    optimisation=self._schedule(arch),
+                    optimisation=plan.pretraining,
                     augmentation=self.augmentation(),
                     seed=plan.split,
                     device=self.device,
@@ -317,18 +316,13 @@ class Experiment:
             "width": plan.width,
             "preprocessing": repr(self.preprocessing),
             "seed": plan.split,
-            "optimisation": plain(self._schedule(arch)),
+            "optimisation": plain(plan.pretraining),
         }
         if plan.augmentation is not None:  # not named otherwise, so that networks from before still count
             settings["augmentation"] = repr(self.augmentation())
         if not plan.last_relu and arch is None:
             settings["last_relu"] = False
         return settings
-
-    def _schedule(self, arch: str | None) -> Optimisation:
-        """The plan's; but a ResNet that is trained on behalf of a transformer is trained as ResNets are."""
-        borrowed = arch is not None and is_transformer(self.plan.arch) and not is_transformer(arch)
-        return FAST if borrowed else self.plan.pretraining
 
     def _placed(self, model: Classifier) -> Classifier:
         return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]

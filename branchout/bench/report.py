@@ -183,7 +183,7 @@ class Report:
     figures: tuple[Figure, ...]
     claims: tuple[Check, ...]
     absent: tuple[tuple[str, str], ...]
-    """Tables of the paper that have no row yet, with the commands that make them."""
+    """Tables that have no row yet, with the commands that make them."""
 
     @property
     def verdicts(self) -> dict[str, int]:

@@ -19,8 +19,9 @@ from branchout.bench.run import Job
 from branchout.data.augment import PADDED
 from branchout.data.dataset import Dataset
 from branchout.data.samples import digest
+from branchout.data.scenarios import CLUSTERED
 from branchout.errors import BranchoutError
-from branchout.model.scratch import is_transformer
+from branchout.model.scratch import check, is_transformer
 from branchout.train.pretrain import FAST, TRANSFORMER, only_fast, schedule_for
 from branchout.train.pretrain import PAPER as PAPER_PRETRAINING
 from branchout.train.recipes import Optimisation
@@ -89,14 +90,16 @@ def table_named(name: str) -> Table:
     return known[name]
 
 
-def networks_of(table: Table, dataset: str, scale: str | None = None) -> tuple[str, ...]:
+def networks_of(table: Table, dataset: str, scale: str | None = None, schedule: str | None = None) -> tuple[str, ...]:
     """The networks a table is run with: all it shows, or those that make sense on a dataset, by its name.
 
-    Those that the paper has not come last, and only at the dataset's own scale.
+    Those that the paper has not come last, and only at the dataset's own scale; transformers with no schedule but
+    their own.
     """
     only = _read()["archs_on"].get(dataset, table.archs)
     beside = table.beside.get(dataset, ()) if scale in (None, dataset) else ()
-    return (*(arch for arch in table.archs if arch in only), *beside)
+    found = (*(arch for arch in table.archs if arch in only), *beside)
+    return found if schedule in (None, "fast") else tuple(arch for arch in found if not is_transformer(arch))
 
 
 def experiments_of(table: Table, dataset: Dataset, scale: str | None = None, **changes: Any) -> dict[str, Plan]:
@@ -107,7 +110,8 @@ def experiments_of(table: Table, dataset: Dataset, scale: str | None = None, **c
     found = {}
     for count in _read()["base_classes"][scale or scale_of(dataset)]:
         plan = replace(whole, kept=count if count != whole.base else None)
-        if dataset.kind == "glyph" and not changes.get("schedule") and not changes.get("epochs"):
+        resnet = not is_transformer(plan.arch)
+        if resnet and dataset.kind == "glyph" and not changes.get("schedule") and not changes.get("epochs"):
             plan = replace(plan, pretraining=replace(plan.pretraining, epochs=glyph_epochs(count)))
         found[f"{BY_BASE}-{count}"] = plan
     return found
@@ -163,7 +167,14 @@ def fitted_to(plan: Plan, dataset: Dataset, *, full_size: bool = False, **change
         plan = replace(plan, size=min(shape[:2]) if shape else 64)
     if transformer:
         plan = replace(plan, width=None, pretraining=TRANSFORMER)
-    return replace(plan, **{key: value for key, value in changes.items() if value is not None})
+    plan = replace(plan, **{key: value for key, value in changes.items() if value is not None})
+    check(plan.arch, plan.size, plan.width)
+    if transformer and plan.scenario in CLUSTERED:
+        raise BranchoutError(
+            f"{plan.scenario} is cut by a ResNet10 that is trained as the table's own networks are, and {plan.arch} is "
+            "trained otherwise; take a ResNet, or a scenario without clustering"
+        )
+    return plan
 
 
 def glyph_epochs(classes: int | None) -> int:

@@ -44,7 +44,9 @@ def bench(
         str | None,
         typer.Option(help="resnet10, resnet18, resnet50, resnet32 or vit_tiny; all of a table's if not given."),
     ] = None,
-    width: Annotated[int | None, typer.Option(min=1, help="Channels of the first stage.")] = None,
+    width: Annotated[
+        int | None, typer.Option(min=1, help="Channels of the first stage; vit_tiny: of every token.")
+    ] = None,
     size: Annotated[int | None, typer.Option(min=8, help="Input size in pixels.")] = None,
     exemplars: Annotated[int | None, typer.Option(min=1, help="Kept of each class; 10 if not given.")] = None,
     memory_total: Annotated[
@@ -109,7 +111,7 @@ def bench(
     if table is not None:
         every = tables.tables() | tables.figures()
         for chosen in every.values() if table == "all" else [tables.table_named(table)]:
-            for network in tables.networks_of(chosen, dataset.name, scale) if arch is None else [arch]:
+            for network in tables.networks_of(chosen, dataset.name, scale, schedule) if arch is None else [arch]:
                 asked = {**changes, "arch": network, "schedule": schedule, "epochs": epochs}
                 for experiment, plan in tables.experiments_of(chosen, dataset, scale, **asked).items():
                     names = method or list(chosen.of(plan.arch))

@@ -41,10 +41,11 @@ def pretrain(
     arch: Annotated[str, typer.Option(help="resnet10, resnet18, resnet50, resnet32 or vit_tiny.")] = "resnet10",
     size: Annotated[int | None, typer.Option(min=8, help="Input size in pixels; 32 for glyphs, else 64.")] = None,
     width: Annotated[
-        int | None, typer.Option(min=1, help="Channels of the first stage; less is a slimmer net.")
+        int | None,
+        typer.Option(min=1, help="Channels of the first stage (vit_tiny: of every token); less is a slimmer net."),
     ] = None,
     schedule: Annotated[
-        str, typer.Option(help="fast (40 epochs; vit_tiny: 100, AdamW) or paper (90, steps; ResNets only).")
+        str, typer.Option(help="fast (40 epochs; vit_tiny: 60, AdamW) or paper (90, steps; ResNets only).")
     ] = "fast",
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs, if not the schedule's.")] = None,
     scenario: Annotated[Path | None, typer.Option(help="Train on the base classes of this scenario file.")] = None,
@@ -64,7 +65,7 @@ def pretrain(
 
     must_be_free(out)
     board.check(tensorboard)
-    scratch.check(arch)
+    scratch.check(arch, size, width)
     optimisation = schedule_for(arch, schedule)
     if epochs is not None:
         optimisation = replace(optimisation, epochs=epochs)

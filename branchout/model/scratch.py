@@ -17,10 +17,12 @@ def is_transformer(arch: str) -> bool:
     return arch in vit.ARCHITECTURES
 
 
-def check(arch: str) -> None:
-    """An unknown name is answered with the known ones."""
+def check(arch: str, size: int | None = None, width: int | None = None) -> None:
+    """An unknown name is answered with the known ones, sizes that do not go together before anything is read."""
     if arch not in ARCHITECTURES:
         raise BranchoutError(f"no architecture is called {arch!r}; known are: {', '.join(ARCHITECTURES)}")
+    if is_transformer(arch) and size is not None:
+        vit.check(arch, size, width)
 
 
 def describe(

@@ -27,6 +27,27 @@ def patch_for(size: int) -> int:
     return 8 if size <= 96 else 16
 
 
+def check(name: str, size: int, width: int | None = None, patch: int | None = None) -> None:
+    """Pictures are cut into whole patches, and tokens into whole heads."""
+    if name not in ARCHITECTURES:
+        raise BranchoutError(f"no transformer is called {name!r}; there are {', '.join(ARCHITECTURES)}")
+    width, patch = width or ARCHITECTURES[name].width, patch or patch_for(size)
+    if size % patch:
+        near = max(round(size / patch), 1) * patch
+        raise BranchoutError(
+            f"{name} cuts pictures into patches of {patch}×{patch} pixels, which {size} pixels are no multiple of; "
+            f"take --size {near}"
+        )
+    if width % heads_of(width):
+        raise BranchoutError(
+            f"the width of {name}, {width}, does not divide into {heads_of(width)} heads; take a multiple of {HEAD}"
+        )
+
+
+def heads_of(width: int) -> int:
+    return max(width // HEAD, 1)
+
+
 def build(
     name: str,
     *,
@@ -39,30 +60,18 @@ def build(
     """A freshly initialised network for pictures of exactly `size` pixels; its features are the mean of all patches."""
     from timm.models.vision_transformer import VisionTransformer
 
-    if name not in ARCHITECTURES:
-        raise BranchoutError(f"no transformer is called {name!r}; there are {', '.join(ARCHITECTURES)}")
+    check(name, size, width, patch)
     architecture = ARCHITECTURES[name]
-    width, patch = width or architecture.width, patch or patch_for(size)
-    heads = max(width // HEAD, 1)
-    if size % patch:
-        near = max(round(size / patch), 1) * patch
-        raise BranchoutError(
-            f"{name} cuts pictures into patches of {patch}×{patch} pixels, which {size} pixels are no multiple of; "
-            f"take --size {near}"
-        )
-    if width % heads:
-        raise BranchoutError(
-            f"the width of {name}, {width}, does not divide into {heads} heads; take a multiple of {HEAD}"
-        )
+    width = width or architecture.width
     network = VisionTransformer(
         img_size=size,
-        patch_size=patch,
+        patch_size=patch or patch_for(size),
         in_chans=in_channels,
         num_classes=1,  # a head to cut off: ours takes its place
         global_pool="avg",
         class_token=False,
         embed_dim=width,
         depth=depth or architecture.depth,
-        num_heads=heads,
+        num_heads=heads_of(width),
     )
     return cut_network(network)[0]

@@ -92,7 +92,8 @@ def optimiser_for(
             fused=fused,
         )
     if optimisation.optimiser == "adamw":
-        # Biases and normalisations are not pulled to zero: with so strong a decay they would miss their work.
+        # Biases and normalisations are not pulled to zero: with so strong a decay they would miss their work. Positions
+        # are, as a table of them is a matrix.
         groups = [
             {"params": [each for each in parameters if each.ndim > 1], "weight_decay": decay},
             {"params": [each for each in parameters if each.ndim <= 1], "weight_decay": 0.0},

@@ -9,10 +9,10 @@ from helpers import fixed_batch, same, snapshot, tiles
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from branchout.baselines import aper
+from branchout.baselines import aper, podnet
 from branchout.baselines.common import Task, scores_of
 from branchout.data.memory import keep
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, DoesNotApply
 from branchout.model.classifier import Classifier
 from branchout.model.cuts import cut_network
 
@@ -96,6 +96,11 @@ def test_new_looks_of_old_classes_have_means_of_their_own(transformer: Classifie
 def test_other_networks_are_answered_with_what_to_use(classifier: Classifier, task: Task) -> None:
     with pytest.raises(BranchoutError, match=r"\(resnet10\) has none; use ncm"):
         aper.learn(classifier, task)
+
+
+def test_podnet_has_nothing_to_compare_in_a_transformer(transformer: Classifier, short: Task) -> None:
+    with pytest.raises(DoesNotApply, match="podnet keeps the sums of maps"):
+        podnet.learn(transformer, replace(short, network=replace(short.network, epochs=1)))
 
 
 def test_an_adapter_adds_a_tenth_of_its_narrow_path() -> None:

@@ -181,6 +181,7 @@ def plans_of(dataset: Dataset, **changes: int | str) -> dict[str, Plan]:
     return {
         name: plan
         for table in (*tables().values(), table_named("fig-base-classes"))
+        if changes["arch"] in networks_of(table, dataset.name)
         for name, plan in experiments_of(table, dataset, **changes).items()
     }
 
@@ -248,16 +249,30 @@ def test_a_transformer_has_a_schedule_of_its_own(dataset: Dataset, train: Sample
             plan_for("disjoint-40", tiny, arch="vit_tiny", schedule=schedule)
 
 
-def test_clustering_on_behalf_of_a_transformer_is_that_of_the_resnets(train: Samples, val: Samples) -> None:
-    tiny = Dataset("tiny-imagenet-200", train, val)
-    networks = [
-        Experiment(plan_for("overlap-random-clustered", tiny, arch=arch, size=64), tiny)._training("resnet10")
-        for arch in ("resnet10", "vit_tiny")
-    ]
-    assert networks[0] == networks[1]
+def test_other_schedules_leave_the_transformer_out() -> None:
+    table = tables()["disjoint-40"]
+    assert "vit_tiny" in networks_of(table, "tiny-imagenet-200", schedule="fast")
+    for schedule in ("paper", "published"):
+        assert networks_of(table, "tiny-imagenet-200", schedule=schedule) == ("resnet10", "resnet18", "resnet50")
 
 
-def test_names_of_kept_networks_are_those_from_before_there_were_transformers(train: Samples, val: Samples) -> None:
+@pytest.mark.parametrize("scenario", CLUSTERED)
+def test_a_transformer_takes_no_part_where_a_resnet_cuts(scenario: str, dataset: Dataset) -> None:
+    with pytest.raises(BranchoutError, match=f"{scenario} is cut by a ResNet10"):
+        plan_for(scenario, dataset, arch="vit_tiny")
+
+
+def test_a_transformer_is_told_its_sizes_before_anything_is_read(dataset: Dataset) -> None:
+    with pytest.raises(BranchoutError, match="take --size 32"):
+        plan_for("disjoint-40", dataset, arch="vit_tiny", size=30)
+
+
+def test_a_transformer_keeps_its_epochs_whatever_the_number_of_base_classes(dataset: Dataset) -> None:
+    plans = experiments_of(table_named("fig-base-classes"), dataset, arch="vit_tiny")
+    assert {plan.pretraining for plan in plans.values()} == {TRANSFORMER}
+
+
+def test_settings_of_resnets_are_those_from_before_there_were_transformers(train: Samples, val: Samples) -> None:
     tiny = Dataset("tiny-imagenet-200", train, val)
     settings = Experiment(plan_for("disjoint-40", tiny, size=64), tiny)._training()
     assert settings["optimisation"] == {
