@@ -170,7 +170,7 @@ def test_a_checkpoint_is_opened_with_its_architecture(tmp_path: Path) -> None:
 
 
 def test_unknown_architectures_and_operating_points_of_a_base(base: api.Model, train: Samples) -> None:
-    with pytest.raises(BranchoutError, match=r"no architecture is called 'resnet99'; known are: resnet10"):
+    with pytest.raises(BranchoutError, match=r"no architecture is called 'resnet99'; did you mean resnet"):
         api.pretrain(train, arch="resnet99")
     with pytest.raises(BranchoutError, match="a base model has no operating points; extend it first"):
         base.tune("all")

@@ -8,11 +8,14 @@ import shlex
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import typer
 
+from branchout.baselines.registry import methods
+from branchout.bench import tables
 from branchout.bench.report import number as rounded
 from branchout.cli import app
 from branchout.model.cuts import CUTS
@@ -20,7 +23,7 @@ from branchout.model.fusion import POOLERS
 from branchout.model.resnet import build
 from branchout.model.surgery import Branch, branch_point
 from branchout.train.frontier import Frontier
-from branchout.train.recipes import recipe_named
+from branchout.train.recipes import PAPER, recipe_named
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -144,6 +147,25 @@ def test_the_two_commands_stand_first() -> None:
 def test_python_blocks_compile(page: Path) -> None:
     for number, block in enumerate(blocks(page, "python"), 1):
         compile(block, f"{page.name}, Python block {number}", "exec")
+
+
+def test_a_baseline_is_run_from_python_as_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The block of docs/baselines.md, with one epoch of everything."""
+    monkeypatch.setenv("BRANCHOUT_CACHE", str(tmp_path))
+    whole = tables.fitted_to
+    monkeypatch.setattr(tables, "fitted_to", lambda *given: tables.scheduled(whole(*given), None, 1))
+    (block,) = blocks(ROOT / "docs" / "baselines.md", "python")
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert 0 <= float(capsys.readouterr().out) <= 1
+    assert len(names["answers"]) == len(names["test"])
+    assert set(names["answers"].tolist()) <= set(range(25))
+    scorer = methods()["fa-bic"]
+    assert scorer.on == "features"
+    experiment = names["experiment"]
+    scorer.learn(experiment.branched(1, PAPER.stage_one)[0], experiment.task(step=1, seed=1))
 
 
 # Links, files and pictures.

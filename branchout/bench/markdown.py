@@ -41,7 +41,8 @@ TERMS = (
     "knows, that only steps know, that both know. **avg**: the mean of these parts, over many steps of the base and of "
     "each step. **balanced**: the mean of all and avg. **incremental**, **avg over steps**: all and avg, averaged over "
     "the steps with the base first. **The dial**: one number that dev chooses; over many steps one more for each step. "
-    "**params**: millions, heads apart, stored vectors included. **±**: the spread over exemplar seeds, with one base; "
+    "**params**: millions after the last step, base and all, heads apart, stored vectors included. "
+    "**±**: the spread over exemplar seeds, with one base; "
     "another training of the base may move a row further. **Too close to tell**: a difference below that spread, or "
     "below one standard error for so many test images."
 )
@@ -116,7 +117,7 @@ def _section(section: Section, link: str) -> list[str]:
     if section.listed:
         told += f" Made by `{section.command}`."
     if section.missing:
-        told += f" Not measured: {plain(', '.join(section.missing))}."
+        told += f" Not measured: {plain('; '.join(section.missing))}."
     parts = [f"## {plain(section.heading)}", told]
     if section.main:
         parts.append(_table(section.main, link))

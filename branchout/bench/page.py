@@ -41,7 +41,7 @@ MEANING = {
     "incremental": "accuracy on all images, averaged over all steps with the base first",
     "avg_steps": "mean of the parts, averaged over all steps with the base first",
     "alone": "accuracy on new classes, asked about them alone",
-    "parameters": "parameters without heads, in millions",
+    "parameters": "parameters after the last step, base and all, heads apart, in millions",
     "turn_all": "accuracy on all images",
     "turn_balanced": "mean of all and avg",
     "turn_avg": "mean of the parts: base, novel and, where there is one, overlap",
@@ -203,7 +203,7 @@ def _cases(cases: Sequence[tuple[Check, Case]]) -> str:
 def _section(section: Section, link: str) -> str:
     told = text(section.facts())
     told += f" Made by {command(section.command)}." if section.listed else ""
-    told += f" Not measured: {text(', '.join(section.missing))}." if section.missing else ""
+    told += f" Not measured: {text('; '.join(section.missing))}." if section.missing else ""
     body = [f'<p class="facts-of">{told}</p>']
     if section.main:
         body.append(_table(section.main, link, section.short))

@@ -379,13 +379,9 @@ def _alone(row: Row) -> dict[str, float]:
 
 
 def columns(shown: Sequence[Line], *, of_paper: bool) -> list[str]:
-    """The metrics that one side of a table has; parameters are ours to show where they are the paper's."""
-    counted = any("parameters_millions" in (line.paper or ()) for line in shown)
-    return [
-        name
-        for name in METRICS
-        if (counted or name != "parameters") and any(cell(line, name, of_paper=of_paper) is not None for line in shown)
-    ]
+    """The metrics that one side of a table has; parameters stand beside accuracies, not beside scores in turn."""
+    found = [name for name in METRICS if any(cell(line, name, of_paper=of_paper) is not None for line in shown)]
+    return [name for name in found if name != "parameters" or "all" in found]
 
 
 def cell(line: Line, metric: str, *, of_paper: bool) -> float | None:

@@ -283,6 +283,7 @@ def row(
         **{name: results.percent(value) for name, value in measured.extra.items()},
         "curve": measured.curve or None if point != "plain" else None,
         "parameters": measured.parameters,
+        "base_parameters": sum(each.numel() for each in experiment.base.backbone.parameters()),
         "seconds": {**measured.seconds},
         "gpu_shared": shared,
         "peak_memory_bytes": peak_memory(),

@@ -20,7 +20,7 @@ from branchout.data.augment import PADDED
 from branchout.data.dataset import Dataset
 from branchout.data.samples import digest
 from branchout.data.scenarios import CLUSTERED
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, unknown
 from branchout.model.scratch import check, is_transformer
 from branchout.train.pretrain import FAST, TRANSFORMER, only_fast, schedule_for
 from branchout.train.pretrain import PAPER as PAPER_PRETRAINING
@@ -86,7 +86,7 @@ def figures() -> dict[str, Table]:
 def table_named(name: str) -> Table:
     known = tables() | figures()
     if name not in known:
-        raise BranchoutError(f"no table is called {name!r}; known are: {', '.join(known)}")
+        raise unknown("table", name, known)
     return known[name]
 
 
@@ -140,7 +140,7 @@ def plan_for(
     sizes = _read()["sizes"]
     scale = scale or scale_of(dataset)
     if scale not in sizes:
-        raise BranchoutError(f"no scale is called {scale!r}; known are: {', '.join(sizes)}")
+        raise unknown("scale", scale, sizes)
     numbers = dict(sizes[scale][experiment])
     model = numbers.pop("model", None)
     entry = _read()["tables"][experiment]
@@ -183,9 +183,13 @@ def glyph_epochs(classes: int | None) -> int:
 
 
 def scheduled(plan: Plan, schedule: str | None, epochs: int | None) -> Plan:
-    """A plan with another schedule by name, or with other numbers of epochs; a transformer has one schedule only."""
-    if schedule not in (None, *SCHEDULES):
-        raise BranchoutError(f"no schedule is called {schedule!r}; known are: {', '.join(SCHEDULES)}")
+    """A plan with another schedule by name, or with other numbers of epochs; a transformer has one schedule only.
+
+    A base that is there already stays as it was trained.
+    """
+    if schedule is not None and schedule not in SCHEDULES:
+        raise unknown("schedule", schedule, SCHEDULES)
+    before = plan
     if schedule is not None:
         only_fast(plan.arch, schedule)
     if schedule == "published":
@@ -202,7 +206,7 @@ def scheduled(plan: Plan, schedule: str | None, epochs: int | None) -> Plan:
             epochs=epochs,
             fusion_epochs=epochs,
         )
-    return plan
+    return plan if before.model is None else replace(plan, pretraining=before.pretraining)
 
 
 def jobs_for(

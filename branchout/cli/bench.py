@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from branchout.cli.app import MORE, app, console, open_dataset, say
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, unknown
 
 
 @app.command(rich_help_panel=MORE)
@@ -160,13 +160,17 @@ def bench(
         raise typer.Exit(1)
 
 
+BUILT_ON = {"ours": "a new branch", "features": "the paper's branch", "network": "the network", "base": "a frozen base"}
+"""What a method builds on, in words."""
+
+
 def _list() -> None:
     from branchout.bench.contenders import contenders
     from branchout.bench.tables import figures, tables
 
     shown = Table(title="tables and figures", title_justify="left")
     for heading in ("name", "what it shows", "networks"):
-        shown.add_column(heading)
+        shown.add_column(heading, no_wrap=heading == "name")
     for table in (tables() | figures()).values():
         beside = [f"{arch} ({dataset})" for dataset, archs in table.beside.items() for arch in archs]
         shown.add_row(table.name, table.title, ", ".join([*table.archs, *beside]))
@@ -175,11 +179,12 @@ def _list() -> None:
 
     console.print(f"scenarios: {', '.join(NAMES)}\n", highlight=False)
     shown = Table(title="methods", title_justify="left")
-    for heading in ("name", "what it is"):
-        shown.add_column(heading)
+    for heading in ("name", "what it is", "builds on"):
+        shown.add_column(heading, no_wrap=heading == "name")
     for contender in contenders().values():
         note = contender.baseline.note if contender.baseline else ""
-        shown.add_row(contender.name, Text(f"{contender.label}. {note}" if note else contender.label))
+        built_on = BUILT_ON[contender.baseline.on if contender.baseline else "ours"]
+        shown.add_row(contender.name, Text(f"{contender.label}. {note}" if note else contender.label), built_on)
     console.print(shown)
 
 
@@ -241,12 +246,8 @@ def _numbers(text: str) -> list[int]:
 
 
 def _known(what: str, name: str | None, names: Iterable[str]) -> None:
-    from difflib import get_close_matches
-
     if name is not None and name not in names:
-        near = get_close_matches(name, names, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ";"
-        raise BranchoutError(f"no {what} is called {name!r}{hint} Known are: {', '.join(names)}")
+        raise unknown(what, name, names)
 
 
 def _make_folder(out: Path) -> None:
@@ -297,21 +298,34 @@ def _show(jobs: list[Any]) -> None:
     """The rows of these jobs as one table."""
     import json
 
-    rows = [json.loads(path.read_text(encoding="utf-8")) for job in jobs for path in job.files().values()]
+    rows = [(job, json.loads(path.read_text(encoding="utf-8"))) for job in jobs for path in job.files().values()]
     if not rows:
         return
-    first = rows[0]
+    first = rows[0][1]
     many = first["steps"] > 1
     title = (
         f"{jobs[0].table} on {first['dataset']}, {first['arch']}: {first['base_classes']} + {first['novel_classes']}"
     )
-    table = Table(title=Text(title), title_justify="left")
-    metrics = ["all", "base", "novel", "overlap", "avg"] + (["incremental", "avg_steps"] if many else [])
-    metrics = [name for name in metrics if any(row["metrics"][name] is not None for row in rows)]
-    for heading in ("method", "point", *metrics, "seconds"):
-        table.add_column(heading.replace("_", " "), justify="left" if heading in ("method", "point") else "right")
-    for row in rows:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    metrics = {name: name for name in ("all", "base", "novel", "overlap", "avg")}
+    metrics |= {"incremental": "all*", "avg_steps": "avg*"} if many else {}
+    metrics = {
+        name: short for name, short in metrics.items() if any(row["metrics"][name] is not None for _, row in rows)
+    }
+    table.add_column("method", overflow="fold")  # the only one that gives way where the window is narrow
+    for heading in (*metrics.values(), "+M", "s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for job, row in rows:
         figures = ["–" if row["metrics"][name] is None else f"{row['metrics'][name]:.1f}" for name in metrics]
-        table.add_row(Text(row["label"]), row["point"], *figures, f"{sum(row['seconds'].values()):.1f}")
-    console.print(table)
+        more = "base_parameters" in row and f"{(row['parameters'] - row['base_parameters']) / 1e6:.2f}"
+        if row["point"] not in ("plain", "alone"):
+            name = f"  {row['point']}"
+            if row["point"] == next(iter(job.files())):
+                table.add_row(job.contender)
+        else:
+            name = job.contender
+        table.add_row(Text(name), *figures, more or "–", f"{sum(row['seconds'].values()):.0f}")
+    console.print(Text(title, style="italic"), table, sep="\n")
+    starred = "; *: mean over all steps" if many else ""
+    say(f"+M: millions of parameters beside the base's, heads apart; s: seconds of training{starred}")
     say(f"rows are in {jobs[0].folder}")

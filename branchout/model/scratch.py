@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from branchout.data.preprocess import Preprocessing
-from branchout.errors import BranchoutError
+from branchout.errors import unknown
 from branchout.model import resnet, vit
 
 ARCHITECTURES = (*resnet.ARCHITECTURES, *vit.ARCHITECTURES)
@@ -20,7 +20,7 @@ def is_transformer(arch: str) -> bool:
 def check(arch: str, size: int | None = None, width: int | None = None) -> None:
     """An unknown name is answered with the known ones, sizes that do not go together before anything is read."""
     if arch not in ARCHITECTURES:
-        raise BranchoutError(f"no architecture is called {arch!r}; known are: {', '.join(ARCHITECTURES)}")
+        raise unknown("architecture", arch, ARCHITECTURES)
     if is_transformer(arch) and size is not None:
         vit.check(arch, size, width)
 

@@ -14,7 +14,7 @@ from branchout.data import augment
 from branchout.data.augment import Augmentation
 from branchout.data.batches import Images, on_device, shuffled
 from branchout.data.preprocess import Preprocessing
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, unknown
 from branchout.model import bases, scratch
 from branchout.model.classifier import Classifier
 from branchout.model.fusion import CosineHead
@@ -33,7 +33,7 @@ SCHEDULES = {"paper": PAPER, "fast": FAST}
 def schedule_for(arch: str, name: str = "fast") -> Optimisation:
     """The schedule of this name for a network: `fast` is another for transformers, and the others are none for them."""
     if name not in SCHEDULES:
-        raise BranchoutError(f"no schedule is called {name!r}; known are: {', '.join(SCHEDULES)}")
+        raise unknown("schedule", name, SCHEDULES)
     if not scratch.is_transformer(arch):
         return SCHEDULES[name]
     only_fast(arch, name)

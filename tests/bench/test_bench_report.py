@@ -122,7 +122,7 @@ def test_the_same_dial_for_rivals_and_variants_are_folded_and_joint_training_wit
     assert "| BiC with the dial: best-Acc_avg | 55.1 | 53.4 | 68.2 | 60.8 |" in folds[0]
     assert "| score fusion, recipe paper: best-Acc_avg | 57.5" in folds[1]
     assert all("\n\n|" in fold and "</details>" in fold for fold in folds)  # or GitHub shows no table
-    assert "Not measured: fine-tuning, iCaRL, WA, DER w/o P" in before
+    assert "Not measured: fine-tuning; iCaRL; WA; DER w/o P" in before
     order = [before.index(f"| {name}") for name in ("LwF", "score fusion best", "Branchout's", "joint learning")]
     assert order == sorted(order)
 

@@ -67,6 +67,14 @@ def test_methods_in_a_scenario_of_ones_own(
     assert "left out: aper" in told  # it wants a ViT
     row = json.loads(next(tmp_path.rglob("score-fusion-branchout-avg.json")).read_text())
     assert (row["base_classes"], row["novel_classes"]) == (8, 3)  # an even share of the rest
+    assert row["parameters"] > row["base_parameters"]
+    more, seconds = (row["parameters"] - row["base_parameters"]) / 1e6, sum(row["seconds"].values())
+    figures = [row["metrics"][name] for name in ("all", "base", "novel", "avg")]
+    shown = [f"{value:.1f}" for value in figures] + [f"{more:.2f}", f"{seconds:.0f}"]
+    lines = [line.split() for line in told.splitlines()]
+    assert ["avg", *shown] in lines[lines.index(["score-fusion-branchout"]) :]
+    assert all(len(line) <= 80 for line in told.splitlines() if "dial-" in line)
+    assert "…" not in told
     status, told, _ = run("bench", "report", "--data", folder, "--out", tmp_path, "--page", tmp_path / "page.md")
     assert status == 0
     page = (tmp_path / "page.md").read_text()
@@ -195,7 +203,7 @@ def test_interrupted_its_processes_stop_too(folder: Path, tmp_path: Path) -> Non
     [
         ([], "name a table, or a scenario with --scenario"),
         (["sota", "--scenario", "disjoint"], "name a table, or a scenario with --scenario"),
-        (["sotta"], "no table is called 'sotta'; known are: sota"),
+        (["sotta"], "no table is called 'sotta'; did you mean sota"),
         (["sota", "--method", "fintune"], "did you mean finetune"),
         (["sota", "--seeds", "one"], "--seeds takes numbers separated by commas"),
         (["sota", "--scale", "moon"], "no scale is called 'moon'"),

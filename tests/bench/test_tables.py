@@ -152,7 +152,7 @@ def test_names_that_mean_nothing_are_answered_with_near_ones() -> None:
     assert contender_named("branchout").name == "score-fusion-branchout"
     with pytest.raises(BranchoutError, match="no method is called 'icral'; did you mean icarl"):
         contender_named("icral")
-    with pytest.raises(BranchoutError, match="no table is called 'sotta'; known are: sota"):
+    with pytest.raises(BranchoutError, match="no table is called 'sotta'; did you mean sota"):
         table_named("sotta")
 
 
