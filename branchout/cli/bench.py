@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,7 +139,13 @@ def bench(
         )
     for plan in dict.fromkeys(job.plan for job in jobs if job.missing()):
         if plan.model or plan.scenario not in CLUSTERED:
-            Experiment(plan, dataset).scenario  # noqa: B018 – whether it can be drawn is said before anything is made
+            try:  # whether it can be drawn is said before anything is made
+                Experiment(plan, dataset).scenario  # noqa: B018
+            except BranchoutError as error:
+                if table is None:
+                    raise
+                own = "those are the table's sizes; for sizes of your own use --scenario"
+                raise BranchoutError(f"{error}; {own}, such as: {_own_sizes(data, plan)}") from None
     _make_folder(out)
     if workers > 1 or dask:
         with _executor(workers, dask) as (executor, number):
@@ -243,6 +250,11 @@ def _numbers(text: str) -> list[int]:
     if len(set(numbers)) < len(numbers):
         raise BranchoutError(f"--seeds names a seed twice, which would make the spread too small; found {text!r}")
     return numbers
+
+
+def _own_sizes(data: str, plan: Any) -> str:
+    """A command for the same scenario that any dataset can follow."""
+    return f"branchout bench --data {shlex.quote(data)} --scenario {plan.scenario} --novel-classes 5 --method branchout"
 
 
 def _known(what: str, name: str | None, names: Iterable[str]) -> None:

@@ -219,7 +219,7 @@ def test_interrupted_its_processes_stop_too(folder: Path, tmp_path: Path) -> Non
         (["sota", "--arch", "resnet19"], "no architecture is called 'resnet19'; did you mean resnet18?"),
         (["sota", "--seeds", "1,1"], "--seeds names a seed twice"),
         (["sota", "--seeds=-1"], "--seeds takes numbers from 0 on; found '-1'"),
-        (["sota"], "840 base and novel classes were asked for"),
+        (["sota"], "those are the table's sizes; for sizes of your own use --scenario"),
         (["sota", "--exemplars", "5", "--memory-total", "50"], "leave --exemplars out"),
         (["--scenario", "disjoint", "--base-classes", "8", "--method", "ncm", "--out", "/proc/x"], "cannot be"),
         (["--scenario", "disjoint", "--base-classes", "8", "--method", "ncm", "--out", __file__], "not a folder"),
