@@ -120,20 +120,11 @@ PAPER = Recipe(
     balanced="mean",
     dial=False,
 )
-REFERENCE = Recipe(
+REFERENCE = replace(
+    PAPER,
     name="reference",
-    stage_one=PAPER.stage_one,
-    stage_two=StageTwo(
-        Optimisation(epochs=10, schedule="constant"),
-        grid=GRID,
-        learned_router=False,
-        beta_on_head=True,
-        zero_start=False,
-        views=10,
-        when="always",
-    ),
+    stage_two=replace(PAPER.stage_two, learned_router=False, beta_on_head=True),
     balanced="product",
-    dial=False,
 )
 BRANCHOUT = Recipe(
     name="branchout",

@@ -14,7 +14,7 @@ import pytest
 from helpers import BASE, NEW
 from PIL import Image
 
-from branchout import api, cli
+from branchout import api
 from branchout.bench.tables import table_named
 from branchout.data.samples import Samples
 
@@ -29,21 +29,6 @@ def folder(train: Samples, val: Samples, tmp_path_factory: pytest.TempPathFactor
             place.mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.repeat(chosen.read(number), 3, axis=2)).save(place / f"{number}.png")
     return root
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
-    def answer(*words: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.setattr(sys, "argv", ["branchout", *map(str, words)])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as left:
-            status = left.code if isinstance(left.code, int) else 0
-        return status, *capsys.readouterr()
-
-    return answer
 
 
 SMALL = ("--epochs", "1", "--width", "4", "--size", "32", "--exemplars", "4", "--seeds", "1")

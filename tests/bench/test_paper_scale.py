@@ -6,7 +6,6 @@ its text leaves them open, as in the authors' experiments. None is read from the
 
 import io
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from PIL import Image
 from timm.data import ImageNetInfo
 from torch import nn
 
-from branchout import cli
 from branchout.bench import run as runner
 from branchout.bench.run import Job
 from branchout.data import augment, scenarios
@@ -58,21 +56,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def dataset(folder: Path) -> Dataset:
     return resolve(str(folder))
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    def answer(*words: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.setattr(sys, "argv", ["branchout", *map(str, words)])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as left:
-            status = left.code if isinstance(left.code, int) else 0
-        return status, *capsys.readouterr()
-
-    return answer
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -16,7 +15,6 @@ from browsing import Browser, fits, visited
 from measured import PLACE, alone, row, write
 from test_figures import rows as figure_rows
 
-from branchout import cli
 from branchout.bench.page import GENERATOR, PAINTS, html, inline, seconds
 from branchout.bench.report import read, report
 
@@ -202,21 +200,6 @@ def test_a_figure_within_a_page_has_names_and_colours_of_its_own() -> None:
         'width="3"',
     ):
         assert told in found
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
-    def answer(*words: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.setattr(sys, "argv", ["branchout", *map(str, words)])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as left:
-            status = left.code if isinstance(left.code, int) else 0
-        return status, *capsys.readouterr()
-
-    return answer
 
 
 def test_from_the_command_line_to_the_browser(
