@@ -7,15 +7,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
+from helpers import Answer, run
 from PIL import Image
 
-from branchout import __version__, cli
+from branchout import __version__
 from branchout.data.benchmarks import resolve
 from branchout.data.glyphs import glyphs
 from branchout.data.scenarios import NAMES, Scenario
@@ -23,12 +22,6 @@ from branchout.data.scenarios import NAMES, Scenario
 SCRIPT = Path(sys.executable).parent / "branchout"
 WIDE = "300"
 """Columns of the terminal, so that no sentence is broken in two."""
-
-
-class Answer(NamedTuple):
-    status: int
-    out: str
-    err: str
 
 
 def typed(*words: str | Path) -> Answer:
@@ -42,26 +35,6 @@ def typed(*words: str | Path) -> Answer:
         check=False,
     )
     return Answer(done.returncode, done.stdout, done.stderr)
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
-    """What the command runs, in this process: quicker, and with the same handling of errors."""
-
-    def answer(*words: str | Path) -> Answer:
-        monkeypatch.setenv("COLUMNS", WIDE)
-        monkeypatch.setattr(sys, "argv", ["branchout", *map(str, words)])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as left:
-            status = left.code if isinstance(left.code, int) else 0
-        return Answer(status, *capsys.readouterr())
-
-    return answer
-
-
-Run = Callable[..., Answer]
 
 
 @pytest.fixture
@@ -117,7 +90,7 @@ print(json.dumps([answers, [name for name in heavy if name in sys.modules]]))
         assert "Traceback" not in output
 
 
-def test_nothing_typed_is_answered_with_help(run: Run) -> None:
+def test_nothing_typed_is_answered_with_help() -> None:
     assert "Usage: " in "".join(run()[1:])
 
 
@@ -151,9 +124,7 @@ def test_a_dataset_that_is_not_there_is_an_error_without_a_traceback(tmp_path: P
     assert "Traceback" not in answer.err
 
 
-def test_pictures_of_many_sizes_are_summed_up_and_the_sheet_shows_some_classes(
-    photos: Path, tmp_path: Path, run: Run
-) -> None:
+def test_pictures_of_many_sizes_are_summed_up_and_the_sheet_shows_some_classes(photos: Path, tmp_path: Path) -> None:
     Image.new("RGB", (10, 20)).save(photos / "cat" / "small.png")
     Image.new("RGB", (100, 200)).save(photos / "cat" / "large.png")
     Image.new("L", (50, 40)).save(photos / "dog" / "grey.png")
@@ -163,7 +134,7 @@ def test_pictures_of_many_sizes_are_summed_up_and_the_sheet_shows_some_classes(
     assert "2 of 4 classes are on" in answer.out
 
 
-def test_a_sheet_that_cannot_be_written_is_an_error(photos: Path, tmp_path: Path, run: Run) -> None:
+def test_a_sheet_that_cannot_be_written_is_an_error(photos: Path, tmp_path: Path) -> None:
     for name in ("sheet.nonsense", "no/such/folder/sheet.png"):
         answer = run("data", photos, "--sheet", tmp_path / name)
         assert answer.status == 1
@@ -171,7 +142,7 @@ def test_a_sheet_that_cannot_be_written_is_an_error(photos: Path, tmp_path: Path
         assert "--sheet sheet.png" in answer.err
 
 
-def test_a_folder_that_is_no_dataset_shows_the_layout_expected(photos: Path, run: Run) -> None:
+def test_a_folder_that_is_no_dataset_shows_the_layout_expected(photos: Path) -> None:
     answer = run("data", photos / "cat")
     assert answer.status == 1
     assert "one folder per class" in answer.err
@@ -180,7 +151,7 @@ def test_a_folder_that_is_no_dataset_shows_the_layout_expected(photos: Path, run
 # scenario
 
 
-def test_a_scenario_of_glyphs_is_written_to_a_file_that_can_be_used(tmp_path: Path, run: Run) -> None:
+def test_a_scenario_of_glyphs_is_written_to_a_file_that_can_be_used(tmp_path: Path) -> None:
     answer = run("scenario", "disjoint", "glyphs", "--base", "20", "--novel", "5", "--out", tmp_path / "s.json")
     assert answer.status == 0, answer.err
     assert f"written to {tmp_path / 's.json'}" in answer.out
@@ -193,7 +164,7 @@ def test_a_scenario_of_glyphs_is_written_to_a_file_that_can_be_used(tmp_path: Pa
         assert re.search(rf"│\s+{number:,} │", answer.out), number  # the table says so too
 
 
-def test_options_reach_the_scenario(tmp_path: Path, run: Run) -> None:
+def test_options_reach_the_scenario(tmp_path: Path) -> None:
     words = ["scenario", "steps", "glyphs", "--base", "10", "--novel", "3", "--steps", "4", "--out"]
     for seed in ("0", "1"):
         assert run(*words, tmp_path / f"{seed}.json", "--seed", seed).status == 0
@@ -206,7 +177,7 @@ def test_options_reach_the_scenario(tmp_path: Path, run: Run) -> None:
     assert len(Scenario.load(tmp_path / "o.json").space.overlap) == 2
 
 
-def test_an_unknown_scenario_lists_the_known_ones(run: Run) -> None:
+def test_an_unknown_scenario_lists_the_known_ones() -> None:
     answer = run("scenario", "nonsense", "glyphs")
     assert answer.status == 1
     assert answer.out == ""
@@ -214,7 +185,7 @@ def test_an_unknown_scenario_lists_the_known_ones(run: Run) -> None:
     assert all(name in answer.err for name in NAMES)
 
 
-def test_more_classes_than_there_are_is_an_error(run: Run, tmp_path: Path) -> None:
+def test_more_classes_than_there_are_is_an_error(tmp_path: Path) -> None:
     answer = run("scenario", "disjoint", "glyphs", "--base", "5000", "--novel", "5", "--out", tmp_path / "s.json")
     assert answer.status == 1
     assert "5005" in answer.err
@@ -222,9 +193,7 @@ def test_more_classes_than_there_are_is_an_error(run: Run, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not an array", b"\x93NUMPY\x01\x00"])
-def test_features_that_cannot_be_read_are_an_error(
-    photos: Path, tmp_path: Path, run: Run, content: bytes | None
-) -> None:
+def test_features_that_cannot_be_read_are_an_error(photos: Path, tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "f.npy").write_bytes(content)
     answer = run("scenario", "overlap-full", photos, "--novel", "2", "--features", tmp_path / "f.npy")
@@ -235,7 +204,7 @@ def test_features_that_cannot_be_read_are_an_error(
 # scenario --classes
 
 
-def test_the_users_own_facts_make_other_scenarios_possible(photos: Path, tmp_path: Path, run: Run) -> None:
+def test_the_users_own_facts_make_other_scenarios_possible(photos: Path, tmp_path: Path) -> None:
     facts = {
         "domains": {"cat": "animal", "dog": "animal", "fish": "animal", "oak": "plant"},
         "base_domain": "animal",
@@ -275,7 +244,7 @@ def test_the_users_own_facts_make_other_scenarios_possible(photos: Path, tmp_pat
     ],
 )
 def test_facts_that_do_not_fit_say_what_is_wrong(
-    photos: Path, tmp_path: Path, run: Run, text: str | None, words: list[str]
+    photos: Path, tmp_path: Path, text: str | None, words: list[str]
 ) -> None:
     if text is not None:
         (tmp_path / "facts.json").write_text(text)
@@ -291,5 +260,5 @@ def test_facts_that_do_not_fit_say_what_is_wrong(
     assert not (tmp_path / "s.json").exists()
 
 
-def test_the_version_is_the_packages(run: Run) -> None:
+def test_the_version_is_the_packages() -> None:
     assert run("version") == Answer(0, f"{__version__}\n", "")

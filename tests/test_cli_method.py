@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -18,11 +17,12 @@ from typing import NamedTuple
 import matplotlib
 import numpy as np
 import pytest
+from helpers import Answer, run
 from PIL import Image
 from rich.console import Console
 from safetensors import safe_open
 
-from branchout import api, cli
+from branchout import api
 from branchout.data.glyphs import glyphs
 from branchout.show import percent, progress
 from branchout.train.frontier import Frontier
@@ -35,25 +35,6 @@ OLD = ("ampersand", "black heart suit", "digit eight", "digit three", "digit two
 KNOWN = "digit two"
 NEW = (KNOWN, "infinity", "number sign", "upwards arrow")
 LATER = ("commercial at", "question mark")
-
-
-class Answer(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-def run(*words: str | Path) -> Answer:
-    """What the command runs, in this process: quicker, and with the same handling of errors."""
-    out, err = io.StringIO(), io.StringIO()
-    status = 0
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        patch.setattr(sys, "argv", ["branchout", *map(str, words)])
-        try:
-            cli.main()
-        except SystemExit as left:
-            status = left.code if isinstance(left.code, int) else 0
-    return Answer(status, out.getvalue(), err.getvalue())
 
 
 def start(*words: str | Path, **settings: str) -> subprocess.Popen[str]:

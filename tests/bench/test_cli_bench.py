@@ -6,12 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import BASE, NEW
+from helpers import BASE, NEW, run
 from PIL import Image
 
 from branchout import api
@@ -34,16 +33,14 @@ def folder(train: Samples, val: Samples, tmp_path_factory: pytest.TempPathFactor
 SMALL = ("--epochs", "1", "--width", "4", "--size", "32", "--exemplars", "4", "--seeds", "1")
 
 
-def test_the_list_names_every_table_and_method(run: Callable[..., tuple[int, str, str]]) -> None:
+def test_the_list_names_every_table_and_method() -> None:
     status, told, _ = run("bench", "--list")
     assert status == 0
     for name in ("sota", "overlap-domain-clustered", "podnet", "ranpac", "score-fusion-branchout", "learned-routing"):
         assert name in told
 
 
-def test_methods_in_a_scenario_of_ones_own(
-    run: Callable[..., tuple[int, str, str]], folder: Path, tmp_path: Path
-) -> None:
+def test_methods_in_a_scenario_of_ones_own(folder: Path, tmp_path: Path) -> None:
     words = ["bench", "--data", folder, "--scenario", "disjoint", "--base-classes", "8", *SMALL, "--out", tmp_path]
     status, told, _ = run(*words, "--method", "branchout", "--method", "ncm", "--method", "aper")
     assert status == 0
@@ -67,9 +64,7 @@ def test_methods_in_a_scenario_of_ones_own(
     assert len(set(re.findall(r"\(([^()]*\.json)\)", page))) == 7
 
 
-def test_a_transformer_from_scratch_is_a_base_for_all_who_take_part_in_its_table(
-    run: Callable[..., tuple[int, str, str]], folder: Path, tmp_path: Path
-) -> None:
+def test_a_transformer_from_scratch_is_a_base_for_all_who_take_part_in_its_table(folder: Path, tmp_path: Path) -> None:
     names = table_named("disjoint-40").of("vit_tiny")
     words = ["bench", "--data", folder, "--scenario", "disjoint", "--base-classes", "8", "--arch", "vit_tiny"]
     words += [*SMALL, "--out", tmp_path, *(word for name in names for word in ("--method", name))]
@@ -90,9 +85,7 @@ def test_a_transformer_from_scratch_is_a_base_for_all_who_take_part_in_its_table
     assert "take --schedule fast, which is AdamW for 60 epochs there" in complained
 
 
-def test_methods_from_a_base_of_ones_own(
-    run: Callable[..., tuple[int, str, str]], folder: Path, base: api.Model, tmp_path: Path
-) -> None:
+def test_methods_from_a_base_of_ones_own(folder: Path, base: api.Model, tmp_path: Path) -> None:
     assert base.folder is not None
     words = ["bench", "--data", folder, "--scenario", "disjoint", "--base", base.folder, "--novel-classes", "2"]
     words += ["--epochs", "1", "--exemplars", "4", "--seeds", "1", "--method", "ncm", "--out", tmp_path]
@@ -122,7 +115,6 @@ def test_methods_from_a_base_of_ones_own(
 def test_a_base_that_does_not_go_with_what_is_asked_for(
     words: list[str],
     said: str,
-    run: Callable[..., tuple[int, str, str]],
     folder: Path,
     base: api.Model,
     tmp_path: Path,
@@ -136,9 +128,7 @@ def test_a_base_that_does_not_go_with_what_is_asked_for(
     assert not list(tmp_path.iterdir())
 
 
-def test_rows_on_another_training_of_the_base_are_named(
-    run: Callable[..., tuple[int, str, str]], folder: Path, tmp_path: Path
-) -> None:
+def test_rows_on_another_training_of_the_base_are_named(folder: Path, tmp_path: Path) -> None:
     words = ["bench", "--data", folder, "--scenario", "disjoint", "--base-classes", "8", *SMALL, "--out", tmp_path]
     status, told, _ = run(*words, "--method", "ncm")
     assert status == 0
@@ -152,9 +142,7 @@ def test_rows_on_another_training_of_the_base_are_named(
     assert "another --out" in told
 
 
-def test_several_processes_make_the_rows(
-    run: Callable[..., tuple[int, str, str]], folder: Path, tmp_path: Path
-) -> None:
+def test_several_processes_make_the_rows(folder: Path, tmp_path: Path) -> None:
     words = ["bench", "--data", folder, "--scenario", "disjoint", "--base-classes", "8", *SMALL, "--out", tmp_path]
     status, told, _ = run(*words, "--method", "ncm", "--method", "aper", "--workers", "2")
     assert status == 0
@@ -210,9 +198,7 @@ def test_interrupted_its_processes_stop_too(folder: Path, tmp_path: Path) -> Non
         (["--scenario", "disjoint", "--base-classes", "8", "--method", "ncm", "--out", __file__], "not a folder"),
     ],
 )
-def test_what_cannot_be_run_is_said_at_once(
-    words: list[str], said: str, run: Callable[..., tuple[int, str, str]], folder: Path, tmp_path: Path
-) -> None:
+def test_what_cannot_be_run_is_said_at_once(words: list[str], said: str, folder: Path, tmp_path: Path) -> None:
     given = words if "--data" in words else [*words, "--data", str(folder)]
     given = given if "--out" in words else [*given, "--out", str(tmp_path)]
     status, told, complained = run("bench", *given)

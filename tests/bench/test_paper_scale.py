@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import run
 from PIL import Image
 from timm.data import ImageNetInfo
 from torch import nn
@@ -29,7 +30,6 @@ from branchout.model.fusion import CosineHead
 from branchout.train.loop import fit, learning_rate
 from branchout.train.recipes import PAPER, REFERENCE, Optimisation, fitted
 
-Run = Callable[..., tuple[int, str, str]]
 TRAIN, VAL = 2, 2
 
 
@@ -59,7 +59,7 @@ def dataset(folder: Path) -> Dataset:
 
 
 @pytest.fixture
-def asked(run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Job]]:
+def asked(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Job]]:
     """The jobs that a command line would run, none of which is."""
 
     def jobs_of(*words: str) -> list[Job]:
@@ -252,7 +252,7 @@ def rows_of(out: Path, table: str, method: str) -> list[dict[str, Any]]:
     return rows
 
 
-def test_disjoint_classes_from_end_to_end(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_disjoint_classes_from_end_to_end(folder: Path, tmp_path: Path) -> None:
     words = ("bench", "disjoint-40", "--data", folder, *LESS, "--size", "32", "--method", "score-fusion-reference")
     status, told, complained = run(*words, "--out", tmp_path)
     assert (status, complained) == (0, "")
@@ -267,7 +267,7 @@ def test_disjoint_classes_from_end_to_end(run: Run, folder: Path, tmp_path: Path
     [("overlap-style", 800, 32), ("overlap-domain-shuffled", 602, 136)],  # the second is too large to be kept decoded
 )
 def test_overlapping_classes_from_end_to_end(
-    table: str, base: int, size: int, run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    table: str, base: int, size: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BRANCHOUT_CACHE", str(tmp_path / "cache"))
     words = ("bench", table, "--data", folder, *LESS, "--size", str(size), "--method", "score-fusion-branchout")
@@ -282,7 +282,7 @@ def test_overlapping_classes_from_end_to_end(
     assert len(base_model.space.classes) == base
 
 
-def test_ten_steps_from_end_to_end(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_ten_steps_from_end_to_end(folder: Path, tmp_path: Path) -> None:
     words = ("bench", "multistep", "--data", folder, *LESS, "--size", "32", "--method", "score-fusion-branchout")
     status, _, complained = run(*words, "--out", tmp_path)
     assert (status, complained) == (0, "")

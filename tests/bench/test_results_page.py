@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browsing import Browser, fits, visited
+from helpers import run
 from measured import PLACE, alone, row, write
 from test_figures import rows as figure_rows
 
@@ -202,9 +202,7 @@ def test_a_figure_within_a_page_has_names_and_colours_of_its_own() -> None:
         assert told in found
 
 
-def test_from_the_command_line_to_the_browser(
-    run: Callable[..., tuple[int, str, str]], browser: Browser, out: Path, tmp_path: Path
-) -> None:
+def test_from_the_command_line_to_the_browser(browser: Browser, out: Path, tmp_path: Path) -> None:
     figure_rows(out)
     docs = tmp_path / "docs"
     words = ("bench", "report", "--data", DATASET, "--out", out, "--page", docs / "found.md")
@@ -252,7 +250,7 @@ def test_from_the_command_line_to_the_browser(
     assert (docs / "found.html").read_text() == "my diary"
 
 
-def test_the_html_is_not_named_but_lies_beside(run: Callable[..., tuple[int, str, str]], out: Path) -> None:
+def test_the_html_is_not_named_but_lies_beside(out: Path) -> None:
     status, _, complained = run("bench", "report", "--data", DATASET, "--out", out, "--page", out / "a.html")
     assert status == 1
     assert f"--page {out / 'a.md'}" in complained.replace("\n", "")

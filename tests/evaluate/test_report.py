@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import copy
 import hashlib
-import io
 import json
 import re
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -18,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from helpers import BASE, NEW, exemplars, untrained
+from helpers import BASE, NEW, exemplars, run, untrained
 from PIL import Image
 
-from branchout import api, cli
+from branchout import api
 from branchout.data.samples import ArrayPixels, Samples
 from branchout.evaluate.report import render
 from branchout.model.artefact import Artefact, Fusion
@@ -405,19 +402,6 @@ def place(extended: api.Model, val: Samples, tmp_path: Path, monkeypatch: pytest
             Image.fromarray(val.read(number)[:, :, 0]).save(folder / f"{number}.png")
     monkeypatch.chdir(tmp_path)
     return Place(tmp_path, tmp_path / "v2", tmp_path / "test")
-
-
-def run(*words: str | Path) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    status = 0
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        patch.setattr(sys, "argv", ["branchout", *map(str, words)])
-        patch.setenv("COLUMNS", "300")
-        try:
-            cli.main()
-        except SystemExit as left:
-            status = left.code if isinstance(left.code, int) else 0
-    return status, out.getvalue(), err.getvalue()
 
 
 def test_the_report_lies_beside_the_model(place: Place) -> None:
