@@ -167,6 +167,7 @@ def bench(
         raise typer.Exit(1)
 
 
+METRICS = ("all", "base", "novel", "overlap", "avg", "incremental", "avg_steps")
 BUILT_ON = {"ours": "a new branch", "features": "the paper's branch", "network": "the network", "base": "a frozen base"}
 """What a method builds on, in words."""
 
@@ -310,33 +311,34 @@ def _show(jobs: list[Any]) -> None:
     """The rows of these jobs as one table."""
     import json
 
-    rows = [(job, json.loads(path.read_text(encoding="utf-8"))) for job in jobs for path in job.files().values()]
+    rows = {job: [json.loads(path.read_text(encoding="utf-8")) for path in job.files().values()] for job in jobs}
     if not rows:
         return
-    first = rows[0][1]
+    first = rows[jobs[0]][0]
     many = first["steps"] > 1
     title = (
         f"{jobs[0].table} on {first['dataset']}, {first['arch']}: {first['base_classes']} + {first['novel_classes']}"
     )
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    metrics = {name: name for name in ("all", "base", "novel", "overlap", "avg")}
-    metrics |= {"incremental": "all*", "avg_steps": "avg*"} if many else {}
-    metrics = {
-        name: short for name, short in metrics.items() if any(row["metrics"][name] is not None for _, row in rows)
+    short = {"incremental": "all*", "avg_steps": "avg*"}
+    found = {
+        name for each in rows.values() for row in each for name, value in row["metrics"].items() if value is not None
     }
+    metrics = [name for name in METRICS if name in found]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("method", overflow="fold")  # the only one that gives way where the window is narrow
-    for heading in (*metrics.values(), "+M", "s"):
+    for heading in (*(short.get(name, name) for name in metrics), "+M", "s"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for job, row in rows:
-        figures = ["–" if row["metrics"][name] is None else f"{row['metrics'][name]:.1f}" for name in metrics]
-        more = "base_parameters" in row and f"{(row['parameters'] - row['base_parameters']) / 1e6:.2f}"
-        if row["point"] not in ("plain", "alone"):
-            name = f"  {row['point']}"
-            if row["point"] == next(iter(job.files())):
-                table.add_row(job.contender)
-        else:
-            name = job.contender
-        table.add_row(Text(name), *figures, more or "–", f"{sum(row['seconds'].values()):.0f}")
+    for job, points in rows.items():
+        named = points[0]["point"] in ("plain", "alone")  # a point that needs no name: it is the method as it stands
+        if not named:
+            table.add_row(job.contender)
+        for number, row in enumerate(points):
+            name = job.contender if named and number == 0 else f"  {row['point']}"
+            values = [row["metrics"].get(metric) for metric in metrics]
+            figures = ["–" if value is None else f"{value:.1f}" for value in values]
+            before = row.get("base_parameters")  # which older rows do not tell
+            more = "–" if before is None else f"{(row['parameters'] - before) / 1e6:.2f}"
+            table.add_row(Text(name), *figures, more, f"{sum(row['seconds'].values()):.0f}")
     console.print(Text(title, style="italic"), table, sep="\n")
     starred = "; *: mean over all steps" if many else ""
     say(f"+M: millions of parameters beside the base's, heads apart; s: seconds of training{starred}")
