@@ -28,7 +28,7 @@ from branchout.evaluate.compare import Comparison, compare, logits
 from branchout.evaluate.explain import Album, Explanation, explain
 from branchout.evaluate.gather import gather
 from branchout.evaluate.rows import rows_in
-from branchout.model import artefact, bases, scratch
+from branchout.model import architectures, artefact, bases
 from branchout.model.artefact import Artefact, is_artefact
 from branchout.model.classifier import Classifier
 from branchout.model.surgery import branch_point
@@ -92,7 +92,7 @@ def pretrain(
 ) -> Model:
     """Train a base model from scratch: one of our ResNets, or a small vision transformer, with a cosine head."""
     device = device or best_device()
-    scratch.check(arch, size, width)
+    architectures.check(arch, size, width)
     optimisation = optimisation or schedule_for(arch)
     channels = 1 if kind == "glyph" else 3
     preprocessing = Preprocessing(size, channels, (0.5,) * channels, (0.25,) * channels)

@@ -16,8 +16,8 @@ from branchout.baselines import heads
 from branchout.baselines.common import Task
 from branchout.baselines.registry import Method
 from branchout.errors import DoesNotApply
+from branchout.model.architectures import FAMILIES
 from branchout.model.classifier import Classifier
-from branchout.model.scratch import FAMILIES
 from branchout.train.pretrain import pretrain
 
 

@@ -90,6 +90,11 @@ class PodNetwork(nn.Module):
                     found = x if x.ndim == 4 and x.shape[2:].numel() > 1 else found
                 if number and found is not None:
                     maps.append(found)
+        if not maps:
+            raise DoesNotApply(
+                "podnet keeps the sums of maps along their rows and columns, and this base has no maps: a vision "
+                "transformer passes tokens on; use lwf or bic, which distil logits, or a ResNet"
+            )
         return maps, x.float()
 
     def features(self, pictures: Tensor) -> Tensor:
@@ -135,11 +140,6 @@ def _opened(before: Classifier | Network | PodNetwork) -> PodNetwork:
 
 def pod_spatial(maps: list[Tensor], old_maps: list[Tensor]) -> Tensor:
     """Mean over stages of the distance between sums of squares along width and along height, as one unit vector."""
-    if not maps:
-        raise DoesNotApply(
-            "podnet keeps the sums of maps along their rows and columns, and this base has no maps: a vision "
-            "transformer passes tokens on; use lwf or bic, which distil logits, or a ResNet"
-        )
     distances = [
         torch.linalg.vector_norm(_pooled(ours) - _pooled(theirs), dim=1).mean()
         for ours, theirs in zip(maps, old_maps, strict=True)

@@ -21,7 +21,7 @@ from branchout.data.dataset import Dataset
 from branchout.data.samples import digest
 from branchout.data.scenarios import CLUSTERED
 from branchout.errors import BranchoutError, unknown
-from branchout.model.scratch import check, is_transformer
+from branchout.model.architectures import check, is_transformer
 from branchout.train.pretrain import FAST, TRANSFORMER, only_fast, schedule_for
 from branchout.train.pretrain import PAPER as PAPER_PRETRAINING
 from branchout.train.recipes import Optimisation

@@ -83,7 +83,7 @@ def bench(
     from branchout.bench.plan import Plan
     from branchout.bench.results import on_another_base
     from branchout.data.scenarios import CLUSTERED, NAMES
-    from branchout.model.scratch import ARCHITECTURES
+    from branchout.model.architectures import ARCHITECTURES
     from branchout.show import progress
 
     if (table is None) == (scenario is None):
@@ -142,10 +142,14 @@ def bench(
             try:  # whether it can be drawn is said before anything is made
                 Experiment(plan, dataset).scenario  # noqa: B018
             except BranchoutError as error:
-                if table is None:
+                wanted = (plan.base or 0) + plan.steps * plan.novel - plan.overlap
+                if table is None or wanted <= len(dataset.train.classes):
                     raise
-                own = "those are the table's sizes; for sizes of your own use --scenario"
-                raise BranchoutError(f"{error}; {own}, such as: {_own_sizes(data, plan)}") from None
+                own = f"branchout bench --data {shlex.quote(data)} --scenario {plan.scenario} --novel-classes 5"
+                raise BranchoutError(
+                    f"{error}; those are the table's sizes; for sizes of your own use --scenario, such as: "
+                    f"{own} --method branchout"
+                ) from None
     _make_folder(out)
     if workers > 1 or dask:
         with _executor(workers, dask) as (executor, number):
@@ -253,11 +257,6 @@ def _numbers(text: str) -> list[int]:
     return numbers
 
 
-def _own_sizes(data: str, plan: Any) -> str:
-    """A command for the same scenario that any dataset can follow."""
-    return f"branchout bench --data {shlex.quote(data)} --scenario {plan.scenario} --novel-classes 5 --method branchout"
-
-
 def _known(what: str, name: str | None, names: Iterable[str]) -> None:
     if name is not None and name not in names:
         raise unknown(what, name, names)
@@ -309,9 +308,9 @@ def _tell(done: Any) -> None:
 
 def _show(jobs: list[Any]) -> None:
     """The rows of these jobs as one table."""
-    import json
+    from branchout.bench.run import read_row
 
-    rows = {job: [json.loads(path.read_text(encoding="utf-8")) for path in job.files().values()] for job in jobs}
+    rows = {job: [read_row(path) for path in job.files().values()] for job in jobs}
     if not rows:
         return
     first = rows[jobs[0]][0]

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from branchout.cli.app import MORE, ClassFacts, Data, app, console, open_dataset, open_model, say
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, unknown
 
 
 @app.command(rich_help_panel=MORE)
@@ -85,7 +85,7 @@ def scenario(
     from branchout.data import scenarios
 
     if name not in scenarios.NAMES:
-        raise BranchoutError(f"no scenario is called {name!r}; known are: {', '.join(scenarios.NAMES)}")
+        raise unknown("scenario", name, scenarios.NAMES)
     dataset = open_dataset(data, classes)
     rows = _array(features) if features else None
     if model and name in scenarios.CLUSTERED:

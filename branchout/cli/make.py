@@ -31,7 +31,7 @@ from branchout.cli.app import (
     then,
     warn,
 )
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, unknown
 
 
 @app.command(rich_help_panel=OFTEN)
@@ -58,14 +58,14 @@ def pretrain(
 
     from branchout import api, board
     from branchout.data.scenarios import Scenario
-    from branchout.model import scratch
+    from branchout.model import architectures
     from branchout.show import progress
     from branchout.train.loop import Event
     from branchout.train.pretrain import schedule_for
 
     must_be_free(out)
     board.check(tensorboard)
-    scratch.check(arch, size, width)
+    architectures.check(arch, size, width)
     optimisation = schedule_for(arch, schedule)
     if epochs is not None:
         optimisation = replace(optimisation, epochs=epochs)
@@ -167,7 +167,7 @@ def extend(
         recipe_named(recipe)  # a typo is answered first, before anything is loaded or looked at
         Frontier.check_goal(goal)
         if pooler not in (None, *POOLERS):
-            raise BranchoutError(f"no pooler is called {pooler!r}; known are: {', '.join(POOLERS)}")
+            raise unknown("pooler", pooler, POOLERS)
         must_be_free(out)
         board.check(tensorboard)
         model = open_model(base, arch, base=True)

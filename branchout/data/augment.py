@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, unknown
 
 RATIO = (3 / 4, 4 / 3)
 SMALL = 96
@@ -51,7 +51,7 @@ def for_kind(kind: str, size: int, *, few: bool = False, named: str | None = Non
     points from a base model trained at 64 pixels. A new branch sees far fewer pictures, overfits, and gains by more.
     """
     if named not in (None, *NAMES):
-        raise BranchoutError(f"no augmentation is called {named!r}; known are: {', '.join(NAMES)}")
+        raise unknown("augmentation", named, NAMES)
     if named == PADDED and kind in ("photo", "glyph"):
         return Augmentation((1.0, 1.0), kind == "photo", 63 / 255, pad=4)
     if kind == "photo" and size <= SMALL:

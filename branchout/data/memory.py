@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from branchout.data.samples import Samples
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, unknown
 
 Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int64]
@@ -32,7 +32,7 @@ def keep(
     if per_class < 1:
         raise BranchoutError(f"at least one exemplar a class is needed, found {per_class}")
     if rule not in RULES:
-        raise BranchoutError(f"no memory rule is called {rule!r}; known are: {', '.join(RULES)}")
+        raise unknown("memory rule", rule, RULES)
     if rule == "herding" and (features is None or len(features) != len(samples)):
         raise BranchoutError(f"herding needs one feature vector for each of the {len(samples)} samples")
     if rule == "uncertainty" and (predictions is None or predictions.shape[1] != len(samples)):

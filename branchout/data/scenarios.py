@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from branchout.data.dataset import Dataset
 from branchout.data.samples import UNASSIGNED, Samples, concatenate, digest
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, unknown
 from branchout.labels import LabelSpace, branch_name
 
 Floats = npt.NDArray[np.floating]
@@ -173,7 +173,7 @@ def build(
     classes are drawn.
     """
     if name not in NAMES:
-        raise BranchoutError(f"no scenario is called {name!r}; known are: {', '.join(NAMES)}")
+        raise unknown("scenario", name, NAMES)
     for what, number in (("base", base), ("novel", novel), ("steps", steps)):
         if number is not None and number < 1:
             raise BranchoutError(f"--{what} must be at least 1, found {number}")

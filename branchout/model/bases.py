@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from branchout.data.preprocess import Preprocessing
 from branchout.errors import BranchoutError
-from branchout.model import resnet, scratch, vit
+from branchout.model import architectures, resnet, vit
 from branchout.model.cuts import cut_network
 from branchout.model.surgery import Backbone
 
@@ -165,7 +165,7 @@ def _timm_name(name: str) -> str:
 
     if name in LITE_SIZES:
         return f"tf_{name}"  # TensorFlow's padding and BatchNorm ε, which these weights were trained with
-    if name in scratch.ARCHITECTURES and not timm.is_model(name):
+    if name in architectures.ARCHITECTURES and not timm.is_model(name):
         raise BranchoutError(f"{name} has no published weights; train it with: branchout pretrain --arch {name}")
     if not timm.is_model(name):
         known = list(dict.fromkeys([*LITE_SIZES, *timm.list_models()]))

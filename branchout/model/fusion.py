@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, unknown
 from branchout.labels import LabelSpace, branch_name
 
 NORM = 4.0
@@ -73,7 +73,7 @@ class Pooler(nn.Module):
     def __init__(self, space: LabelSpace, kind: str = "max") -> None:
         super().__init__()
         if kind not in POOLERS:
-            raise BranchoutError(f"no pooler is called {kind!r}; known are: {', '.join(POOLERS)}")
+            raise unknown("pooler", kind, POOLERS)
         self.kind = kind
         columns: list[list[int]] = [[] for _ in space.classes]
         for column, name in enumerate(space.class_of_column):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, unknown
 from branchout.model.surgery import Backbone
 
 STEMS = ("small", "large")
@@ -91,7 +91,7 @@ def build(
     can be negative; a model's description must then say so (`"last_relu": False`), for its weights are the same.
     """
     if name not in ARCHITECTURES:
-        raise BranchoutError(f"no architecture is called {name!r}; there are {', '.join(ARCHITECTURES)}")
+        raise unknown("architecture", name, ARCHITECTURES)
     if stem not in STEMS:
         raise BranchoutError(f"a stem is {' or '.join(STEMS)}, not {stem!r}")
     architecture = ARCHITECTURES[name]

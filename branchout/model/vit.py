@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, unknown
 from branchout.model.cuts import cut_network
 from branchout.model.surgery import Backbone
 
@@ -30,7 +30,7 @@ def patch_for(size: int) -> int:
 def check(name: str, size: int, width: int | None = None, patch: int | None = None) -> None:
     """Pictures are cut into whole patches, and tokens into whole heads."""
     if name not in ARCHITECTURES:
-        raise BranchoutError(f"no transformer is called {name!r}; there are {', '.join(ARCHITECTURES)}")
+        raise unknown("transformer", name, ARCHITECTURES)
     width, patch = width or ARCHITECTURES[name].width, patch or patch_for(size)
     if size % patch:
         near = max(round(size / patch), 1) * patch

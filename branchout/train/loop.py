@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from branchout.errors import BranchoutError
+from branchout.errors import unknown
 from branchout.train.recipes import Optimisation, plain
 
 Batch = TypeVar("Batch")
@@ -100,7 +100,7 @@ def optimiser_for(
         ]
         filled = [group for group in groups if group["params"]]
         return torch.optim.AdamW(filled, lr=optimisation.lr, fused=fused)
-    raise BranchoutError(f"no optimiser is called {optimisation.optimiser!r}; known are: {', '.join(REMEMBERED)}")
+    raise unknown("optimiser", optimisation.optimiser, REMEMBERED)
 
 
 def fit(

@@ -15,7 +15,7 @@ from branchout.data.augment import Augmentation
 from branchout.data.batches import Images, on_device, shuffled
 from branchout.data.preprocess import Preprocessing
 from branchout.errors import BranchoutError, unknown
-from branchout.model import bases, scratch
+from branchout.model import architectures, bases
 from branchout.model.classifier import Classifier
 from branchout.model.fusion import CosineHead
 from branchout.train.loop import Report, fit, precision, seed_for, silent
@@ -34,7 +34,7 @@ def schedule_for(arch: str, name: str = "fast") -> Optimisation:
     """The schedule of this name for a network: `fast` is another for transformers, and the others are none for them."""
     if name not in SCHEDULES:
         raise unknown("schedule", name, SCHEDULES)
-    if not scratch.is_transformer(arch):
+    if not architectures.is_transformer(arch):
         return SCHEDULES[name]
     only_fast(arch, name)
     return TRANSFORMER
@@ -42,7 +42,7 @@ def schedule_for(arch: str, name: str = "fast") -> Optimisation:
 
 def only_fast(arch: str, name: str) -> None:
     """A transformer would hardly learn by schedules that were made for ResNets, so they are refused."""
-    if scratch.is_transformer(arch) and name != "fast":
+    if architectures.is_transformer(arch) and name != "fast":
         raise BranchoutError(
             f"the schedule {name!r} is stochastic gradient descent as made for ResNets, by which {arch} hardly learns; "
             f"take --schedule fast, which is AdamW for {TRANSFORMER.epochs} epochs there; --epochs sets another number"
@@ -73,7 +73,7 @@ def pretrain(
     if none is given.
     """
     torch.manual_seed(seed)
-    description = scratch.describe(arch, preprocessing, width=width, last_relu=last_relu)
+    description = architectures.describe(arch, preprocessing, width=width, last_relu=last_relu)
     backbone, _ = bases.rebuild(description)
     backbone = backbone.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     head = CosineHead(backbone.features, len(classes)).to(device)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from branchout.errors import BranchoutError
+from branchout.errors import unknown
 
 GRID = tuple((alpha / 5, beta / 5) for alpha in range(6) for beta in range(6))
 """The paper's grid: α and β each in {0, .2, .4, .6, .8, 1}."""
@@ -146,5 +146,5 @@ RECIPES = {recipe.name: recipe for recipe in (PAPER, REFERENCE, BRANCHOUT)}
 
 def recipe_named(name: str) -> Recipe:
     if name not in RECIPES:
-        raise BranchoutError(f"no recipe is called {name!r}; known are: {', '.join(RECIPES)}")
+        raise unknown("recipe", name, RECIPES)
     return RECIPES[name]

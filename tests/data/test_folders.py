@@ -20,6 +20,7 @@ from PIL import Image, ImageOps
 
 from branchout.data.decode import Kind, UnreadableImage, decode, measure
 from branchout.data.folders import FilePixels, Problem, Problems, scan
+from branchout.data.samples import concatenate
 from branchout.errors import BranchoutError
 
 
@@ -194,6 +195,8 @@ def test_a_portable_fingerprint_is_that_of_every_copy(tmp_path: Path) -> None:
     assert here.fingerprint() != there.fingerprint()
     assert here.fingerprint(portable=True) == there.fingerprint(portable=True)
     assert here.fingerprint(portable=True) != here.select(np.array([1, 0])).fingerprint(portable=True)
+    joined = [concatenate([samples, samples]).fingerprint(portable=True) for samples in (here, there)]
+    assert joined[0] == joined[1]
     put(tmp_path / "there/b/2.png", encoded(picture(2, height=40), "PNG"))
     assert here.fingerprint(portable=True) != there.fingerprint(portable=True)
 

@@ -232,7 +232,7 @@ def test_a_base_that_is_given_must_go_with_the_data_and_the_scenario(data: Datas
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("disjoined", {"novel": 5}, "known are: disjoint"),
+        ("disjoined", {"novel": 5}, "did you mean disjoint"),
         ("disjoint", {"base": 5000, "novel": 5}, r"5005 base and novel classes were asked for.* has \d+"),
         ("disjoint-domain", {"base": 10, "novel": 5000}, "5000 novel classes"),
         ("disjoint", {"novel": 5000}, "5001 base and novel classes were asked for"),

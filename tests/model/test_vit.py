@@ -9,7 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from branchout.data.preprocess import Preprocessing
 from branchout.errors import BranchoutError
-from branchout.model import artefact, scratch
+from branchout.model import architectures, artefact
 from branchout.model.artefact import Artefact
 from branchout.model.bases import rebuild
 from branchout.model.classifier import Classifier
@@ -19,7 +19,7 @@ from branchout.model.vit import build
 
 
 def small(**settings: int) -> dict[str, object]:
-    return {**scratch.describe("vit_tiny", SIZES, width=16), "depth": 2, **settings}
+    return {**architectures.describe("vit_tiny", SIZES, width=16), "depth": 2, **settings}
 
 
 def test_it_is_the_known_one() -> None:
@@ -35,7 +35,7 @@ def test_it_is_the_known_one() -> None:
 
 @pytest.mark.parametrize(("size", "patch", "tokens"), [(32, 8, 16), (96, 8, 144), (112, 16, 49), (224, 16, 196)])
 def test_small_pictures_have_small_patches(size: int, patch: int, tokens: int) -> None:
-    assert scratch.describe("vit_tiny", Preprocessing(size, 3, (0.5,) * 3, (0.25,) * 3))["patch"] == patch
+    assert architectures.describe("vit_tiny", Preprocessing(size, 3, (0.5,) * 3, (0.25,) * 3))["patch"] == patch
     backbone = build("vit_tiny", size=size, width=8, depth=1).eval()
     pictures = torch.randn(2, 3, size, size)
     with torch.no_grad():
@@ -99,14 +99,14 @@ def test_what_cannot_be_built_is_answered_with_what_can() -> None:
         build("vit_tiny", size=28)
     with pytest.raises(BranchoutError, match="200, does not divide into 3 heads; take a multiple of 64"):
         build("vit_tiny", size=32, width=200)
-    with pytest.raises(BranchoutError, match="there are vit_tiny"):
+    with pytest.raises(BranchoutError, match="known are: vit_tiny"):
         build("vit_small", size=32)
     with pytest.raises(BranchoutError, match="known are: resnet10, resnet18, resnet50, resnet32, vit_tiny"):
-        scratch.describe("vit_small", SIZES)
+        architectures.describe("vit_small", SIZES)
 
 
 def test_resnets_are_described_as_ever() -> None:
-    described = scratch.describe("resnet10", SIZES, width=4)
+    described = architectures.describe("resnet10", SIZES, width=4)
     assert described == {"family": "resnet", "name": "resnet10", "stem": "small", "width": 4, "in_channels": 1}
-    assert scratch.describe("resnet32", SIZES, last_relu=False)["last_relu"] is False
-    assert scratch.describe("resnet50", Preprocessing(224, 3, (0.5,) * 3, (0.25,) * 3))["stem"] == "large"
+    assert architectures.describe("resnet32", SIZES, last_relu=False)["last_relu"] is False
+    assert architectures.describe("resnet50", Preprocessing(224, 3, (0.5,) * 3, (0.25,) * 3))["stem"] == "large"
