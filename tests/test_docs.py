@@ -270,10 +270,12 @@ def test_the_check_sees_numbers() -> None:
 LINES = {
     "20 unknown ones": "disjoint-40/resnet10",
     "the same with ResNet18": "disjoint-40/resnet18",
+    "the same with ResNet50": "disjoint-40/resnet50",
     "20 others": "disjoint-40-split2/resnet10",
     "40 unknown ones, on 160": "disjoint-200/resnet10",
     "20 kinds of animals, on 141 inanimate classes": "branch-depth/resnet10",
     "ten times 10 unknown ones, on 100": "multistep/resnet10",
+    "those with ResNet18": "multistep/resnet18",
     "15 unknown, 5 old ones that look different now": "overlap-style/resnet10",
     "15 unknown, 5 old ones, half the images": "overlap-random-shuffled/resnet10",
     "15 unknown, 5 old ones, half the images, clustered by look": "overlap-random-clustered/resnet10",
