@@ -11,9 +11,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from branchout.bench.contenders import contenders
-from branchout.bench.measurements import Measurements, Missing, Rows, Verdict, decided, label
+from branchout.bench.measurements import Measurements, Missing, Rows, Verdict, decided, label, number
 from branchout.bench.paper import paper_rows
-from branchout.bench.tables import BY_BASE, networks_of, table_named
+from branchout.bench.tables import BY_BASE, base_class_counts, networks_of, table_named
 from branchout.evaluate.markup import MINUS
 
 OURS, DEFAULT, FC_ONLY = "score-fusion-reference", "score-fusion-branchout", "score-fusion-fc-reference"
@@ -287,8 +287,13 @@ def _grid_trades(of: Measurements, _: str, arch: str) -> Verdict:
     return decided(margins, "; ".join(told) + "; first seed")
 
 
-def _signed(number: float) -> str:
-    return f"{number:+.1f}".replace("-", MINUS)
+def _signed(points: float) -> str:
+    return f"{'+' if points >= 0 else MINUS}{number(_points(abs(points)))}"
+
+
+def _points(difference: float) -> float:
+    """As exact as the numbers in rows are: what subtracting adds in later digits would turn halves the wrong way."""
+    return round(difference, 3)
 
 
 def alone(rows: Rows, dataset: str) -> dict[int, dict[str, float]]:
@@ -317,11 +322,15 @@ def alone_rows(rows: Rows, dataset: str) -> Rows:
 
 
 def _fewest_and_most(of: Measurements, wanted: set[str]) -> dict[int, dict[str, float]]:
+    odd = of.odd.intersection(alone_rows(of.rows, of.dataset))
+    if odd:
+        raise Missing(f"{sorted(odd)[0]} only with another training of the base model")
     found = alone(of.rows, of.dataset)
-    if len(found) < 2:
+    counts = base_class_counts(of.dataset) or tuple(found)
+    if len(counts) < 2:
         raise Missing("rows with two numbers of base classes at least")
-    for count in (min(found), max(found)):
-        absent = sorted(wanted - set(found[count]))
+    for count in (min(counts), max(counts)):
+        absent = sorted(wanted - set(found.get(count, ())))
         if absent:
             raise Missing(f"no row of {absent[0]} with {count} base classes")
     return found
@@ -338,8 +347,8 @@ def _depth_stops(of: Measurements, *_: str) -> Verdict:
         # That more does not help is not lost by what chance could have added.
         margins.append((gain, chance) if count == min(found) else (2 * chance - gain, chance))
         told.append(
-            f"{count} base classes: last block {found[count]['layer4']:.1f}, "
-            f"the best of those that fine-tune more {found[count][best]:.1f} (from {best})"
+            f"{count} base classes: last block {number(found[count]['layer4'])}, "
+            f"the best of those that fine-tune more {number(found[count][best])} (from {best})"
         )
     return decided(margins, "; ".join(told))
 
@@ -347,9 +356,9 @@ def _depth_stops(of: Measurements, *_: str) -> Verdict:
 def _gap_shrinks(of: Measurements, *_: str) -> Verdict:
     """The paper fine-tunes all features; the gap must be there with few base classes before it can shrink."""
     found = _fewest_and_most(of, {"fc", "stem"})
-    gaps = {count: each["stem"] - each["fc"] for count, each in found.items() if {"fc", "stem"} <= set(each)}
-    told = ", ".join(f"{gap:.1f} points with {count}" for count, gap in gaps.items())
-    block = [f"{each['layer4'] - each['fc']:.1f}" for each in found.values() if {"fc", "layer4"} <= set(each)]
+    gaps = {count: _points(each["stem"] - each["fc"]) for count, each in found.items() if {"fc", "stem"} <= set(each)}
+    told = ", ".join(f"{number(gap)} points with {count}" for count, gap in gaps.items())
+    block = [number(_points(each["layer4"] - each["fc"])) for each in found.values() if {"fc", "layer4"} <= set(each)]
     fewest, most = gaps[min(gaps)], gaps[max(gaps)]
     more = f"; with the last block alone fine-tuned {', '.join(block)}" if len(block) == len(found) else ""
     chance = _chance_alone(of, min(gaps), "fc")

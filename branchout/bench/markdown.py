@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from branchout.bench.claims import Case, Check
+from branchout.bench.measurements import number
 from branchout.bench.paper import misprints
 from branchout.bench.report import (
     NAMES,
@@ -18,7 +19,6 @@ from branchout.bench.report import (
     anchor,
     cell,
     columns,
-    number,
 )
 
 FOLDS = {

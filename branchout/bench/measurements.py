@@ -5,14 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from branchout.bench.contenders import contenders
+from branchout.bench.results import on_another_base
 
 Rows = Mapping[Path, Mapping[str, Any]]
 TEST_IMAGES = {"glyphs": 10}
 """Of each class, for rows that do not tell; 25 if not given: half of what ImageNet and Tiny-ImageNet have."""
+
+
+OUTDATED = "†"
+"""Marks rows with a field `outdated`: what has changed in the method since they were measured."""
 
 
 class Missing(Exception):  # noqa: N818 – not an error: the claim is then not measured
@@ -26,9 +35,12 @@ class Value:
     mean: float
     std: float | None
     error: float
+    mark: str = ""
+    """What its row is marked by in tables."""
 
     def __str__(self) -> str:
-        return f"{self.mean:.1f}" if self.std is None else f"{self.mean:.1f} ± {self.std:.1f}"
+        spread = "" if self.std is None else f" ± {number(self.std)}"
+        return f"{number(self.mean)}{spread}{self.mark}"
 
     def chance(self, other: Value) -> float:
         """How large a difference has to be to say anything.
@@ -65,10 +77,18 @@ class Measurements:
     dataset: str
     rows: Rows
 
+    @cached_property
+    def odd(self) -> frozenset[Path]:
+        """Rows that may not be compared with those beside them."""
+        return frozenset(on_another_base(self.rows))
+
     def row(self, experiment: str, contender: str, point: str, arch: str) -> Mapping[str, Any]:
         path = Path(self.dataset) / experiment / arch / f"{contender}-{point}.json"
+        about = f"{label(contender)}{'' if point == 'plain' else f', {point}'}"
         if path not in self.rows:
-            raise Missing(f"no row of {label(contender)}{'' if point == 'plain' else f', {point}'}")
+            raise Missing(f"no row of {about}")
+        if path in self.odd:
+            raise Missing(f"{about} only with another training of the base model")
         return self.rows[path]
 
     def value(self, metric: str, experiment: str, contender: str, point: str, arch: str) -> Value:
@@ -76,8 +96,8 @@ class Measurements:
         mean = row["metrics"].get(metric)
         if mean is None:
             raise Missing(f"no {metric} in the row of {label(contender)}")
-        several = len(row.get("seeds") or ()) > 1
-        return Value(float(mean), (row.get("std") or {}).get(metric) if several else None, self.error(row, metric))
+        mark = f" {OUTDATED}" if row.get("outdated") else ""
+        return Value(float(mean), _spread(row, metric), self.error(row, metric), mark)
 
     def perhaps(self, metric: str, experiment: str, contender: str, point: str, arch: str) -> Value | None:
         """A number that is told beside a claim and decides nothing."""
@@ -105,6 +125,22 @@ class Measurements:
         told = row.get("test_images")
         each = told / known if told else TEST_IMAGES.get(self.dataset, 25)
         return 100 * math.sqrt(percent / 100 * (1 - percent / 100) / max(classes * each, 1))
+
+
+def _spread(row: Mapping[str, Any], metric: str) -> float | None:
+    """The standard deviation over seeds; of accuracy over steps from its steps, before which all share one base."""
+    if len(row.get("seeds") or ()) < 2:
+        return None
+    if metric == "incremental" and row.get("per_step"):
+        sums = [sum(step["all"] for step in steps) / (len(steps) + 1) for steps in row["per_step"]]
+        return float(np.std(sums))
+    spread: float | None = (row.get("std") or {}).get(metric)
+    return spread
+
+
+def number(value: float | None) -> str:
+    """With one decimal, halves away from zero: 62.15 is 62.2, though it is stored as a little less."""
+    return "–" if value is None else str(Decimal(str(value)).quantize(Decimal("0.1"), ROUND_HALF_UP))
 
 
 def label(contender: str) -> str:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from branchout.bench.claims import Case, Check
 from branchout.bench.markdown import AGAIN, CLAIMS, FOLDS, TERMS, UNKNOWN
+from branchout.bench.measurements import number
 from branchout.bench.paper import misprints
 from branchout.bench.report import (
     NAMES,
@@ -24,7 +25,6 @@ from branchout.bench.report import (
     anchor,
     cell,
     columns,
-    number,
 )
 from branchout.errors import BranchoutError
 from branchout.evaluate.markup import command, duration, named, note, size, text
@@ -315,7 +315,7 @@ def _facts(row: Row, path: Path, link: str) -> Iterator[tuple[str, str]]:
     if means:
         yield ("mean and spread" if len(seeds) > 1 else "one seed, so no spread"), text("; ".join(means))
     if row.get("novel_alone") is not None and "alone" not in row["metrics"]:
-        yield "new classes alone", f"{row['novel_alone']:.1f}"
+        yield "new classes alone", number(row["novel_alone"])
     if row.get("two_fold"):
         told = "; ".join(f"{goal} {value:.2f}" for goal, value in row["two_fold"].items() if value is not None)
         yield "both halves in turn", f"{text(told)} (each half chooses for the other)"

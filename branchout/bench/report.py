@@ -9,13 +9,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from branchout.bench.claims import Case, Check, alone_rows, checks
 from branchout.bench.contenders import Contender, contenders
+from branchout.bench.measurements import OUTDATED, number
 from branchout.bench.paper import BEST, network, paper_label, paper_number, paper_rows
 from branchout.bench.results import on_another_base
 from branchout.bench.tables import BY_BASE, Table, figures, networks_of, tables
@@ -41,10 +41,6 @@ FIGURES = {
 KINDS = ("rival", "fusion", "ours", "joint")
 """In which order they stand in a table."""
 VERDICTS = ("holds", "does not hold", "too close to tell", "holds so far", "not measured")
-
-
-OUTDATED = "†"
-"""Marks rows with a field `outdated`: what has changed in the method since they were measured."""
 OTHER_BASE = "‡"
 """Marks rows that rest on another training of the base than most of their folder."""
 SAID_OF_IT = f" {OTHER_BASE} Measured with another training of the base model."
@@ -130,6 +126,7 @@ class Section:
             size += f", {about['overlap_classes']} of them old ones"
         if about["steps"] > 1:
             size += f" in {about['steps']} steps"
+        kept = " or ".join(sorted({str(row["settings"]["exemplars"]) for row in self.measured}))
         bases = ", ".join(sorted({number(row["base_model"]) for row in self.measured}))
         hardware = ", ".join(sorted({row["hardware"] for row in self.measured}))
         outdated = sorted({row["outdated"] for row in self.measured if row.get("outdated")})
@@ -138,7 +135,9 @@ class Section:
             marked += SAID_OF_IT
         if self.listed and not self.number:
             marked = f" The paper has no numbers for this network.{marked}"
-        return f"{size}; base model {bases} on its own classes. Measured on {hardware}.{marked}"
+        return (
+            f"{size}, {kept} exemplars a class; base model {bases} on its own classes. Measured on {hardware}.{marked}"
+        )
 
 
 @dataclass(frozen=True)
@@ -395,11 +394,6 @@ def cell(line: Line, metric: str, *, of_paper: bool) -> float | None:
         return None if not count else count / 1e6
     value: float | None = line.ours["metrics"].get(metric)
     return value
-
-
-def number(value: float | None) -> str:
-    """With one decimal, halves away from zero: 62.15 is 62.2, though it is stored as a little less."""
-    return "–" if value is None else str(Decimal(str(value)).quantize(Decimal("0.1"), ROUND_HALF_UP))
 
 
 def address(link: str, path: Path) -> str:

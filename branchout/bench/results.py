@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import is_dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from branchout.files import in_one_move
 from branchout.metrics import Accuracies
 from branchout.train.recipes import plain
 
@@ -96,27 +98,40 @@ def on_another_base(rows: Mapping[Path, Mapping[str, Any]]) -> list[Path]:
     """Rows that rest on another training of the base model than most of their folder do.
 
     On a GPU no training repeats to the bit: a row that is made again after the base was lost is right by itself, but
-    should not be compared with the others. Rows from before its digest was written down tell it by its accuracy.
+    should not be compared with the others. A base is known by its digest; rows from before that was written down have
+    the base whose accuracy they name.
     """
     folders: dict[Path, list[Path]] = {}
     for path in rows:
         folders.setdefault(path.parent, []).append(path)
     found = []
     for paths in folders.values():
-        name = "base_weights" if all(rows[path].get("base_weights") for path in paths) else "base_model"
-        usual = Counter(rows[path][name] for path in paths).most_common(1)[0][0]
-        found += [path for path in paths if rows[path][name] != usual]
+        told = Counter((rows[path]["base_model"], rows[path].get("base_weights")) for path in paths)
+        # Of two with one accuracy the more common.
+        known = {accuracy: digest for (accuracy, digest), _ in reversed(told.most_common()) if digest}
+        base = {}
+        for path in paths:
+            accuracy = rows[path]["base_model"]
+            base[path] = rows[path].get("base_weights") or known.get(accuracy, accuracy)
+        usual = Counter(base.values()).most_common(1)[0][0]
+        found += [path for path in paths if base[path] != usual]
     return found
 
 
 def write(folder: Path, name: str, row: Mapping[str, Any]) -> Path:
     """Write a row in one move, so that a reader never sees half of it."""
-    path = folder / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(row, indent=1, ensure_ascii=False, default=_plain) + "\n", encoding="utf-8")
-    partial.replace(path)
-    return path
+    return write_together({folder / f"{name}.json": row})[0]
+
+
+def write_together(rows: Mapping[Path, Mapping[str, Any]]) -> list[Path]:
+    """Write rows that belong together: all are on disk before the first gets its name, so that a killed process does
+    not leave one measurement's rows to be filled up by another's."""
+    with ExitStack() as moves:
+        for path, row in rows.items():
+            partial = moves.enter_context(in_one_move(path))
+            content = json.dumps(row, indent=1, ensure_ascii=False, default=_plain)
+            partial.write_text(content + "\n", encoding="utf-8")
+    return list(rows)
 
 
 def _plain(value: Any) -> Any:

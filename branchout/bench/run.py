@@ -73,16 +73,21 @@ class Job:
         another plan, where a new one would come to lie beside it.
         """
         files = self.files()
-        absent = [
-            point for point, path in files.items() if not path.exists() or self._checked(path, own=True).get("outdated")
-        ]
+        rows = {point: self._checked(path, own=True) for point, path in files.items()}
+        absent = [point for point, row in rows.items() if row is None or row.get("outdated")]
         for path in sorted(set(self.folder.glob("*.json")) - set(files.values())) if absent else ():
             self._checked(path, own=False)
         return absent
 
-    def _checked(self, path: Path, *, own: bool) -> dict[str, Any]:
-        """A row that is there, if it was made by this plan; one of our own, by the same seeds and recipe too."""
-        row = read_row(path)
+    def _checked(self, path: Path, *, own: bool) -> dict[str, Any] | None:
+        """A row, if it was made by this plan; one of our own, by the same seeds and recipe too. None if there is none:
+        somebody may be deleting rows while we look."""
+        try:
+            row = read_row(path)
+        except BranchoutError:
+            if path.exists():
+                raise
+            return None
         wanted = asdict(self.plan)
         del wanted["model"]  # wherever a base model lies and whatever it is called: its weights are compared
         if own:
@@ -204,6 +209,8 @@ def run(
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         shared = others_beside()
+        # Now, because hours may go by in which the code beneath is changed.
+        made_by = {**results.provenance(), "command": job.command or results.command()}
         try:
             measured = measure(contender, experiment, job.seeds)
         except DoesNotApply as error:
@@ -212,12 +219,12 @@ def run(
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()  # whoever runs beside us may need it
         shared = shared or others_beside()
-        written = [
-            results.write(job.folder, path.stem, row(job, contender, experiment, measured, point, shared))
+        made = {
+            path: {**row(job, contender, experiment, measured, point), "gpu_shared": shared, **made_by}
             for point, path in job.files().items()
             if point in missing
-        ]
-        return Done(job, tuple(written))
+        }
+        return Done(job, tuple(results.write_together(made)))
 
 
 @lru_cache(maxsize=1)
@@ -226,9 +233,7 @@ def _experiment(data: str, plan: Plan, drawn: Path) -> Experiment:
     return Experiment(plan, resolve(data), drawn=drawn)
 
 
-def row(
-    job: Job, contender: Contender, experiment: Experiment, measured: Measured, point: str, shared: bool = False
-) -> dict[str, Any]:
+def row(job: Job, contender: Contender, experiment: Experiment, measured: Measured, point: str) -> dict[str, Any]:
     """One operating point of one contender, as results have it."""
     plan, space = job.plan, experiment.scenario.space
     per_seed = measured.points[point]
@@ -285,15 +290,12 @@ def row(
         "parameters": measured.parameters,
         "base_parameters": sum(each.numel() for each in experiment.base.backbone.parameters()),
         "seconds": {**measured.seconds},
-        "gpu_shared": shared,
         "peak_memory_bytes": peak_memory(),
         "settings": {
             **plain(plan),
             "model": Path(plan.model).name if plan.model else None,
             **contender.settings(),
         },
-        **results.provenance(),
-        **({"command": job.command} if job.command else {}),
     }
 
 

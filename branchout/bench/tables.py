@@ -117,6 +117,11 @@ def experiments_of(table: Table, dataset: Dataset, scale: str | None = None, **c
     return found
 
 
+def base_class_counts(dataset: str) -> tuple[int, ...]:
+    """The numbers of base classes that the first two figures compare on a dataset, if it has its own sizes."""
+    return tuple(_read()["base_classes"].get(dataset, ()))
+
+
 def scale_of(dataset: Dataset) -> str:
     """Which column of sizes fits a dataset: its own, or the paper's for one as large as ImageNet."""
     sizes = _read()["sizes"]
@@ -148,8 +153,9 @@ def plan_for(
     plan = replace(plan, **entry.get("for_arch", {}).get(changes.get("arch"), {}))
     plan = fitted_to(plan, dataset, full_size=scale == "paper" and dataset.kind == "photo", **changes)
     shorter = _read()["base_epochs"].get(scale, {}).get(plan.arch)
-    if shorter:  # which are enough for a large network on small pictures
+    if shorter:  # which are enough for a large network on small pictures, and its fast schedule here
         plan = replace(plan, pretraining=replace(plan.pretraining, epochs=shorter))
+        schedule = None if schedule == "fast" else schedule
     plan = scheduled(plan, schedule, epochs)
     given = given_base(model) if model else None
     return given.start(plan) if given and given.stands_for(plan, dataset) else plan

@@ -308,6 +308,7 @@ def _tell(done: Any) -> None:
 
 def _show(jobs: list[Any]) -> None:
     """The rows of these jobs as one table."""
+    from branchout.bench.measurements import number
     from branchout.bench.run import read_row
 
     rows = {job: [read_row(path) for path in job.files().values()] for job in jobs}
@@ -331,10 +332,10 @@ def _show(jobs: list[Any]) -> None:
         named = points[0]["point"] in ("plain", "alone")  # a point that needs no name: it is the method as it stands
         if not named:
             table.add_row(job.contender)
-        for number, row in enumerate(points):
-            name = job.contender if named and number == 0 else f"  {row['point']}"
+        for place, row in enumerate(points):
+            name = job.contender if named and place == 0 else f"  {row['point']}"
             values = [row["metrics"].get(metric) for metric in metrics]
-            figures = ["–" if value is None else f"{value:.1f}" for value in values]
+            figures = [number(value) for value in values]
             before = row.get("base_parameters")  # which older rows do not tell
             more = "–" if before is None else f"{(row['parameters'] - before) / 1e6:.2f}"
             table.add_row(Text(name), *figures, more, f"{sum(row['seconds'].values()):.0f}")

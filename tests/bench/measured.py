@@ -18,7 +18,8 @@ def row(contender: str, point: str, **figures: float) -> dict[str, Any]:
     return {
         "dataset": "toys", "table": "disjoint-40", "point": point, "method": contender, "base_classes": 8,
         "novel_classes": 2, "overlap_classes": int("overlap" in figures), "steps": 1, "base_model": 60.0,
-        "hardware": "an abacus", "label": contender, "metrics": {name: figures.get(name) for name in METRICS},
+        "hardware": "an abacus", "settings": {"exemplars": 10}, "label": contender,
+        "metrics": {name: figures.get(name) for name in METRICS},
     }  # fmt: skip
 
 

@@ -226,6 +226,53 @@ def test_one_number_of_base_classes_shows_no_trend(tmp_path: Path) -> None:
     assert judged("toys", read(tmp_path))["gap-shrinks"].verdict == "not measured"
 
 
+def test_the_ends_of_a_trend_are_those_of_the_dataset(tmp_path: Path) -> None:
+    told = {n: dict.fromkeys(DEPTHS, 70.0) | {"fc": 70.0 - gap} for n, gap in ((20, 30), (80, 20), (180, 5))}
+    alone(tmp_path, told)
+    rows = {Path("tiny-imagenet-200", *path.parts[1:]): row for path, row in read(tmp_path).items()}
+    assert judged("tiny-imagenet-200", rows)["gap-shrinks"].verdict == "holds"
+    fewer = {path: row for path, row in rows.items() if row["base_classes"] != 20}
+    case = judged("tiny-imagenet-200", fewer)["gap-shrinks"].cases[0]
+    assert (case.verdict, case.numbers) == ("not measured", "no row of fc with 20 base classes")
+
+
+def test_what_rests_on_another_base_decides_nothing(tmp_path: Path) -> None:
+    rows = papers_own()
+    rows[Path("paper/multistep/resnet18/bic-plain.json")]["base_model"] = 50.0
+    check = judged("paper", rows)["many-steps"]
+    assert check.verdict == "not measured"
+    assert "BiC only with another training of the base model" in check.cases[0].numbers
+    alone(tmp_path, {20: dict.fromkeys(DEPTHS, 70.0), 180: dict.fromkeys(DEPTHS, 80.0)})
+    found = read(tmp_path)
+    found[Path("toys/base-classes-20/resnet10/alone-fc-alone.json")]["base_model"] = 50.0
+    assert judged("toys", found)["gap-shrinks"].verdict == "not measured"
+
+
+def test_an_outdated_number_is_marked_where_it_decides() -> None:
+    rows = papers_own()
+    before = judged("paper", rows)["many-steps"].cases[0].numbers
+    rows[Path("paper/multistep/resnet18/podnet-plain.json")]["outdated"] = "its rate"
+    after = judged("paper", rows)["many-steps"].cases[0].numbers
+    assert after.replace(" †", "") == before
+    assert after.count("†") == 1
+
+
+def test_numbers_of_claims_are_rounded_as_those_of_tables(tmp_path: Path) -> None:
+    values = (50.0, 66.25, 70, 72, 73, 74)
+    alone(tmp_path, {n: dict(zip(DEPTHS, values, strict=True)) for n in (20, 180)})
+    assert "last block 66.3" in judged("toys", read(tmp_path))["depth-stops"].cases[0].numbers
+    assert "fine-tuned 16.3, 16.3" in judged("toys", read(tmp_path))["gap-shrinks"].cases[0].numbers
+
+
+def test_the_spread_of_an_accuracy_over_steps_is_that_over_seeds() -> None:
+    told = row("bic", "plain", incremental=60.0)
+    told |= {"seeds": [1, 2], "per_step": [[{"all": 60.0}, {"all": 54.0}], [{"all": 63.0}, {"all": 57.0}]]}
+    of = measurements.Measurements("toys", {PLACE / "bic-plain.json": told})
+    value = of.value("incremental", "disjoint-40", "bic", "plain", "resnet10")
+    # With a base of 66: (66 + 60 + 54) / 3 = 60 and (66 + 63 + 57) / 3 = 62.
+    assert value.std == pytest.approx(1.0)
+
+
 def test_a_reason_is_given_only_for_what_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"paper": {"near-joint": "the moon was full", "above-joint": "it rained"}}
     monkeypatch.setattr(claims, "_reasons", lambda: known)

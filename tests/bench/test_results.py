@@ -1,13 +1,14 @@
-"""What a row says of the code that made it."""
+"""What a row says of the code and of the base that made it, and how rows come to disk."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from branchout.bench.results import command, commit
+from branchout.bench.results import command, commit, on_another_base, write_together
 
 
 def git(where: Path, *arguments: str) -> str:
@@ -65,3 +66,36 @@ def test_without_git_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_command_can_be_typed_again(monkeypatch: pytest.MonkeyPatch, typed: list[str], told: str) -> None:
     monkeypatch.setattr("sys.argv", typed)
     assert command() == told
+
+
+def test_rows_that_belong_together_come_together_or_not_at_all(tmp_path: Path) -> None:
+    rows = {tmp_path / "rows" / f"{name}.json": {"name": name} for name in "abc"}
+    assert write_together(rows) == list(rows)
+    assert [json.loads(path.read_text()) for path in rows] == list(rows.values())
+    endless: dict[str, object] = {}
+    endless["itself"] = endless  # which no JSON can hold
+    with pytest.raises(ValueError, match="Circular"):
+        write_together({tmp_path / "x.json": {}, tmp_path / "y.json": endless})
+    assert [path.name for path in tmp_path.iterdir()] == ["rows"]
+
+
+@pytest.mark.parametrize(
+    ("bases", "odd"),
+    [
+        ([("one", 60.0), ("one", 60.02), ("one", 60.0)], ""),  # measured on another machine
+        ([("one", 60.0), ("two", 60.0), ("one", 60.0)], "b"),
+        ([("one", 60.0), (None, 60.0), ("one", 60.02)], ""),
+        ([(None, 60.0), ("two", 60.0), ("one", 60.0), ("one", 60.0)], "b"),
+        ([("one", 60.0), (None, 61.0), ("one", 60.02)], "b"),
+        ([(None, 60.0), (None, 60.0), (None, 61.0)], "c"),
+        ([(None, 60.0), (None, 60.0), ("one", 61.0)], "c"),
+    ],
+)
+def test_a_base_is_known_by_its_digest_and_else_by_its_accuracy(
+    bases: list[tuple[str | None, float]], odd: str
+) -> None:
+    rows = {
+        Path("folder") / name: {"base_weights": digest, "base_model": accuracy}
+        for name, (digest, accuracy) in zip("abcd", bases, strict=False)
+    }
+    assert [path.name for path in on_another_base(rows)] == list(odd)

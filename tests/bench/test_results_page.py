@@ -171,7 +171,7 @@ def test_claims_are_summed_up_and_stand_by_their_table(out: Path) -> None:
         )
         assert told
         assert "Likely reason: no reason is known yet." in place
-        assert "all 61.0 ± 0.2 against 62.5 ± 0.2" in place
+        assert "all 61.0 ± 0.3 against 62.5 ± 0.3" in place
     counts = {name: int(number) for name, number in re.findall(r"<dt>([a-z ]+)</dt><dd><b>(\d+)</b>", sections[1])}
     assert counts["does not hold"] == 1
     assert sum(counts.values()) == sections[1].count('<span class="verdict')

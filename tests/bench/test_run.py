@@ -537,6 +537,14 @@ def test_a_row_of_another_recipe_is_not_taken_for_todays(
             asked.missing()
 
 
+def test_a_row_that_is_deleted_while_somebody_looks_is_just_missing(folder: Path, tmp_path: Path) -> None:
+    asked = job(folder, tmp_path, "ncm", seeds=(1,))
+    asked.folder.mkdir(parents=True)
+    for name in ("ncm-plain", "fecam-plain"):  # listed, and gone when it is opened
+        (asked.folder / f"{name}.json").symlink_to("nowhere")
+    assert asked.missing() == list(asked.files())
+
+
 def odd(folder: Path) -> list[str]:
     return [path.stem for path in on_another_base({path: read_row(path) for path in sorted(folder.glob("*.json"))})]
 

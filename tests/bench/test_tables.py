@@ -94,6 +94,9 @@ def test_sizes_follow_the_dataset(dataset: Dataset, train: Samples, val: Samples
     assert (tiny.base, tiny.novel, tiny.steps) == (100, 10, 10)
     large = plan_for("disjoint-40", Dataset("tiny-imagenet-200", train, val), arch="resnet50")
     assert (large.pretraining.epochs, large.network.epochs) == (20, 30)
+    assert large == plan_for(
+        "disjoint-40", Dataset("tiny-imagenet-200", train, val), arch="resnet50", schedule="fast"
+    )  # its default by name
     assert plan_for("disjoint-40", Dataset("imagenet", train, val), arch="resnet50").pretraining.epochs == 90
     full = plan_for("disjoint-40", Dataset("imagenet", train, val), arch="resnet18", exemplars=None)
     assert (full.base, full.novel, full.size, full.arch) == (800, 40, 224, "resnet18")
