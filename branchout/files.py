@@ -13,10 +13,10 @@ from typing import Any
 from branchout.errors import BranchoutError
 
 
-def check_place(path: Path, *, free: bool = False) -> None:
+def check_place(path: Path, *, free: bool = False, such_as: str = "v2") -> None:
     """Whether a file can be written here, and with `free` that none is; asked before the work, and nothing is made."""
     if path.is_dir():
-        raise BranchoutError(f"{path} is a folder; name a file, such as {path / 'v2'}")
+        raise BranchoutError(f"{path} is a folder; name a file, such as {path / such_as}")
     if free and path.exists():
         raise BranchoutError(f"{path} is there already; choose another name, or remove it first")
     above = path.absolute().parent

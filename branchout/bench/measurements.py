@@ -49,9 +49,10 @@ class Value:
         """
         return max(self.std or 0, other.std or 0, self.error, other.error)
 
-    def against(self, other: Value) -> str:
+    def against(self, other: Value, name: str = "") -> str:
         close = abs(self.mean - other.mean) < self.chance(other)
-        return f"{self} against {other}{' (too close to tell)' if close else ''}"
+        remarks = "; ".join(filter(None, (name, "too close to tell" if close else "")))
+        return f"{self} against {other}{f' ({remarks})' if remarks else ''}"
 
 
 @dataclass(frozen=True)

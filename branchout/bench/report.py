@@ -17,7 +17,7 @@ from branchout.bench.claims import Case, Check, alone_rows, checks
 from branchout.bench.contenders import Contender, contenders
 from branchout.bench.measurements import OUTDATED, number
 from branchout.bench.paper import BEST, network, paper_label, paper_number, paper_rows
-from branchout.bench.results import on_another_base
+from branchout.bench.results import check_figures, on_another_base
 from branchout.bench.tables import BY_BASE, Table, figures, networks_of, tables
 from branchout.errors import BranchoutError
 
@@ -213,10 +213,17 @@ def read(out: Path) -> dict[Path, Row]:
                 f"{path} cannot be read as a row ({error}); delete it and run its table again"
             ) from None
         place = path.relative_to(out)
-        if isinstance(row, dict) and "table" in row and "metrics" in row:
-            found[place] = row
-        elif len(place.parts) == 4:  # where rows are: dataset, table, network
-            raise BranchoutError(f"{path} cannot be read as a row; delete it and run its table again")
+        is_row = isinstance(row, dict) and "table" in row and "metrics" in row
+        try:
+            if is_row:
+                check_figures(row)
+                found[place] = row
+            elif len(place.parts) == 4:  # where rows are: dataset, table, network
+                raise ValueError("it has no table or no metrics")
+        except (ValueError, TypeError, KeyError) as error:
+            raise BranchoutError(
+                f"{path} cannot be read as a row ({error}); delete it and run its table again"
+            ) from None
     return found
 
 

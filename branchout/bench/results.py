@@ -118,6 +118,13 @@ def on_another_base(rows: Mapping[Path, Mapping[str, Any]]) -> list[Path]:
     return found
 
 
+def check_figures(row: Mapping[str, Any]) -> None:
+    """Whether a row's figures are figures; a ValueError says which are not."""
+    for name, value in {**row["metrics"], "base_model": row.get("base_model")}.items():
+        if not isinstance(value, int | float | None):
+            raise ValueError(f"{name} is {value!r}")
+
+
 def write(folder: Path, name: str, row: Mapping[str, Any]) -> Path:
     """Write a row in one move, so that a reader never sees half of it."""
     return write_together({folder / f"{name}.json": row})[0]

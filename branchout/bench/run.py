@@ -8,9 +8,11 @@ twice, and a killed one leaves nothing half-written.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, as_completed
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -114,8 +116,9 @@ def read_row(path: Path) -> dict[str, Any]:
     """A row as it was written."""
     try:
         row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if not {"settings", "seeds"} <= set(row):
-            raise ValueError("it has no settings or no seeds")
+        if not {"settings", "seeds", "metrics"} <= set(row):
+            raise ValueError("it has no settings, seeds or metrics")
+        results.check_figures(row)
     except (OSError, ValueError, TypeError) as error:
         raise BranchoutError(f"{path} cannot be read as a row ({error}); delete it and run this again") from None
     return row
@@ -206,8 +209,7 @@ def run(
                 opened[job.data, job.plan] = Experiment(job.plan, resolve(job.data), drawn=job.drawn, report=report)
             experiment = opened[job.data, job.plan]
         contender = contender_named(job.contender)
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
+        forget_peak_memory()
         shared = others_beside()
         # Now, because hours may go by in which the code beneath is changed.
         made_by = {**results.provenance(), "command": job.command or results.command()}
@@ -317,6 +319,21 @@ def others_beside() -> bool:
     return total - free - torch.cuda.memory_reserved() > 1 << 30
 
 
+def forget_peak_memory() -> None:
+    """Peaks are counted from here on, where that can be asked for."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        with suppress(OSError):  # only Linux has it
+            Path("/proc/self/clear_refs").write_text("5")
+
+
 def peak_memory() -> int | None:
-    """Of the GPU while this job ran; a processor does not tell one job's from another's."""
-    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+    """Of the GPU while this job ran, or without one of the process, which may have needed more for an earlier job."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    try:
+        told = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+        return int(told[1]) * 1024 if told else None
+    except OSError:
+        return None

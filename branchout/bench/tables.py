@@ -30,6 +30,8 @@ PUBLISHED = Optimisation(epochs=160, lr=0.1, batch=128, weight_decay=5e-4, sched
 """The long training of CIFAR-100's class-incremental literature, for the base and for every step; its augmentation
 and its exemplars come with it."""
 SCHEDULES = ("fast", "paper", "published")
+FITTED = "fitted"
+"""The scale of datasets that have no sizes of their own."""
 BY_BASE = "base-classes"
 """Experiments that differ in the number of base classes alone."""
 
@@ -108,7 +110,7 @@ def experiments_of(table: Table, dataset: Dataset, scale: str | None = None, **c
         return {table.experiment: plan_for(table.experiment, dataset, scale, **changes)}
     whole = plan_for("disjoint-40", dataset, scale, **changes)
     found = {}
-    for count in _read()["base_classes"][scale or scale_of(dataset)]:
+    for count in dict.fromkeys(_counts(dataset, scale or scale_of(dataset))):
         plan = replace(whole, kept=count if count != whole.base else None)
         resnet = not is_transformer(plan.arch)
         if resnet and dataset.kind == "glyph" and not changes.get("schedule") and not changes.get("epochs"):
@@ -117,15 +119,42 @@ def experiments_of(table: Table, dataset: Dataset, scale: str | None = None, **c
     return found
 
 
+def sizes_of(experiment: str, dataset: Dataset, scale: str) -> dict[str, Any]:
+    """How many classes an experiment has at a scale. Fitted to the data they are Tiny-ImageNet's shares of whatever
+    classes there are, all of which take part."""
+    sizes = _read()["sizes"]
+    if scale != FITTED:
+        return dict(sizes[scale][experiment])
+    known = len(dataset.train.classes)
+    found = dict(sizes["tiny-imagenet-200"][experiment])
+    for name in {"novel", "overlap"} & set(found):
+        found[name] = max(found[name] * known // 200, 1)
+    if "steps" in found:
+        found["steps"] = min(found["steps"], max(known // (2 * found["novel"]), 1))
+    if found["base"] is not None:
+        found["base"] = max(known - found.get("steps", 1) * found["novel"], 1)
+    return found
+
+
+def _counts(dataset: Dataset, scale: str) -> list[int]:
+    """The numbers of base classes that the first two figures compare."""
+    if scale != FITTED:
+        return list(_read()["base_classes"][scale])
+    known = len(dataset.train.classes)
+    fewer = {max(count * known // 200, 2) for count in _read()["base_classes"]["tiny-imagenet-200"][:-1]}
+    return [*sorted(fewer), sizes_of("disjoint-40", dataset, scale)["base"]]
+
+
 def base_class_counts(dataset: str) -> tuple[int, ...]:
     """The numbers of base classes that the first two figures compare on a dataset, if it has its own sizes."""
     return tuple(_read()["base_classes"].get(dataset, ()))
 
 
 def scale_of(dataset: Dataset) -> str:
-    """Which column of sizes fits a dataset: its own, or the paper's for one as large as ImageNet."""
-    sizes = _read()["sizes"]
-    return dataset.name if dataset.name in sizes else "paper"
+    """Which sizes a dataset is run at: its own, the paper's for ImageNet and what is as large, or what fits it."""
+    if dataset.name in _read()["sizes"]:
+        return dataset.name
+    return "paper" if dataset.name.startswith("imagenet") or len(dataset.train.classes) >= 1000 else FITTED
 
 
 def plan_for(
@@ -142,11 +171,11 @@ def plan_for(
     It starts from the shipped base model where `tables.json` says so and nothing is asked for that this model is not:
     another network, schedule or split of its own scenario has a base of its own trained.
     """
-    sizes = _read()["sizes"]
     scale = scale or scale_of(dataset)
-    if scale not in sizes:
-        raise unknown("scale", scale, sizes)
-    numbers = dict(sizes[scale][experiment])
+    known = (*_read()["sizes"], FITTED)
+    if scale not in known:
+        raise unknown("scale", scale, known)
+    numbers = sizes_of(experiment, dataset, scale)
     model = numbers.pop("model", None)
     entry = _read()["tables"][experiment]
     plan = Plan(entry["scenario"], numbers.pop("base"), numbers.pop("novel"), **numbers)

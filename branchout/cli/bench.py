@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +39,9 @@ def bench(
         int | None, typer.Option(min=1, help="How many new classes are base classes too; 5 if not given.")
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Number of steps, for the scenario 'steps'.")] = None,
-    scale: Annotated[str | None, typer.Option(help="Sizes of a table: paper, tiny-imagenet-200, glyphs.")] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="Sizes of a table: paper, tiny-imagenet-200, glyphs, fitted.")
+    ] = None,
     arch: Annotated[
         str | None,
         typer.Option(help="resnet10, resnet18, resnet50, resnet32 or vit_tiny; all of a table's if not given."),
@@ -56,7 +57,10 @@ def bench(
     schedule: Annotated[
         str | None, typer.Option(help="fast, paper, or published (CIFAR-100's long one); fast alone for vit_tiny.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of everything, to try things out.")] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Epochs of all training, to try things out; not of PODNet's and DER's end."),
+    ] = None,
     split: Annotated[int, typer.Option(min=0, help="Draws the classes, and seeds the base.")] = 1,
     seeds: Annotated[str, typer.Option(help="Exemplar seeds, separated by commas.")] = "1,2,3",
     workers: Annotated[int, typer.Option(min=1, help="Rows made at once, in as many processes.")] = 1,
@@ -79,10 +83,9 @@ def bench(
     from branchout.bench import run as runner
     from branchout.bench import tables
     from branchout.bench.contenders import contender_named
-    from branchout.bench.experiment import Experiment
     from branchout.bench.plan import Plan
     from branchout.bench.results import on_another_base
-    from branchout.data.scenarios import CLUSTERED, NAMES
+    from branchout.data.scenarios import NAMES
     from branchout.model.architectures import ARCHITECTURES
     from branchout.show import progress
 
@@ -137,20 +140,9 @@ def bench(
         jobs = tables.jobs_for(
             data, dataset, experiment, tables.scheduled(plan, schedule, epochs), method, numbers, out
         )
-    for plan in dict.fromkeys(job.plan for job in jobs if job.missing()):
-        if plan.model or plan.scenario not in CLUSTERED:
-            try:  # whether it can be drawn is said before anything is made
-                Experiment(plan, dataset).scenario  # noqa: B018
-            except BranchoutError as error:
-                wanted = (plan.base or 0) + plan.steps * plan.novel - plan.overlap
-                if table is None or wanted <= len(dataset.train.classes):
-                    raise
-                own = f"branchout bench --data {shlex.quote(data)} --scenario {plan.scenario} --novel-classes 5"
-                raise BranchoutError(
-                    f"{error}; those are the table's sizes; for sizes of your own use --scenario, such as: "
-                    f"{own} --method branchout"
-                ) from None
+    jobs = _drawable(jobs, dataset, table, scale)
     _make_folder(out)
+    _say_plans(jobs)
     if workers > 1 or dask:
         with _executor(workers, dask) as (executor, number):
             done = runner.run_all(jobs, executor=executor, workers=number, on_done=_tell)
@@ -169,6 +161,69 @@ def bench(
             )
     if any(each.why_not for each in done) and all(job.missing() for job in jobs):
         raise typer.Exit(1)
+
+
+def _drawable(jobs: list[Any], dataset: Any, table: str | None, scale: str | None) -> list[Any]:
+    """The jobs whose classes can be drawn, which is found out before anything is made; of `all` those that cannot are
+    left out, anything else ends with the reason."""
+    from branchout.bench.experiment import Experiment
+    from branchout.bench.tables import FITTED, scale_of
+
+    unfit: dict[Any, str] = {}
+    for job in jobs:
+        if job.plan in unfit or not job.missing():
+            continue
+        try:
+            Experiment(_without_clusters(job.plan), dataset).scenario  # noqa: B018
+        except BranchoutError as error:
+            wanted = (job.plan.base or 0) + job.plan.steps * job.plan.novel - job.plan.overlap
+            used = scale or scale_of(dataset)
+            told = str(error)
+            if table and used != FITTED and wanted > len(dataset.train.classes):
+                told += f"; those are the sizes of --scale {used}, and with --scale {FITTED} they fit the data"
+            if table != "all":
+                raise BranchoutError(f"{job.table}: {told}" if table else told) from None
+            say(f"{job.table}: {told}", "left out:")
+            unfit[job.plan] = told
+    fit = [job for job in jobs if job.plan not in unfit]
+    if not fit:
+        raise BranchoutError(f"no table can be drawn from '{dataset.name}'")
+    return fit
+
+
+def _without_clusters(plan: Any) -> Any:
+    """A plan with the same classes that can be drawn before a network is there to cluster their samples."""
+    from dataclasses import replace
+
+    from branchout.data.scenarios import CLUSTERED
+
+    if plan.model or plan.scenario not in CLUSTERED:
+        return plan
+    if plan.scenario == "overlap-full":
+        return replace(plan, scenario="overlap-random-shuffled", overlap=plan.novel)
+    return replace(plan, scenario=plan.scenario.replace("clustered", "shuffled"))
+
+
+def _say_plans(jobs: list[Any]) -> None:
+    """What will be run, a line for each experiment of which rows are missing."""
+    from branchout.evaluate.markup import count
+
+    by_plan: dict[Any, list[Any]] = {}
+    for job in jobs:
+        by_plan.setdefault((job.table, job.plan), []).append(job)
+    for (table, plan), asked in by_plan.items():
+        missing = [job for job in asked if job.missing()]
+        if not missing:
+            continue
+        novel = f"{plan.steps} × {plan.novel}" if plan.steps > 1 else plan.novel
+        base = plan.kept or plan.base or "all other"
+        trained = (
+            "a base that is there" if plan.model else f"a base trained for {count(plan.pretraining.epochs, 'epoch')}"
+        )
+        say(
+            f"{table}: {base} + {novel} classes, {plan.arch} at {plan.size} pixels, {trained}; "
+            f"{len(missing)} of {len(asked)} methods to run"
+        )
 
 
 METRICS = ("all", "base", "novel", "overlap", "avg", "incremental", "avg_steps")
@@ -212,7 +267,7 @@ def _report(out: Path, data: str, page: Path) -> None:
 
     there = [path.name for path in out.iterdir()] if out.is_dir() else []
     dataset = data if data in there else open_dataset(data).name
-    check_place(page)
+    check_place(page, such_as="results.md")
     whole = beside(page)
     drawn = draw(out, dataset, page.parent / "figures" / dataset)
     found = report(out, dataset, [path.relative_to(page.parent) for path in drawn])

@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from branchout.data.dataset import Dataset
+from branchout.data.dataset import Dataset, with_facts
 from branchout.data.folders import FilePixels, Problems, scan
 from branchout.data.samples import ArrayPixels, Samples, digest
 from branchout.errors import BranchoutError
 
 ANIMATE, INANIMATE = "animate", "inanimate"
+FACTS = "classes.json"
+"""What a dataset may say of its classes, in its own folder."""
 FIRST_ARTEFACT = "n02666196"
 """ImageNet's synset ids are sorted by meaning: all animals come before the first thing made, the abacus."""
 
@@ -218,11 +220,11 @@ def _annotated(root: Path, annotations: Path) -> Samples:
 def _facts(root: Path) -> dict[str, Any]:
     """`classes.json`, where it lies beside: names of the synsets, and which of them are siblings."""
     try:
-        return dict(json.loads((root / "classes.json").read_text(encoding="utf-8")))
+        return dict(json.loads((root / FACTS).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise BranchoutError(f"{root / 'classes.json'} is not readable as JSON: {error}") from error
+        raise BranchoutError(f"{root / FACTS} is not readable as JSON: {error}") from error
 
 
 def _names(synsets: Sequence[str], root: Path, facts: Mapping[str, Any]) -> dict[str, str]:
@@ -274,7 +276,8 @@ def folder(
     """A folder of class folders. `train/` and `val/` (or `test/`) in it are used as they are.
 
     Without them a part of each class is held out as `val`, drawn by `seed`: at least one image where a class has two.
-    `report` is handed what was wrong with the files.
+    `classes.json` beside the class folders may say their domains and siblings. `report` is handed what was wrong with
+    the files.
     """
     root = Path(root)
     splits = {path.name.lower(): path.name for path in sorted(root.iterdir()) if path.is_dir()} if root.is_dir() else {}
@@ -284,7 +287,17 @@ def folder(
         _require_known(root, train, val)
     else:
         train, val = _hold_out(_scan(root, verify, report), held_out, seed)
-    return Dataset(root.absolute().name, train, val)
+    dataset = Dataset(root.absolute().name, train, val)
+    return with_facts(dataset, root / FACTS) if _says_of_classes(root / FACTS) else dataset
+
+
+def _says_of_classes(path: Path) -> bool:
+    """Whether a file of that name is ours to read: other tools write such files too."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and bool({"domains", "siblings"} & set(found))
 
 
 def _scan(root: Path, verify: bool, report: Callable[[Problems], None] | None) -> Samples:

@@ -257,7 +257,8 @@ def _pools(dataset: Dataset, *, by_domain: bool) -> tuple[list[str], list[str]]:
         return classes, classes
     if not dataset.domains or not dataset.base_domain:
         raise BranchoutError(
-            f"'{dataset.name}' does not say which domain a class belongs to. Give a JSON file with --classes: "
+            f"'{dataset.name}' does not say which domain a class belongs to. Put a classes.json into its folder, "
+            "or give one with --classes where a command takes it: "
             '{"domains": {"class name": "domain", …}, "base_domain": "domain of the base"}'
         )
     inside = [name for name in classes if dataset.domains.get(name) == dataset.base_domain]
@@ -298,7 +299,8 @@ def _style_change(
         taken = set(merged)
     else:
         raise BranchoutError(
-            f"'{dataset.name}' names neither styles nor sibling classes. Give a JSON file with --classes: "
+            f"'{dataset.name}' names neither styles nor sibling classes. Put a classes.json into its folder, "
+            "or give one with --classes where a command takes it: "
             '{"siblings": [["corgi", "Pembroke", "Cardigan"], …]}'
         )
     free = [name for name in classes if name not in taken]

@@ -142,7 +142,9 @@ def test_claims_stand_below_their_table_and_in_the_summary(out: Path, monkeypatc
     assert "joint training with the same dial 66.5" in below
     assert "**Not measured**: no row of fine-tuning." in below
     assert "Score fusion is above learning-based routing" not in below  # that is about other tables
-    monkeypatch.setattr(claims, "_reasons", lambda: {"toys": {"near-joint": "few | images.", "above-joint": "luck."}})
+    reasons = {"near-joint": "few | images.", "above-joint": "luck."}
+    known = {"toys": {key: {"reason": text, "rests_on": {}} for key, text in reasons.items()}}
+    monkeypatch.setattr(claims, "_reasons", lambda: known)
     page = markdown(report(out, "toys"), str(out))
     assert page.count("Likely reason: few \\| images.") == 2
     assert "luck" not in page  # it holds
@@ -179,9 +181,12 @@ def test_rows_of_no_table_are_shown_too(out: Path) -> None:
 def test_a_dataset_without_rows_is_answered_with_those_that_have_some(out: Path) -> None:
     with pytest.raises(BranchoutError, match=r"holds no rows of 'cars'; there are: toys"):
         report(out, "cars")
-    (out / PLACE / "bic-plain.json").write_text("{")
-    with pytest.raises(BranchoutError, match=r"bic-plain\.json cannot be read as a row"):
-        read(out)
+    place = out / PLACE / "bic-plain.json"
+    whole = json.loads(place.read_text())
+    for told in ("{", "[]", json.dumps({**whole, "metrics": {"all": "x"}}), json.dumps({**whole, "metrics": []})):
+        place.write_text(told)
+        with pytest.raises(BranchoutError, match=r"bic-plain\.json cannot be read as a row \("):
+            read(out)
 
 
 def test_a_row_of_an_earlier_version_is_marked_and_says_why(out: Path) -> None:

@@ -85,6 +85,28 @@ def test_a_transformer_from_scratch_is_a_base_for_all_who_take_part_in_its_table
     assert "take --schedule fast, which is AdamW for 60 epochs there" in complained
 
 
+def test_all_tables_are_run_at_sizes_that_fit_but_for_those_that_cannot_be_drawn(folder: Path, tmp_path: Path) -> None:
+    words = ["bench", "all", "--data", folder, *SMALL, "--arch", "resnet10", "--method", "ncm", "--out", tmp_path]
+    status, told, complained = run(*words)
+    assert status == 0
+    for table in ("branch-depth", "overlap-domain-shuffled", "overlap-domain-clustered"):
+        assert f"left out: {table}: '{folder.name}' does not say which domain" in told + complained
+    assert f"left out: overlap-style: '{folder.name}' names neither styles nor sibling classes" in told + complained
+    assert "disjoint-40: 10 + 1 classes, resnet10 at 32 pixels, a base trained for 1 epoch; 1 of 1 methods" in told
+    made = {path.parts[-3] for path in tmp_path.rglob("ncm-plain.json")}
+    assert {"disjoint-40", "multistep", "disjoint-200", "overlap-random-clustered", "overlap-full"} <= made
+    lost = next(tmp_path.rglob("overlap-full/resnet10/ncm-plain.json"))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
+    lost.unlink()
+    status, told, _ = run(*words)
+    assert status == 0
+    assert "overlap-full: " in told
+    assert "disjoint-40: 10" not in told  # nothing of it is missing
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
+    assert {path for path in after if after[path] != before[path]} <= {lost}
+    assert after.keys() == before.keys()
+
+
 def test_methods_from_a_base_of_ones_own(folder: Path, base: api.Model, tmp_path: Path) -> None:
     assert base.folder is not None
     words = ["bench", "--data", folder, "--scenario", "disjoint", "--base", base.folder, "--novel-classes", "2"]
@@ -192,7 +214,8 @@ def test_interrupted_its_processes_stop_too(folder: Path, tmp_path: Path) -> Non
         (["sota", "--arch", "resnet19"], "no architecture is called 'resnet19'; did you mean resnet18?"),
         (["sota", "--seeds", "1,1"], "--seeds names a seed twice"),
         (["sota", "--seeds=-1"], "--seeds takes numbers from 0 on; found '-1'"),
-        (["sota"], "those are the table's sizes; for sizes of your own use --scenario"),
+        (["sota", "--scale", "paper"], "those are the sizes of --scale paper, and with --scale fitted they fit"),
+        (["branch-depth"], "does not say which domain a class belongs to. Put a classes.json into its folder"),
         (["sota", "--exemplars", "5", "--memory-total", "50"], "leave --exemplars out"),
         (["--scenario", "disjoint", "--base-classes", "8", "--method", "ncm", "--out", "/proc/x"], "cannot be"),
         (["--scenario", "disjoint", "--base-classes", "8", "--method", "ncm", "--out", __file__], "not a folder"),

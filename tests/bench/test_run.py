@@ -31,7 +31,7 @@ from branchout.bench.contenders import GOALS, contender_named, measure
 from branchout.bench.experiment import Experiment
 from branchout.bench.plan import Plan
 from branchout.bench.results import on_another_base
-from branchout.bench.run import Job, grouped, read_row, run, run_all, run_group
+from branchout.bench.run import Job, forget_peak_memory, grouped, peak_memory, read_row, run, run_all, run_group
 from branchout.data.augment import Augmentation
 from branchout.data.batches import SMALL
 from branchout.data.benchmarks import resolve
@@ -543,6 +543,33 @@ def test_a_row_that_is_deleted_while_somebody_looks_is_just_missing(folder: Path
     for name in ("ncm-plain", "fecam-plain"):  # listed, and gone when it is opened
         (asked.folder / f"{name}.json").symlink_to("nowhere")
     assert asked.missing() == list(asked.files())
+
+
+def test_a_row_whose_figures_are_none_is_no_row(experiment: Experiment, folder: Path, tmp_path: Path) -> None:
+    asked = job(folder, tmp_path, "ncm", seeds=(1,))
+    run(asked, {(str(folder), PLAN): experiment})
+    place = asked.files()["plain"]
+    row = json.loads(place.read_text())
+    assert row["peak_memory_bytes"] > 1 << 20
+    place.write_text(json.dumps({**row, "metrics": {**row["metrics"], "all": "x"}}))
+    with pytest.raises(BranchoutError, match=r"cannot be read as a row \(all is 'x'\); delete it and run this again"):
+        asked.missing()
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux counts peaks anew")
+def test_the_peak_of_memory_is_that_of_a_job() -> None:
+    forget_peak_memory()
+    before = peak_memory()
+    assert before is not None
+    large = np.ones(25_000_000)  # 200 MB
+    after = peak_memory()
+    assert after is not None
+    assert after > before + 150e6
+    del large
+    forget_peak_memory()
+    again = peak_memory()
+    assert again is not None
+    assert again < after - 150e6
 
 
 def odd(folder: Path) -> list[str]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from branchout.bench.contenders import contender_named, contenders
@@ -24,7 +25,7 @@ from branchout.bench.tables import (
 )
 from branchout.data.dataset import Dataset
 from branchout.data.glyphs import glyphs
-from branchout.data.samples import Samples, digest
+from branchout.data.samples import ArrayPixels, Samples, digest
 from branchout.data.scenarios import CLUSTERED, NAMES
 from branchout.errors import BranchoutError
 from branchout.train.pretrain import TRANSFORMER
@@ -89,7 +90,7 @@ def test_sizes_follow_the_dataset(dataset: Dataset, train: Samples, val: Samples
     assert scale_of(dataset) == "glyphs"
     assert scale_of(Dataset("tiny-imagenet-200", train, val)) == "tiny-imagenet-200"
     assert scale_of(Dataset("imagenet-1k", train, val)) == "paper"
-    assert scale_of(Dataset("tiny_products", train, val)) == "paper"  # not every small thing is that one
+    assert scale_of(Dataset("tiny_products", train, val)) == "fitted"  # not every small thing is that one
     tiny = plan_for("multistep", Dataset("tiny-imagenet-200", train, val))
     assert (tiny.base, tiny.novel, tiny.steps) == (100, 10, 10)
     large = plan_for("disjoint-40", Dataset("tiny-imagenet-200", train, val), arch="resnet50")
@@ -105,6 +106,27 @@ def test_sizes_follow_the_dataset(dataset: Dataset, train: Samples, val: Samples
     assert (larger.exemplars, larger.fusion_epochs) == (20, 5)  # as in the paper's run with ResNet18
     with pytest.raises(BranchoutError, match="no scale is called 'huge'; known are: paper, "):
         plan_for("disjoint-40", dataset, "huge")
+
+
+@pytest.mark.parametrize("known", [2, 12, 37, 102, 200])
+def test_sizes_fit_whatever_classes_there_are(known: int) -> None:
+    names = [str(n) for n in range(known)]
+    train = Samples.build(ArrayPixels(np.zeros((known, 64, 64, 3), np.uint8)), names, names)
+    dataset = Dataset("mine", train, train)
+    for name in tables():
+        if table_named(name).experiment != name:
+            continue
+        plan = plan_for(name, dataset)
+        assert plan.novel >= 1
+        assert 0 <= plan.overlap <= plan.novel
+        assert (plan.base or 1) >= 1
+        assert (plan.base or 0) + plan.steps * plan.novel <= known
+        if known == 200:
+            like = plan_for(name, Dataset("tiny-imagenet-200", train, train))
+            assert plan == like
+    counts = [plan.kept or plan.base for plan in experiments_of(table_named("fig-base-classes"), dataset).values()]
+    assert counts[-1] == plan_for("disjoint-40", dataset).base
+    assert all(count is not None and 1 <= count <= known for count in counts)
 
 
 def test_schedules_have_names(dataset: Dataset) -> None:
@@ -303,7 +325,7 @@ def test_a_row_records_what_rows_have_always_recorded(train: Samples, val: Sampl
 def test_a_row_that_names_no_optimiser_was_made_by_descent_with_momentum(tmp_path: Path, dataset: Dataset) -> None:
     plan = fitted_to(Plan("disjoint", 8, 3), dataset)
     job = Job("glyphs", "glyphs", "mine", plan, "ncm", (1,), tmp_path)
-    row = {"settings": {**plain(plan), **contender_named("ncm").settings()}, "seeds": [1]}
+    row = {"settings": {**plain(plan), **contender_named("ncm").settings()}, "seeds": [1], "metrics": {}}
     assert "optimiser" not in json.dumps(row)
     for path in job.files().values():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -174,6 +174,20 @@ def test_facts_beside_the_data_come_first(tmp_path: Path) -> None:
     assert data.siblings == (("odd pair", "gold fish", "guitar without a plug"),)
 
 
+def test_a_folder_of_ones_own_may_say_what_its_classes_are(tmp_path: Path) -> None:
+    for name in ("corgi", "pug", "sofa"):
+        put_image(tmp_path / name / "1.png")
+    assert resolve(str(tmp_path)).domains == {}
+    for unrelated in ('["corgi"]', "{", '{"corgi": 1}'):
+        (tmp_path / "classes.json").write_text(unrelated)
+        assert resolve(str(tmp_path)).domains == {}
+    facts = {"domains": {"corgi": "dog", "pug": "dog", "sofa": "thing"}, "base_domain": "thing"}
+    (tmp_path / "classes.json").write_text(json.dumps(facts | {"siblings": [["dog", "corgi", "pug"]]}))
+    found = resolve(str(tmp_path))
+    assert (found.domains, found.base_domain) == (facts["domains"], "thing")
+    assert found.siblings == (("dog", "corgi", "pug"),)
+
+
 def test_names_that_are_alike_both_carry_their_synset(tmp_path: Path) -> None:
     synsets = [CRANE_BIRD, CRANE_MACHINE, PEMBROKE, CARDIGAN_DOG, CARDIGAN, "n99999999"]
     put_synsets(tmp_path, synsets)
