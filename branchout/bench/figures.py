@@ -189,12 +189,12 @@ def design_space(axes: Any, rows: Rows, dataset: str) -> bool:
     left, low = min(p[0] for p in drawn), min(p[1] for p in drawn)
     right = max([p["base"] for p in dial] + [p[0] for p in drawn])
     high = max([p["novel"] for p in dial + joint if p["base"] >= left] + [p[1] for p in drawn])
-    axes.set_xlim(left - 0.07 * (right - left), right + 0.2 * (right - left))
+    axes.set_xlim(left - 0.07 * (right - left), right + 0.26 * (right - left))
     axes.set_ylim(low - 0.3 * (high - low), high + 0.12 * (high - low))
     bottom = axes.get_ylim()[0]
     for told, dialled, colour, width, dash, sides in (
         ("our recipe, the dial", dial, INK, 1.5, "-", ("above right", "below left", "left")),
-        ("joint training,\nthe dial", joint, SOFT, 1.2, (0, (4, 2)), ("right", "above right", "above")),
+        ("joint\ntraining,\nthe dial", joint, SOFT, 1.2, (0, (4, 2)), ("right", "above right", "above")),
     ):
         along = [(p["base"], p["novel"]) for p in sorted(dialled, key=lambda p: p["novel"])]
         inside = [p for p in along if p[0] >= left and p[1] >= bottom]

@@ -42,7 +42,7 @@ TERMS = (
     "each step. **balanced**: the mean of all and avg. **incremental**, **avg over steps**: all and avg, averaged over "
     "the steps with the base first. **The dial**: one number that dev chooses; over many steps one more for each step. "
     "**params**: millions after the last step, base and all, heads apart, stored vectors included. "
-    "**±**: the spread over exemplar seeds, with one base; "
+    "**±**: the standard deviation over exemplar seeds (dividing by their number), with one base; "
     "another training of the base may move a row further. **Too close to tell**: a difference below that spread, or "
     "below one standard error for so many test images."
 )
