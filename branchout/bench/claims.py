@@ -340,6 +340,7 @@ def _fewest_and_most(of: Measurements, wanted: set[str]) -> dict[int, dict[str, 
         raise Missing(f"{sorted(odd)[0]} only with another training of the base model")
     found = alone(of.rows, of.dataset)
     counts = base_class_counts(of.dataset) or tuple(found)
+    found = {count: each for count, each in found.items() if count in counts}  # not those of another scale
     if len(counts) < 2:
         raise Missing("rows with two numbers of base classes at least")
     for count in (min(counts), max(counts)):

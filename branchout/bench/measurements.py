@@ -81,7 +81,9 @@ class Measurements:
     @cached_property
     def odd(self) -> frozenset[Path]:
         """Rows that may not be compared with those beside them."""
-        return frozenset(on_another_base(self.rows))
+        return frozenset(
+            on_another_base({path: row for path, row in self.rows.items() if path.parts[0] == self.dataset})
+        )
 
     def row(self, experiment: str, contender: str, point: str, arch: str) -> Mapping[str, Any]:
         path = Path(self.dataset) / experiment / arch / f"{contender}-{point}.json"

@@ -324,7 +324,7 @@ def _facts(row: Row, path: Path, link: str) -> Iterator[tuple[str, str]]:
     if row.get("seconds"):
         yield "seconds", text(seconds(row))
     if row.get("peak_memory_bytes"):
-        yield "GPU memory", f"{size(row['peak_memory_bytes'])} at the most"
+        yield "memory", f"{size(row['peak_memory_bytes'])} at the most"
 
 
 def _plus_minus(row: Row, metric: str) -> str:

@@ -126,8 +126,8 @@ class Section:
             size += f", {about['overlap_classes']} of them old ones"
         if about["steps"] > 1:
             size += f" in {about['steps']} steps"
-        kept = " or ".join(sorted({str(row["settings"]["exemplars"]) for row in self.measured}))
-        bases = ", ".join(sorted({number(row["base_model"]) for row in self.measured}))
+        size += "".join(f", {kept}" for kept in sorted({_kept(row) for row in self.measured}) if kept)
+        bases = ", ".join(sorted({number(row.get("base_model")) for row in self.measured}))
         hardware = ", ".join(sorted({row["hardware"] for row in self.measured}))
         outdated = sorted({row["outdated"] for row in self.measured if row.get("outdated")})
         marked = f" {OUTDATED} To be measured again, because since then: {'; '.join(outdated)}." if outdated else ""
@@ -135,9 +135,7 @@ class Section:
             marked += SAID_OF_IT
         if self.listed and not self.number:
             marked = f" The paper has no numbers for this network.{marked}"
-        return (
-            f"{size}, {kept} exemplars a class; base model {bases} on its own classes. Measured on {hardware}.{marked}"
-        )
+        return f"{size}; base model {bases} on its own classes. Measured on {hardware}.{marked}"
 
 
 @dataclass(frozen=True)
@@ -382,6 +380,14 @@ def _alone(row: Row) -> dict[str, float]:
 
 
 # Numbers and places in words.
+
+
+def _kept(row: Row) -> str:
+    """How many exemplars a row was made with, as far as it says."""
+    settings = row.get("settings") or {}
+    if settings.get("total"):
+        return f"{settings['total']} exemplars in total"
+    return f"{settings['exemplars']} exemplars a class" if "exemplars" in settings else ""
 
 
 def columns(shown: Sequence[Line], *, of_paper: bool) -> list[str]:

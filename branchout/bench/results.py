@@ -106,12 +106,12 @@ def on_another_base(rows: Mapping[Path, Mapping[str, Any]]) -> list[Path]:
         folders.setdefault(path.parent, []).append(path)
     found = []
     for paths in folders.values():
-        told = Counter((rows[path]["base_model"], rows[path].get("base_weights")) for path in paths)
+        told = Counter((rows[path].get("base_model"), rows[path].get("base_weights")) for path in paths)
         # Of two with one accuracy the more common.
         known = {accuracy: digest for (accuracy, digest), _ in reversed(told.most_common()) if digest}
         base = {}
         for path in paths:
-            accuracy = rows[path]["base_model"]
+            accuracy = rows[path].get("base_model")
             base[path] = rows[path].get("base_weights") or known.get(accuracy, accuracy)
         usual = Counter(base.values()).most_common(1)[0][0]
         found += [path for path in paths if base[path] != usual]

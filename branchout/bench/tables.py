@@ -30,6 +30,7 @@ PUBLISHED = Optimisation(epochs=160, lr=0.1, batch=128, weight_decay=5e-4, sched
 """The long training of CIFAR-100's class-incremental literature, for the base and for every step; its augmentation
 and its exemplars come with it."""
 SCHEDULES = ("fast", "paper", "published")
+IMAGENET = ("imagenet", "imagenet-1k")
 FITTED = "fitted"
 """The scale of datasets that have no sizes of their own."""
 BY_BASE = "base-classes"
@@ -129,6 +130,8 @@ def sizes_of(experiment: str, dataset: Dataset, scale: str) -> dict[str, Any]:
     found = dict(sizes["tiny-imagenet-200"][experiment])
     for name in {"novel", "overlap"} & set(found):
         found[name] = max(found[name] * known // 200, 1)
+    if "overlap" in found:  # beside old classes there is a new one
+        found["novel"] = max(found["novel"], found["overlap"] + 1)
     if "steps" in found:
         found["steps"] = min(found["steps"], max(known // (2 * found["novel"]), 1))
     if found["base"] is not None:
@@ -141,8 +144,9 @@ def _counts(dataset: Dataset, scale: str) -> list[int]:
     if scale != FITTED:
         return list(_read()["base_classes"][scale])
     known = len(dataset.train.classes)
+    base = sizes_of("disjoint-40", dataset, scale)["base"]
     fewer = {max(count * known // 200, 2) for count in _read()["base_classes"]["tiny-imagenet-200"][:-1]}
-    return [*sorted(fewer), sizes_of("disjoint-40", dataset, scale)["base"]]
+    return [*sorted(count for count in fewer if count < base), base]
 
 
 def base_class_counts(dataset: str) -> tuple[int, ...]:
@@ -154,7 +158,7 @@ def scale_of(dataset: Dataset) -> str:
     """Which sizes a dataset is run at: its own, the paper's for ImageNet and what is as large, or what fits it."""
     if dataset.name in _read()["sizes"]:
         return dataset.name
-    return "paper" if dataset.name.startswith("imagenet") or len(dataset.train.classes) >= 1000 else FITTED
+    return "paper" if dataset.name in IMAGENET or len(dataset.train.classes) >= 1000 else FITTED
 
 
 def plan_for(

@@ -169,10 +169,13 @@ def _drawable(jobs: list[Any], dataset: Any, table: str | None, scale: str | Non
     from branchout.bench.experiment import Experiment
     from branchout.bench.tables import FITTED, scale_of
 
-    unfit: dict[Any, str] = {}
+    unfit: set[Any] = set()
+    seen: set[Any] = set()
+    said: set[str] = set()
     for job in jobs:
-        if job.plan in unfit or not job.missing():
+        if job.plan in seen or not job.missing():
             continue
+        seen.add(job.plan)
         try:
             Experiment(_without_clusters(job.plan), dataset).scenario  # noqa: B018
         except BranchoutError as error:
@@ -183,8 +186,10 @@ def _drawable(jobs: list[Any], dataset: Any, table: str | None, scale: str | Non
                 told += f"; those are the sizes of --scale {used}, and with --scale {FITTED} they fit the data"
             if table != "all":
                 raise BranchoutError(f"{job.table}: {told}" if table else told) from None
-            say(f"{job.table}: {told}", "left out:")
-            unfit[job.plan] = told
+            unfit.add(job.plan)
+            if f"{job.table}: {told}" not in said:  # once for all its networks
+                said.add(f"{job.table}: {told}")
+                say(f"{job.table}: {told}", "left out:")
     fit = [job for job in jobs if job.plan not in unfit]
     if not fit:
         raise BranchoutError(f"no table can be drawn from '{dataset.name}'")
@@ -217,9 +222,9 @@ def _say_plans(jobs: list[Any]) -> None:
             continue
         novel = f"{plan.steps} × {plan.novel}" if plan.steps > 1 else plan.novel
         base = plan.kept or plan.base or "all other"
-        trained = (
-            "a base that is there" if plan.model else f"a base trained for {count(plan.pretraining.epochs, 'epoch')}"
-        )
+        trained = f"a base trained for {count(plan.pretraining.epochs, 'epoch')}"
+        if plan.model and plan.kept is None:
+            trained = "a base that is there"
         say(
             f"{table}: {base} + {novel} classes, {plan.arch} at {plan.size} pixels, {trained}; "
             f"{len(missing)} of {len(asked)} methods to run"

@@ -288,7 +288,7 @@ def folder(
     else:
         train, val = _hold_out(_scan(root, verify, report), held_out, seed)
     dataset = Dataset(root.absolute().name, train, val)
-    return with_facts(dataset, root / FACTS) if _says_of_classes(root / FACTS) else dataset
+    return with_facts(dataset, root / FACTS, of_more=True) if _says_of_classes(root / FACTS) else dataset
 
 
 def _says_of_classes(path: Path) -> bool:
@@ -297,7 +297,9 @@ def _says_of_classes(path: Path) -> bool:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(found, dict) and bool({"domains", "siblings"} & set(found))
+    if not isinstance(found, dict):
+        return False
+    return isinstance(found.get("domains"), dict) or isinstance(found.get("siblings"), list)
 
 
 def _scan(root: Path, verify: bool, report: Callable[[Problems], None] | None) -> Samples:

@@ -35,8 +35,11 @@ FACTS = """{"domains": {"class name": "domain", …}, "base_domain": "the base's
  "siblings": [["name of both together", "one class", "another class"], …]}"""
 
 
-def with_facts(dataset: Dataset, path: Path) -> Dataset:
-    """The dataset with domains and siblings of its classes from the user's own JSON file."""
+def with_facts(dataset: Dataset, path: Path, *, of_more: bool = False) -> Dataset:
+    """The dataset with domains and siblings of its classes from the user's own JSON file.
+
+    With `of_more` it may tell of classes that are not there, as one does that was copied with some of them.
+    """
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         domains = {str(name): str(domain) for name, domain in facts.get("domains", {}).items()}
@@ -45,6 +48,10 @@ def with_facts(dataset: Dataset, path: Path) -> Dataset:
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise BranchoutError(f"{path} does not describe classes ({error}). Expected JSON such as\n{FACTS}") from None
     known = dataset.train.classes
+    if of_more:
+        domains = {name: domain for name, domain in domains.items() if name in known}
+        siblings = tuple(pair for pair in siblings if {pair[1], pair[2]} <= set(known))
+        base_domain = base_domain if base_domain in domains.values() else ""
     for name in [*domains, *(name for _, *pair in siblings for name in pair)]:
         if name not in known:
             raise BranchoutError(f"{path}: {unknown_class(name, known)}")

@@ -189,6 +189,17 @@ def test_a_dataset_without_rows_is_answered_with_those_that_have_some(out: Path)
             read(out)
 
 
+def test_the_exemplars_are_those_that_rows_name(out: Path) -> None:
+    assert "8 + 2 classes, 10 exemplars a class; base model" in markdown(report(out, "toys"))
+    for settings, told in (({"exemplars": 10, "total": 8}, ", 8 exemplars in total;"), (None, "8 + 2 classes; base")):
+        for place in (out / PLACE).glob("*.json"):
+            row = {**json.loads(place.read_text()), "settings": settings}
+            if settings is None:
+                row.pop("base_model")
+            place.write_text(json.dumps(row))
+        assert told in markdown(report(out, "toys"))
+
+
 def test_a_row_of_an_earlier_version_is_marked_and_says_why(out: Path) -> None:
     assert "†" not in markdown(report(out, "toys"))
     place = out / PLACE / "bic-plain.json"

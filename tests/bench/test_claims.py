@@ -234,6 +234,13 @@ def test_the_ends_of_a_trend_are_those_of_the_dataset(tmp_path: Path) -> None:
     fewer = {path: row for path, row in rows.items() if row["base_classes"] != 20}
     case = judged("tiny-imagenet-200", fewer)["gap-shrinks"].cases[0]
     assert (case.verdict, case.numbers) == ("not measured", "no row of fc with 20 base classes")
+    another = {}  # of another scale, with other depths
+    for path, content in rows.items():
+        if content["base_classes"] == 20 and "layer3" not in path.stem:
+            another[Path("tiny-imagenet-200/base-classes-9", *path.parts[2:])] = {**content, "base_classes": 9}
+    before, after = (judged("tiny-imagenet-200", found) for found in (rows, {**rows, **another}))
+    for key in ("gap-shrinks", "depth-stops"):
+        assert after[key] == before[key]
 
 
 def test_what_rests_on_another_base_decides_nothing(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -178,7 +179,7 @@ def test_a_folder_of_ones_own_may_say_what_its_classes_are(tmp_path: Path) -> No
     for name in ("corgi", "pug", "sofa"):
         put_image(tmp_path / name / "1.png")
     assert resolve(str(tmp_path)).domains == {}
-    for unrelated in ('["corgi"]', "{", '{"corgi": 1}'):
+    for unrelated in ('["corgi"]', "{", '{"corgi": 1}', '{"domains": ["corgi"]}'):
         (tmp_path / "classes.json").write_text(unrelated)
         assert resolve(str(tmp_path)).domains == {}
     facts = {"domains": {"corgi": "dog", "pug": "dog", "sofa": "thing"}, "base_domain": "thing"}
@@ -186,6 +187,9 @@ def test_a_folder_of_ones_own_may_say_what_its_classes_are(tmp_path: Path) -> No
     found = resolve(str(tmp_path))
     assert (found.domains, found.base_domain) == (facts["domains"], "thing")
     assert found.siblings == (("dog", "corgi", "pug"),)
+    shutil.rmtree(tmp_path / "pug")  # what is said of it does no harm
+    fewer = resolve(str(tmp_path))
+    assert (fewer.domains, fewer.siblings) == ({"corgi": "dog", "sofa": "thing"}, ())
 
 
 def test_names_that_are_alike_both_carry_their_synset(tmp_path: Path) -> None:
