@@ -135,8 +135,8 @@ def _spread(row: Mapping[str, Any], metric: str) -> float | None:
     if len(row.get("seeds") or ()) < 2:
         return None
     if metric == "incremental" and row.get("per_step"):
-        sums = [sum(step["all"] for step in steps) / (len(steps) + 1) for steps in row["per_step"]]
-        return float(np.std(sums))
+        means = [sum(step["all"] for step in steps) / (len(steps) + 1) for steps in row["per_step"]]
+        return float(np.std(means))
     spread: float | None = (row.get("std") or {}).get(metric)
     return spread
 

@@ -211,14 +211,13 @@ def read(out: Path) -> dict[Path, Row]:
                 f"{path} cannot be read as a row ({error}); delete it and run its table again"
             ) from None
         place = path.relative_to(out)
-        is_row = isinstance(row, dict) and "table" in row and "metrics" in row
         try:
-            if is_row:
+            if isinstance(row, dict) and "table" in row and "metrics" in row:
                 check_figures(row)
                 found[place] = row
             elif len(place.parts) == 4:  # where rows are: dataset, table, network
                 raise ValueError("it has no table or no metrics")
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError) as error:
             raise BranchoutError(
                 f"{path} cannot be read as a row ({error}); delete it and run its table again"
             ) from None

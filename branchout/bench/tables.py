@@ -30,7 +30,6 @@ PUBLISHED = Optimisation(epochs=160, lr=0.1, batch=128, weight_decay=5e-4, sched
 """The long training of CIFAR-100's class-incremental literature, for the base and for every step; its augmentation
 and its exemplars come with it."""
 SCHEDULES = ("fast", "paper", "published")
-IMAGENET = ("imagenet", "imagenet-1k")
 FITTED = "fitted"
 """The scale of datasets that have no sizes of their own."""
 BY_BASE = "base-classes"
@@ -111,7 +110,7 @@ def experiments_of(table: Table, dataset: Dataset, scale: str | None = None, **c
         return {table.experiment: plan_for(table.experiment, dataset, scale, **changes)}
     whole = plan_for("disjoint-40", dataset, scale, **changes)
     found = {}
-    for count in dict.fromkeys(_counts(dataset, scale or scale_of(dataset))):
+    for count in _counts(dataset, scale or scale_of(dataset)):
         plan = replace(whole, kept=count if count != whole.base else None)
         resnet = not is_transformer(plan.arch)
         if resnet and dataset.kind == "glyph" and not changes.get("schedule") and not changes.get("epochs"):
@@ -158,7 +157,7 @@ def scale_of(dataset: Dataset) -> str:
     """Which sizes a dataset is run at: its own, the paper's for ImageNet and what is as large, or what fits it."""
     if dataset.name in _read()["sizes"]:
         return dataset.name
-    return "paper" if dataset.name in IMAGENET or len(dataset.train.classes) >= 1000 else FITTED
+    return "paper" if dataset.name == "imagenet-1k" or len(dataset.train.classes) >= 1000 else FITTED
 
 
 def plan_for(

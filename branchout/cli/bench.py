@@ -166,34 +166,35 @@ def bench(
 def _drawable(jobs: list[Any], dataset: Any, table: str | None, scale: str | None) -> list[Any]:
     """The jobs whose classes can be drawn, which is found out before anything is made; of `all` those that cannot are
     left out, anything else ends with the reason."""
+    why_not: dict[Any, str] = {}
+    for job in jobs:
+        if job.plan not in why_not and job.missing():
+            why_not[job.plan] = _undrawable(job, dataset, table, scale)
+    told = list(dict.fromkeys(filter(None, why_not.values())))  # once for all networks of a table
+    fit = [job for job in jobs if not why_not.get(job.plan)]
+    if told and (table != "all" or not fit):
+        raise BranchoutError(told[0])
+    for each in told:
+        say(each, "left out:")
+    return fit
+
+
+def _undrawable(job: Any, dataset: Any, table: str | None, scale: str | None) -> str:
+    """Why a job's classes cannot be drawn; empty if they can."""
     from branchout.bench.experiment import Experiment
     from branchout.bench.tables import FITTED, scale_of
 
-    unfit: set[Any] = set()
-    seen: set[Any] = set()
-    said: set[str] = set()
-    for job in jobs:
-        if job.plan in seen or not job.missing():
-            continue
-        seen.add(job.plan)
-        try:
-            Experiment(_without_clusters(job.plan), dataset).scenario  # noqa: B018
-        except BranchoutError as error:
-            wanted = (job.plan.base or 0) + job.plan.steps * job.plan.novel - job.plan.overlap
-            used = scale or scale_of(dataset)
-            told = str(error)
-            if table and used != FITTED and wanted > len(dataset.train.classes):
-                told += f"; those are the sizes of --scale {used}, and with --scale {FITTED} they fit the data"
-            if table != "all":
-                raise BranchoutError(f"{job.table}: {told}" if table else told) from None
-            unfit.add(job.plan)
-            if f"{job.table}: {told}" not in said:  # once for all its networks
-                said.add(f"{job.table}: {told}")
-                say(f"{job.table}: {told}", "left out:")
-    fit = [job for job in jobs if job.plan not in unfit]
-    if not fit:
-        raise BranchoutError(f"no table can be drawn from '{dataset.name}'")
-    return fit
+    plan = job.plan
+    try:
+        Experiment(_without_clusters(plan), dataset).scenario  # noqa: B018
+    except BranchoutError as error:
+        if table is None:
+            return str(error)
+        told, used = f"{job.table}: {error}", scale or scale_of(dataset)
+        if used != FITTED and (plan.base or 0) + plan.steps * plan.novel - plan.overlap > len(dataset.train.classes):
+            told += f"; those are the sizes of --scale {used}, and with --scale {FITTED} they fit the data"
+        return told
+    return ""
 
 
 def _without_clusters(plan: Any) -> Any:

@@ -99,8 +99,8 @@ def test_sizes_follow_the_dataset(dataset: Dataset, train: Samples, val: Samples
     assert large == plan_for(
         "disjoint-40", Dataset("tiny-imagenet-200", train, val), arch="resnet50", schedule="fast"
     )  # its default by name
-    assert plan_for("disjoint-40", Dataset("imagenet", train, val), arch="resnet50").pretraining.epochs == 90
-    full = plan_for("disjoint-40", Dataset("imagenet", train, val), arch="resnet18", exemplars=None)
+    assert plan_for("disjoint-40", Dataset("imagenet-1k", train, val), arch="resnet50").pretraining.epochs == 90
+    full = plan_for("disjoint-40", Dataset("imagenet-1k", train, val), arch="resnet18", exemplars=None)
     assert (full.base, full.novel, full.size, full.arch) == (800, 40, 224, "resnet18")
     assert (full.pretraining.epochs, full.pretraining.lr, full.exemplars) == (90, 0.1, 10)
     larger = plan_for("multistep", Dataset("imagenet-1k", train, val), arch="resnet18")
