@@ -153,8 +153,7 @@ class Model:
         self.artefact = kept
         self.folder = folder
         self.device = device or best_device()
-        # One memory layout everywhere: another would round differently, and a model must answer as it did when saved.
-        self.classifier = kept.model().to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.classifier = kept.model().placed(self.device)
 
     @property
     def classes(self) -> tuple[str, ...]:

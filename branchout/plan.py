@@ -128,7 +128,7 @@ def _running(model: Model, count: int = 16) -> float:
     """Seconds for one picture through the network."""
     prep = model.classifier.preprocessing
     pictures = torch.rand(count, prep.channels, prep.size, prep.size, device=model.device)
-    pictures = pictures.contiguous(memory_format=torch.channels_last)
+    pictures = model.classifier.backbone.arrange(pictures)
     return _timed(model, lambda: model.classifier(pictures)) / count
 
 

@@ -60,7 +60,7 @@ def base(train: Samples, tmp_path_factory: pytest.TempPathFactory) -> api.Model:
     """A base model of 8 characters, saved. It is far from perfect, so there is something to gain and to lose."""
     model = api.pretrain(
         train.of_classes(BASE),
-        width=4,
+        width=8,
         size=32,
         kind="glyph",
         optimisation=Optimisation(epochs=30, lr=0.03, batch=32, nesterov=True, schedule="cosine"),

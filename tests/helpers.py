@@ -38,7 +38,7 @@ BASE = (
 NEW = ("infinity", "latin small letter g", "upwards arrow")
 LATER = ("commercial at", "number sign", "question mark")
 SIZES = Preprocessing(32, 1, (0.5,), (0.25,))
-ARCH = {"family": "resnet", "name": "resnet10", "stem": "small", "width": 4, "in_channels": 1}
+ARCH = {"family": "resnet", "name": "resnet10", "stem": "small", "width": 8, "in_channels": 1}
 
 
 def drawn(train: int, val: int) -> tuple[Samples, Samples]:
@@ -71,7 +71,7 @@ def exemplars(train: Samples, names: Sequence[str] = BASE, per_class: int = 5) -
 def untrained(*branches: Sequence[str], where: Sequence[str] = (), seed: int = 0) -> Classifier:
     """A tiny model with random weights and statistics: a base and one step for every further list of classes."""
     torch.manual_seed(seed)
-    backbone = build("resnet10", width=4, in_channels=1)
+    backbone = build("resnet10", width=8, in_channels=1)
     for name, tensor in backbone.state_dict().items():
         if name.endswith(("running_mean", "bias")):
             tensor.normal_(std=0.1)
@@ -96,7 +96,7 @@ def fixed_batch(count: int = 12, seed: int = 5) -> Tensor:
 
 @torch.no_grad()
 def logits(model: Classifier, pictures: Tensor) -> Tensor:
-    return model.to(memory_format=torch.channels_last)(pictures.contiguous(memory_format=torch.channels_last))
+    return model.placed(torch.device("cpu"))(model.backbone.arrange(pictures))
 
 
 def snapshot(module: nn.Module) -> dict[str, Tensor]:

@@ -311,7 +311,7 @@ def test_tensorboard_gets_every_loss_and_every_goal(run_by_a_program: tuple[Path
 
 
 def test_pretrain_writes_event_files_too(photos: Path, tmp_path: Path) -> None:
-    told = well(run("pretrain", photos / "memory", "--width", "4", "--epochs", "2", "--size", "32",
+    told = well(run("pretrain", photos / "memory", "--width", "8", "--epochs", "2", "--size", "32",
                     "--out", tmp_path / "base", "--tensorboard", tmp_path / "board"))  # fmt: skip
     found = scalars(tmp_path / "board")
     assert [step for step, _ in found["pretrain/loss"]] == [1, 2]

@@ -110,7 +110,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         patch.setenv("COLUMNS", "300")
         made = Place(root, {})
         made.told["pretrain"] = well(
-            run("pretrain", root / "old", "--width", "4", "--epochs", "40", "--size", "32", "--out", root / "base")
+            run("pretrain", root / "old", "--width", "8", "--epochs", "40", "--size", "32", "--out", root / "base")
         )
         made.told["extend"] = well(made.extend("v2", *made.kept, "--epochs", "2"))
         yield made

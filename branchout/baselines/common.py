@@ -123,7 +123,7 @@ class Network(nn.Module):
     def features(self, pictures: Tensor) -> Tensor:
         """h (N, k) in full precision; the network itself runs in the device's working precision."""
         with precision(pictures.device):
-            h = self.backbone(pictures.contiguous(memory_format=torch.channels_last))
+            h = self.backbone(self.backbone.arrange(pictures))
         return h.float()  # type: ignore[no-any-return]
 
     def forward(self, pictures: Tensor) -> Tensor:

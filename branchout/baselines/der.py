@@ -41,7 +41,7 @@ class Extractors(nn.Module):
 
     def features(self, pictures: Tensor) -> Tensor:
         """h_0 ⊕ h_1 ⊕ …, each at length 4."""
-        pictures = pictures.contiguous(memory_format=torch.channels_last)
+        pictures = self.backbones[0].arrange(pictures)  # type: ignore[operator]
         with precision(pictures.device):
             parts = [backbone(pictures) for backbone in self.backbones]
         return torch.cat([to_norm(h.float()) for h in parts], dim=1)
@@ -57,7 +57,7 @@ def learn(before: Classifier | Network | Extractors, task: Task) -> Extractors:
     fresh = copy.deepcopy(old[-1]).requires_grad_(True)
     fresh.frozen = False
     network = Extractors([*old, fresh], len(task.space.classes))
-    network.to(task.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network.to(task.device, memory_format=fresh.layout(task.device))  # type: ignore[call-overload]
     classes = whole.taught(task)
     auxiliary = nn.Linear(fresh.features, 1 + len(classes), bias=False).to(task.device)
     answer = torch.zeros(len(task.space.classes), dtype=torch.int64, device=task.device)  # 0: any other class

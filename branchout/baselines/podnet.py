@@ -77,7 +77,7 @@ class PodNetwork(nn.Module):
 
     def watched(self, pictures: Tensor) -> tuple[list[Tensor], Tensor]:
         """The maps (N, C, H, W) that stages end in, but for the stem, and the features (N, k)."""
-        x = pictures.contiguous(memory_format=torch.channels_last)
+        x = self.backbone.arrange(pictures)
         maps: list[Tensor] = []
         with precision(pictures.device):
             for number, name in enumerate(self.backbone.names):
@@ -106,7 +106,8 @@ class PodNetwork(nn.Module):
 
 def learn(before: Classifier | Network | PodNetwork, task: Task) -> PodNetwork:
     heads.seeded(task)
-    teacher = cast(PodNetwork, frozen_copy(_opened(before))).to(task.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    teacher = cast(PodNetwork, frozen_copy(_opened(before)))
+    teacher.to(task.device, memory_format=teacher.backbone.layout(task.device))  # type: ignore[call-overload]
     if not isinstance(before, PodNetwork):
         with torch.no_grad():
             teacher.head.proxies.copy_(set_apart(teacher, task))

@@ -25,7 +25,8 @@ TEMPERATURE = 2.0
 def student_and_teacher(before: Classifier | Network, task: Task) -> tuple[Network, Network]:
     """The network with rows for the new classes, to be trained, and the network as it was, frozen."""
     heads.seeded(task)
-    network = Network.of(before).to(task.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network = Network.of(before)
+    network.to(task.device, memory_format=network.backbone.layout(task.device))  # type: ignore[call-overload]
     teacher = cast(Network, frozen_copy(network))
     return network.widened(len(task.space.classes)), teacher
 

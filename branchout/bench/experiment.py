@@ -325,7 +325,7 @@ class Experiment:
         return settings
 
     def _placed(self, model: Classifier) -> Classifier:
-        return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+        return model.placed(self.device)
 
     def fusion(self, optimisation: Optimisation) -> Optimisation:
         """The paper's stage II, and heads that are trained as long, as the plan wants them."""

@@ -92,7 +92,7 @@ class Comparison:
 @torch.no_grad()
 def logits(model: Classifier, pictures: torch.Tensor, flip: bool = False) -> torch.Tensor:
     """Class logits, averaged over the picture and its mirror image if asked."""
-    pictures = pictures.contiguous(memory_format=torch.channels_last)
+    pictures = model.backbone.arrange(pictures)
     plain: torch.Tensor = model(pictures)
     return plain if not flip else (plain + model(pictures.flip(3))) / 2
 
@@ -111,7 +111,7 @@ def compare(
     batches = in_order(len(images), 256)
     answers, old_answers, columns = [], [], []
     for number, pictures in enumerate(images.plain(batches)):
-        pictures = pictures.contiguous(memory_format=torch.channels_last)
+        pictures = model.backbone.arrange(pictures)
         seen = [model.features(view) for view in ([pictures, pictures.flip(3)] if flip else [pictures])]
         answers.append(torch.stack([model.fused(h) for h in seen]).mean(0).argmax(1).cpu())
         columns.append(torch.stack([model.fused.columns(h) for h in seen]).mean(0).double().cpu())

@@ -139,7 +139,7 @@ def explain(
 ) -> Explanation:
     """Take the answer to one normalised picture (1×C×H×W) apart; `before` is the model without its last step."""
     space, fused = model.space, model.fused
-    features = model.features(image.contiguous(memory_format=torch.channels_last))
+    features = model.features(model.backbone.arrange(image))
     own = fused.frozen_columns(features)
     delta = fused.delta_columns(features)
     added = torch.zeros_like(own) if delta is None else delta

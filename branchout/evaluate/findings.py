@@ -52,7 +52,7 @@ def findings(
     report: Report,
 ) -> dict[str, Any]:
     """The facts that `gather` calls `test`; `frontier` is what it found of the operating points."""
-    model = kept.model().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = kept.model().placed(device)
     space: LabelSpace = model.space
     strangers = sorted(set(samples.classes) - set(space.classes))
     if strangers:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
 from branchout.data.preprocess import Preprocessing
@@ -64,6 +65,10 @@ class Classifier(nn.Module):
     @property
     def base_head(self) -> Head:
         return self.fused.heads[0]  # type: ignore[return-value]
+
+    def placed(self, device: torch.device) -> Self:
+        """This model, moved to a device in the memory layout it runs in there."""
+        return self.to(device, memory_format=self.backbone.layout(device))  # type: ignore[call-overload, no-any-return]
 
     def rebuilt(self, steps: Sequence[Step], pooler: str | None = None) -> Classifier:
         """The same base with these steps, sharing all weights; deltas and dial start anew."""

@@ -12,9 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import torch
 from torch import Tensor, nn
 
 from branchout.errors import BranchoutError
+
+
+SAFE_CHANNELS = 8
+"""Input channels a strided 1×1 convolution needs to be trained in `channels_last` on a CPU.
+
+With fewer, oneDNN's backward pass writes beyond its memory on processors without AVX-512 (torch 2.14 and 2.15).
+"""
 
 
 class Row(nn.Module):
@@ -66,6 +74,24 @@ class Backbone(Row):
     def __init__(self, stages: Sequence[tuple[str, nn.Module]], features: int) -> None:
         super().__init__(stages)
         self.features = features
+        self.narrow = any(
+            isinstance(module, nn.Conv2d)
+            and module.kernel_size == (1, 1)
+            and max(module.stride) > 1
+            and module.in_channels < SAFE_CHANNELS
+            for module in self.modules()
+        )
+
+    def layout(self, device: torch.device) -> torch.memory_format:
+        """The memory layout this network runs in on a device: the same for its weights, its branches and its images.
+
+        One layout everywhere: another would round differently, and a model must answer as it did when saved.
+        """
+        return torch.contiguous_format if self.narrow and device.type == "cpu" else torch.channels_last
+
+    def arrange(self, images: Tensor) -> Tensor:
+        """Images (N, C, H, W) in the layout that this network runs in."""
+        return images.contiguous(memory_format=self.layout(images.device))
 
     def index(self, name: str) -> int:
         """The number of the stage called `name`."""

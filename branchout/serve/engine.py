@@ -71,7 +71,7 @@ class Engine:
         """Everything that depends on the pictures alone is computed once for all of them."""
         classifier = self.model.classifier
         pixels = torch.stack([question.pixels for question in questions]).to(self.model.device)
-        images = classifier.preprocessing.normalise(pixels).contiguous(memory_format=torch.channels_last)
+        images = classifier.backbone.arrange(classifier.preprocessing.normalise(pixels))
         plain = classifier.features(images)
         mirrored = [n for n, question in enumerate(questions) if question.flip]
         other = classifier.features(images[mirrored].flip(3)) if mirrored else []

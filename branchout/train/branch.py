@@ -75,7 +75,8 @@ def learn_branch(
     """
     torch.manual_seed(seed_for(seed, len(model.steps)))
     point = branch_point(model.backbone, where)
-    branch = Branch.clone(model.backbone, point).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    branch = Branch.clone(model.backbone, point)
+    branch.to(device, memory_format=model.backbone.layout(device))  # type: ignore[call-overload]
     head = new_head(model.base_head, len(names)).to(device)
     space = model.space.extend(names)
     pooler = Pooler(space, model.fused.pooler.kind).to(device)
@@ -238,7 +239,7 @@ class Frozen:
 
     @torch.no_grad()
     def __call__(self, pictures: Tensor) -> list[Tensor]:
-        pictures = pictures.contiguous(memory_format=torch.channels_last)
+        pictures = self.model.backbone.arrange(pictures)
         with precision(self.device):
             end = len(self.model.backbone.names)
             starts = [step.start for step in self.model.steps] if self.logits else []
@@ -267,7 +268,9 @@ class Frozen:
             filled = 0
             for view in range(count):
                 for outputs in self.live(images, in_order(len(images), CHUNK), seed_for(seed, view, 7 + number)):
-                    table = table or [_room(count * len(images), t) for t in outputs]
+                    table = table or [
+                        _room(count * len(images), t, self.model.backbone.layout(t.device)) for t in outputs
+                    ]
                     for whole, part in zip(table, outputs, strict=True):
                         whole[filled : filled + len(part)] = part
                     filled += len(outputs[0])
@@ -277,9 +280,9 @@ class Frozen:
         return tables
 
 
-def _room(rows: int, like: Tensor) -> Tensor:
-    """An empty table with rows such as those of a batch, in its memory layout."""
-    layout = torch.channels_last if like.ndim == 4 else torch.contiguous_format
+def _room(rows: int, like: Tensor, layout: torch.memory_format) -> Tensor:
+    """An empty table with rows such as those of a batch; maps lie in the network's memory layout."""
+    layout = layout if like.ndim == 4 else torch.contiguous_format
     return torch.empty((rows, *like.shape[1:]), dtype=like.dtype, device=like.device, memory_format=layout)
 
 

@@ -80,8 +80,7 @@ def extract(
         )
         rows = []
         for number, batch in enumerate(pictures):
-            batch = batch.contiguous(memory_format=torch.channels_last)
-            rows.append(torch.stack(model.features(batch), dim=1).float())
+            rows.append(torch.stack(model.features(model.backbone.arrange(batch)), dim=1).float())
             report(Event(work, view * len(batches) + number + 1, max(views, 1) * len(batches)))
         rounds.append(torch.cat(rows))
     features = torch.stack(rounds)

@@ -75,7 +75,7 @@ def pretrain(
     torch.manual_seed(seed)
     description = architectures.describe(arch, preprocessing, width=width, last_relu=last_relu)
     backbone, _ = bases.rebuild(description)
-    backbone = backbone.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    backbone = backbone.to(device, memory_format=backbone.layout(device))  # type: ignore[call-overload]
     head = CosineHead(backbone.features, len(classes)).to(device)
     network = nn.ModuleDict({"backbone": backbone, "head": head})
     forward = torch.compile(backbone) if device.type == "cuda" else backbone
@@ -92,7 +92,7 @@ def pretrain(
     def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
         pictures, target = batch
         with precision(device):
-            h = forward(pictures.contiguous(memory_format=torch.channels_last))
+            h = forward(backbone.arrange(pictures))
         return F.cross_entropy(head(h.float()), target)
 
     network.train()

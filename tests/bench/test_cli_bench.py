@@ -30,7 +30,7 @@ def folder(train: Samples, val: Samples, tmp_path_factory: pytest.TempPathFactor
     return root
 
 
-SMALL = ("--epochs", "1", "--width", "4", "--size", "32", "--exemplars", "4", "--seeds", "1")
+SMALL = ("--epochs", "1", "--width", "8", "--size", "32", "--exemplars", "4", "--seeds", "1")
 
 
 def test_the_list_names_every_table_and_method() -> None:
@@ -174,7 +174,7 @@ def test_several_processes_make_the_rows(folder: Path, tmp_path: Path) -> None:
 
 def test_interrupted_its_processes_stop_too(folder: Path, tmp_path: Path) -> None:
     words = ["bench", "--data", folder, "--scenario", "disjoint", "--base-classes", "8", "--novel-classes", "3"]
-    words += ["--width", "4", "--size", "32", "--epochs", "4000", "--method", "finetune", "--method", "lwf"]
+    words += ["--width", "8", "--size", "32", "--epochs", "4000", "--method", "finetune", "--method", "lwf"]
     process = subprocess.Popen(
         [sys.executable, "-m", "branchout", *map(str, words), "--workers", "2", "--out", str(tmp_path)],
         stderr=subprocess.PIPE,

@@ -47,7 +47,7 @@ PLAN = Plan(
     base=8,
     novel=3,
     exemplars=4,
-    width=4,
+    width=8,
     size=32,
     pretraining=Optimisation(epochs=2, lr=0.03, batch=32),
     network=Optimisation(epochs=1, lr=0.03, batch=16),

@@ -31,7 +31,7 @@ def mixed(pooler: str, where: tuple[str, ...] = ("last", "last"), *, deltas: boo
         ]
         model.fused.deltas[1] = None  # nothing was learned for step 1
     model.fused.turn([0.7, -0.4])
-    return model.to(memory_format=torch.channels_last)
+    return model.placed(torch.device("cpu"))
 
 
 def every_class(model: Classifier, image: torch.Tensor) -> Explanation:
@@ -41,7 +41,7 @@ def every_class(model: Classifier, image: torch.Tensor) -> Explanation:
 @torch.no_grad()
 def slowly(model: Classifier, image: torch.Tensor) -> dict[tuple[int, str], tuple[float, float, float]]:
     """For every branch and class the own logit, the delta and the dial: the formulas of the paper, term by term."""
-    vectors = [h[0].double().tolist() for h in model.features(image.contiguous(memory_format=torch.channels_last))]
+    vectors = [h[0].double().tolist() for h in model.features(model.backbone.arrange(image))]
     unit = [[4 * x / math.sqrt(sum(y * y for y in h)) for x in h] for h in vectors]
     found = {}
     for branch, names in enumerate(model.space.branches):
@@ -83,7 +83,7 @@ def test_parts_add_up_to_the_fused_logit_to_the_bit(deltas: bool) -> None:
     model = mixed("max", deltas=deltas)
     for image in fixed_batch(8).split(1):
         with torch.no_grad():
-            fused = model(image.contiguous(memory_format=torch.channels_last))[0].numpy()
+            fused = model(model.backbone.arrange(image))[0].numpy()
         why = every_class(model, image)
         assert [v.logit for v in why.verdicts] == sorted((float(z) for z in fused), reverse=True)
         for verdict in why.verdicts:
@@ -103,7 +103,7 @@ def test_an_average_adds_up_too() -> None:
     model = mixed("average")
     for image in fixed_batch(4).split(1):
         with torch.no_grad():
-            fused = model(image.contiguous(memory_format=torch.channels_last))[0]
+            fused = model(model.backbone.arrange(image))[0]
         for verdict in every_class(model, image).verdicts:
             logit = fused[model.space.index([verdict.name])[0]].item()
             assert all(column.counts for column in verdict.columns)
@@ -148,7 +148,7 @@ def test_each_branch_speaks_for_itself_and_the_old_model_beside_it(extended_twic
         why = extended_twice.explain(picture, top=2)
         image = classifier.preprocessing.normalise(classifier.preprocessing.prepare(picture)[None])
         with torch.no_grad():
-            features = classifier.features(image.contiguous(memory_format=torch.channels_last))
+            features = classifier.features(classifier.backbone.arrange(image))
             for branch, told in enumerate(why.branches):
                 own = classifier.fused.heads[branch](features[classifier.fused.feature_of[branch]])[0]
                 values, places = own.sort(descending=True)
@@ -179,7 +179,7 @@ def test_neighbours_are_the_nearest_in_the_winning_branch(
         def vector(pixels: np.ndarray, place: int = place) -> np.ndarray:
             image = classifier.preprocessing.normalise(classifier.preprocessing.prepare(pixels)[None])
             with torch.no_grad():
-                h = classifier.features(image.contiguous(memory_format=torch.channels_last))[place][0].double().numpy()
+                h = classifier.features(classifier.backbone.arrange(image))[place][0].double().numpy()
             return h / np.linalg.norm(h)
 
         cosines = np.array([vector(picture) @ vector(album.read(n)) for n in range(len(album))])

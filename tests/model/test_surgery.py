@@ -335,3 +335,13 @@ def test_a_branch_can_be_frozen_too(backbone):
     branch = Branch.clone(backbone, branch_point(backbone)).freeze().train()
     assert not any(module.training for module in branch.modules())
     assert not any(parameter.requires_grad for parameter in branch.parameters())
+
+
+@pytest.mark.parametrize(("width", "layout"), [(4, torch.contiguous_format), (8, torch.channels_last)])
+def test_narrow_networks_stay_contiguous_on_a_cpu(width: int, layout: torch.memory_format) -> None:
+    """oneDNN's backward of a strided 1×1 convolution corrupts memory below 8 channels; see SAFE_CHANNELS."""
+    backbone = build("resnet10", width=width)
+    assert backbone.layout(torch.device("cpu")) == layout
+    assert backbone.layout(torch.device("cuda")) == torch.channels_last
+    images = torch.randn(2, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    assert backbone.arrange(images).is_contiguous(memory_format=layout)

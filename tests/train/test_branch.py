@@ -370,7 +370,7 @@ def test_a_linear_head_starts_along_its_classes_and_no_louder_than_the_base(
     stage_one.imprint(head, linear, new, space, CPU)  # type: ignore[arg-type]
     with torch.no_grad():
         pictures = next(new.images.plain([np.arange(len(new.labels))]))
-        h = linear.features(pictures.contiguous(memory_format=torch.channels_last))[0]
+        h = linear.features(linear.backbone.arrange(pictures))[0]
         own, old = head(h), base(h)
     lengths = head.weight.norm(dim=1)
     assert torch.allclose(lengths, base.weight.norm(dim=1).mean().expand_as(lengths), atol=1e-4)

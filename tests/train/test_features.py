@@ -147,7 +147,7 @@ def test_other_wiring_of_the_same_weights_has_a_file_of_its_own(images: Resident
 def test_the_same_weights_without_a_last_relu_have_a_file_of_their_own(images: ResidentImages, tmp_path: Path) -> None:
     found = []
     for last_relu in (True, False):
-        backbone = build("resnet10", width=4, in_channels=1, last_relu=last_relu)
+        backbone = build("resnet10", width=8, in_channels=1, last_relu=last_relu)
         usual = untrained(BASE)
         backbone.load_state_dict(usual.backbone.state_dict())
         arch = usual.arch if last_relu else {**usual.arch, "last_relu": False}
