@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from branchout import demo
-from branchout.bench import results
+from branchout.bench import rows as results
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     console = Console()
     with tempfile.TemporaryDirectory() as folder:
         model = demo.run(Path(folder) / "demo", console)
-    event = model.artefact.history[-1]
+    event = model.saved.history[-1]
     measured = event["measured"]
     space = model.classifier.space
     figures = {

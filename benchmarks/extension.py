@@ -10,7 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
-from branchout.bench import results
+from branchout.bench import rows as results
 
 
 def main() -> None:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
-from branchout.bench import results
+from branchout.bench import rows as results
 from branchout.labels import LabelSpace
-from branchout.train.fuse import FusionData, Problem, fuse
-from branchout.train.loop import best_device
-from branchout.train.recipes import GRID, REFERENCE
+from branchout.method.recipes import GRID, REFERENCE
+from branchout.method.stage2 import FusionData, Problem, fuse
+from branchout.training.loop import best_device
 
 K, VIEWS, PER_CLASS = 512, 10, 10
 

@@ -20,7 +20,7 @@ import onnxruntime
 import torch
 
 from branchout import api
-from branchout.bench import results
+from branchout.bench import rows as results
 from branchout.evaluate.compare import logits
 
 
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=30)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    model = api.Model(api.load(options.model).artefact, None, torch.device("cpu"))
+    model = api.Model(api.load(options.model).saved, None, torch.device("cpu"))
     sizes = model.classifier.preprocessing
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"

@@ -29,7 +29,7 @@ import numpy as np
 from PIL import Image
 
 from branchout import api
-from branchout.bench import results
+from branchout.bench import rows as results
 from branchout.data.decode import decode
 from branchout.data.glyphs import glyphs
 

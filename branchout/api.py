@@ -16,31 +16,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from branchout import __version__, hub
-from branchout.data.batches import cache_folder, open_images
+from branchout import __version__
 from branchout.data.decode import decode
 from branchout.data.folders import Problems, pictures_in, scan
+from branchout.data.images import cache_folder, open_images
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import ArrayPixels, Samples, digest
 from branchout.errors import BranchoutError
-from branchout.evaluate import report as reports
 from branchout.evaluate.compare import Comparison, compare, logits
 from branchout.evaluate.explain import Album, Explanation, explain
-from branchout.evaluate.gather import gather
-from branchout.evaluate.rows import rows_in
-from branchout.model import architectures, artefact, bases
-from branchout.model.artefact import Artefact, is_artefact
+from branchout.method import frontier as frontiers
+from branchout.method.extend import DataSplit, ExtendConfig, Extension, apply_fusion, divide
+from branchout.method.features import extract, weights_digest
+from branchout.method.frontier import Frontier
+from branchout.method.recipes import Optimisation, plain, recipe_named
+from branchout.model import architectures, bases, checkpoint, hub
+from branchout.model.checkpoint import SavedModel, is_saved_model
 from branchout.model.classifier import Classifier
-from branchout.model.surgery import branch_point
-from branchout.train import frontier as frontiers
-from branchout.train.extend import Extension, Material, Request, apply_fusion, divide
-from branchout.train.features import extract, weights_digest
-from branchout.train.frontier import Frontier
-from branchout.train.loop import Report, best_device, silent
-from branchout.train.pretrain import pretrain as train_base
-from branchout.train.pretrain import schedule_for
-from branchout.train.progress import recorded
-from branchout.train.recipes import Optimisation, plain, recipe_named
+from branchout.model.staged import branch_point
+from branchout.report import page as reports
+from branchout.report.data import gather
+from branchout.report.rows import rows_in
+from branchout.training.loop import Report, best_device, silent
+from branchout.training.pretrain import pretrain as train_base
+from branchout.training.pretrain import schedule_for
+from branchout.training.progress_file import recorded
 
 if TYPE_CHECKING:
     from branchout.export import Exported
@@ -56,25 +56,25 @@ def load(base: str | Path, *, arch: str | None = None, classes: Sequence[str] | 
     `hf-hub:owner/name` is a saved one that somebody pushed to the Hugging Face hub.
     """
     if hub.is_hub_name(base):
-        return Model(artefact.load(hub.fetch(str(base))), None)  # no folder of ours: the hub's cache stays as it is
+        return Model(checkpoint.load(hub.fetch(str(base))), None)  # no folder of ours: the hub's cache stays as it is
     path = Path(base)
-    if is_artefact(path):
-        return Model(artefact.load(path), path)
+    if is_saved_model(path):
+        return Model(checkpoint.load(path), path)
     if str(base) == "glyphs":
         with as_file(files("branchout") / "assets" / "glyphs-base") as folder:
-            return Model(artefact.load(folder), folder)
+            return Model(checkpoint.load(folder), folder)
     if path.suffix in WEIGHTS and path.is_file():
         if arch is None:
             raise BranchoutError(f"{path} holds weights, but not of what; name the timm network: --arch resnet18")
         return _opened(bases.open_timm(arch, checkpoint=path, classes=classes), str(base))
     if path.exists() or "/" in str(base):
-        artefact.load(path)  # says what a saved model is and what was found instead
+        checkpoint.load(path)  # says what a saved model is and what was found instead
     return _opened(bases.open_timm(str(base), classes=classes), str(base))
 
 
 def _opened(base: bases.OpenedBase, name: str) -> Model:
     classifier = Classifier(base.arch, base.backbone, base.head, base.classes, base.preprocessing)
-    return Model(Artefact(classifier, (), ({"what": "opened", "base": name, "version": __version__},)), None)
+    return Model(SavedModel(classifier, (), ({"what": "opened", "base": name, "version": __version__},)), None)
 
 
 def pretrain(
@@ -120,7 +120,7 @@ def pretrain(
         "seconds": round(time.perf_counter() - start, 1),
         "version": __version__,
     }
-    return Model(Artefact(model.cpu(), (), (event,)), None)
+    return Model(SavedModel(model.cpu(), (), (event,)), None)
 
 
 def _now() -> str:
@@ -149,8 +149,8 @@ def _told(source: str | Path, problems: Problems) -> list[str]:
 class Model:
     """A classifier that can be asked, extended and tuned."""
 
-    def __init__(self, kept: Artefact, folder: Path | None, device: torch.device | None = None) -> None:
-        self.artefact = kept
+    def __init__(self, kept: SavedModel, folder: Path | None, device: torch.device | None = None) -> None:
+        self.saved = kept
         self.folder = folder
         self.device = device or best_device()
         self.classifier = kept.model().placed(self.device)
@@ -163,19 +163,19 @@ class Model:
     @property
     def frontier(self) -> Frontier:
         """What the dial, or the grid, can reach after the last step."""
-        if not self.artefact.fusions:
+        if not self.saved.fusions:
             raise BranchoutError("a base model has no operating points; extend it first")
-        return Frontier.from_dict(self.artefact.fusions[-1].frontier)
+        return Frontier.from_dict(self.saved.fusions[-1].frontier)
 
     def save(self, out: str | Path, *, half: bool = False) -> Model:
-        artefact.save(self.artefact, Path(out), source=self.folder, half=half)
+        checkpoint.save(self.saved, Path(out), source=self.folder, half=half)
         self.folder = Path(out)
         return self
 
     def note(self, **facts: Any) -> Model:
         """Add facts to the last entry of the model's history."""
-        *earlier, last = self.artefact.history
-        self.artefact = replace(self.artefact, history=(*earlier, {**last, **facts}))
+        *earlier, last = self.saved.history
+        self.saved = replace(self.saved, history=(*earlier, {**last, **facts}))
         return self
 
     # Asking.
@@ -232,7 +232,7 @@ class Model:
             seen = extract(self.classifier, images, device=self.device, work="read the memory", report=report)[0]
             album = Album(seen, samples.ids.tolist(), samples.names.tolist(), nearest)
         steps = len(self.classifier.steps)
-        before = self.artefact.model(steps - 1).to(self.device) if steps else None
+        before = self.saved.model(steps - 1).to(self.device) if steps else None
         prepare, normalise = self.classifier.preprocessing.prepare, self.classifier.preprocessing.normalise
         found: list[Explanation] = []
         for picture in pictures:
@@ -255,11 +255,11 @@ class Model:
         Returns the point's accuracies on the images it was chosen with.
         """
         point = self.frontier.choose(goal)
-        *earlier, last = self.artefact.fusions
-        self.artefact = replace(self.artefact, fusions=(*earlier, replace(last, point=point, goal=goal)))
-        apply_fusion(self.classifier, self.artefact.fusions[-1])
+        *earlier, last = self.saved.fusions
+        self.saved = replace(self.saved, fusions=(*earlier, replace(last, point=point, goal=goal)))
+        apply_fusion(self.classifier, self.saved.fusions[-1])
         if self.folder is not None:
-            artefact.rewrite(self.artefact, self.folder)
+            checkpoint.rewrite(self.saved, self.folder)
         return self.frontier.at(point)
 
     # Measuring.
@@ -277,7 +277,7 @@ class Model:
         images = open_images(samples, self.classifier.preprocessing, self.device, cache=cache_folder())
         labels = self.classifier.space.index(samples.classes)[samples.labels]
         steps = len(self.classifier.steps)
-        before = self.artefact.model(steps - 1).to(self.device) if steps else None
+        before = self.saved.model(steps - 1).to(self.device) if steps else None
         return compare(self.classifier, before, images, labels, flip=flip, report=report)
 
     def two_fold(self, comparison: Comparison, goal: str = "balanced", seed: int = 0) -> frontiers.Scored:
@@ -306,7 +306,7 @@ class Model:
         else:
             chosen = some_of(pictures_in(Path(verify))) if isinstance(verify, str | Path) else verify
             pictures = (picture if isinstance(picture, np.ndarray) else decode(Path(picture)) for picture in chosen)
-        return export_onnx(self.artefact, Path(out), pictures, flip=flip)
+        return export_onnx(self.saved, Path(out), pictures, flip=flip)
 
     def push(self, name: str, *, private: bool = False) -> str:
         """Push the saved folder to the Hugging Face hub, as it is; `name` is owner/name. Returns the page's address."""
@@ -325,13 +325,13 @@ class Model:
         typed: str | None = None,
         report: Report = silent,
     ) -> dict[str, Any]:
-        """All that a report shows, as plain data: see `branchout.evaluate.gather`.
+        """All that a report shows, as plain data: see `branchout.report.data`.
 
         `results` is a folder of rows measured with other methods; `typed` is how commands on the page name the model.
         """
         rows = None if results is None else rows_in(Path(results), self.classifier.space)
         return gather(
-            self.artefact,
+            self.saved,
             None if test is None else samples_in(test),
             path=typed or str(self.folder or "MODEL"),
             made=_now()[:10],
@@ -366,17 +366,17 @@ class Model:
         *,
         seed: int = 0,
         problems: list[str] | None = None,
-    ) -> Material:
+    ) -> DataSplit:
         """The images of an extension, divided into what trains, what chooses and what reports."""
         return divide(
-            self.artefact.classifier,
+            self.saved.classifier,
             samples_in(new, problems),
             None if memory is None else samples_in(memory, problems),
             None if val is None else samples_in(val, problems),
             seed,
         )
 
-    def untold(self, memory: str | Path | Samples | None) -> int:
+    def steps_without_memory(self, memory: str | Path | Samples | None) -> int:
         """How many classes that earlier steps taught have no image in `memory`."""
         taught = {name for step in self.classifier.steps for name in step.names}
         return len(taught - set(() if memory is None else samples_in(memory).classes))
@@ -392,11 +392,11 @@ class Model:
         report: Report = silent,
         **options: Any,
     ) -> Model:
-        """Learn the classes of `new` beside the old ones; options are those of `Request` (recipe, branch, goal, …).
+        """Learn the classes of `new`; options are those of `ExtendConfig` (recipe, branch, goal, …).
 
         With `out` the model is saved there, and a run that was stopped goes on when it is called again.
         """
-        request = Request(**options)
+        request = ExtendConfig(**options)
         Frontier.check_goal(request.goal)  # a typo is answered before anything is trained
         recipe_named(request.recipe)
         out = None if out is None else Path(out)
@@ -427,17 +427,17 @@ class Model:
             "seconds": {key: round(value, 2) for key, value in outcome.seconds.items()},
             "version": __version__,
         }
-        grown = Artefact(
+        grown = SavedModel(
             outcome.model.rebuilt(outcome.model.steps).to(self.device),
-            (*self.artefact.fusions, outcome.fusion),
-            (*self.artefact.history, event),
+            (*self.saved.fusions, outcome.fusion),
+            (*self.saved.history, event),
         )
         if out is not None:
-            artefact.save(grown, out, source=self.folder)
+            checkpoint.save(grown, out, source=self.folder)
             shutil.rmtree(work_folder(out), ignore_errors=True)
         return Model(grown, out, self.device)
 
-    def _identity(self, material: Material, request: Request, pooler: str) -> dict[str, Any]:
+    def _identity(self, material: DataSplit, request: ExtendConfig, pooler: str) -> dict[str, Any]:
         """All that decides what is trained, for telling whether a stopped run may go on; its goal may still change."""
         memory = material.memory
         settings = asdict(request)

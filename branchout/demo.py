@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from branchout import api
+from branchout.cli.display import progress
 from branchout.data import memory, scenarios
 from branchout.data.glyphs import glyphs
 from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
-from branchout.show import progress
 
 if TYPE_CHECKING:
     from rich.console import Console

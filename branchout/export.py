@@ -28,7 +28,7 @@ from branchout.errors import BranchoutError
 from branchout.evaluate.compare import logits
 from branchout.files import check_place, in_one_move
 from branchout.labels import branch_name
-from branchout.model.artefact import Artefact
+from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
 
 OPSET = 18
@@ -81,12 +81,12 @@ class Graph(nn.Module):
         return found, found.softmax(1)
 
 
-def export_onnx(artefact: Artefact, out: Path, pictures: Iterable[Image], *, flip: bool = False) -> Exported:
+def export_onnx(saved: SavedModel, out: Path, pictures: Iterable[Image], *, flip: bool = False) -> Exported:
     """Write the model at its operating point; `pictures` are those that the file must answer as the model does."""
     check_installed()
     check_place(out, free=True)
     # A copy, on the CPU and in the plain memory layout: the exporter would write the other one out as gathers.
-    model = copy.deepcopy(artefact.model()).cpu().to(memory_format=torch.contiguous_format)
+    model = copy.deepcopy(saved.model()).cpu().to(memory_format=torch.contiguous_format)
     if flip and model.kind == "glyph":
         raise BranchoutError("a mirrored character is another character: --flip is for photographs")
     model.fused.deltas = [None if delta is None else delta.cpu() for delta in model.fused.deltas]
@@ -94,7 +94,7 @@ def export_onnx(artefact: Artefact, out: Path, pictures: Iterable[Image], *, fli
     if not batches:
         raise BranchoutError("there is no picture to check the exported model with")
     traced = trace(model, flip)
-    for key, value in metadata(artefact, model, flip).items():
+    for key, value in metadata(saved, model, flip).items():
         traced.metadata_props.add(key=key, value=value)
     with in_one_move(out) as partial:
         partial.write_bytes(traced.SerializeToString())
@@ -148,7 +148,7 @@ def trace(model: Classifier, flip: bool) -> Any:
     return proto
 
 
-def metadata(artefact: Artefact, model: Classifier, flip: bool) -> dict[str, str]:
+def metadata(saved: SavedModel, model: Classifier, flip: bool) -> dict[str, str]:
     """What a program needs beside the graph, as JSON texts; `classes` is in the order of the logits."""
     told: dict[str, Any] = {
         "classes": list(model.space.classes),
@@ -156,7 +156,7 @@ def metadata(artefact: Artefact, model: Classifier, flip: bool) -> dict[str, str
         "branches": {branch_name(n): list(names) for n, names in enumerate(model.space.branches)},
         "network": model.arch["name"],
         "flip": flip,
-        "goal": artefact.fusions[-1].goal if artefact.fusions else None,
+        "goal": saved.fusions[-1].goal if saved.fusions else None,
         "branchout": __version__,
     }
     return {key: json.dumps(value, ensure_ascii=False) for key, value in told.items()}

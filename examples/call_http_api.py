@@ -29,7 +29,7 @@ def as_form(pictures: list[Path]) -> tuple[bytes, str]:
 
 def ask(server: str, pictures: list[Path]) -> list[dict]:
     body, kind = as_form(pictures)
-    request = urllib.request.Request(f"{server}/predict", body, {"Content-Type": kind})
+    request = urllib.request.ExtendConfig(f"{server}/predict", body, {"Content-Type": kind})
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)["predictions"]
 

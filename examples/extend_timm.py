@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 import branchout
-from branchout.train.loop import Event
+from branchout.training.loop import Event
 
 
 def show(event: Event) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,9 +23,9 @@ from branchout.data.memory import keep
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import ArrayPixels, Samples
 from branchout.model.classifier import Classifier, Step
-from branchout.model.fusion import CosineHead
+from branchout.model.heads import CosineHead
 from branchout.model.resnet import build
-from branchout.model.surgery import Branch, branch_point
+from branchout.model.staged import Branch, branch_point
 
 CPU = torch.device("cpu")
 BASE = (
@@ -38,6 +41,7 @@ BASE = (
 NEW = ("infinity", "latin small letter g", "upwards arrow")
 LATER = ("commercial at", "number sign", "question mark")
 SIZES = Preprocessing(32, 1, (0.5,), (0.25,))
+SCRIPT = Path(sys.executable).parent / "branchout"
 ARCH = {"family": "resnet", "name": "resnet10", "stem": "small", "width": 8, "in_channels": 1}
 
 
@@ -128,3 +132,38 @@ def run(*words: str | Path) -> Answer:
         except SystemExit as left:
             status = left.code if isinstance(left.code, int) else 0
     return Answer(status, out.getvalue(), err.getvalue())
+
+
+def start(*words: str | Path, **settings: str) -> subprocess.Popen[str]:
+    """The real command, in a process of its own that can be interrupted even if the tests run in the background."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **settings}
+    return subprocess.Popen(
+        [SCRIPT, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def typed(*words: str | Path) -> Answer:
+    process = start(*words)
+    out, err = process.communicate(timeout=200)
+    return Answer(process.returncode, out, err)
+
+
+def well(answer: Answer) -> str:
+    """What an answer without complaint says."""
+    assert answer.status == 0, answer.err
+    assert answer.err == ""
+    return answer.out
+
+
+def refused(answer: Answer, *words: str) -> None:
+    """A kind error: status 1, nothing but a sentence, and these words in it."""
+    assert answer.status == 1, answer
+    assert answer.err.startswith("error: ")
+    assert "Traceback" not in answer.err
+    for word in words:
+        assert word in answer.err, answer.err

@@ -10,17 +10,17 @@ from PIL import Image
 
 import branchout
 from branchout import api
-from branchout.data.batches import in_order, open_images
+from branchout.data.images import in_order, open_images
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.evaluate.compare import Comparison
+from branchout.method import frontier as frontiers
 from branchout.metrics import accuracies
-from branchout.model.artefact import Artefact
+from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
-from branchout.model.fusion import CosineHead
+from branchout.model.heads import CosineHead
 from branchout.model.resnet import build
-from branchout.train import frontier as frontiers
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def photographs() -> api.Model:
     backbone = build("resnet10", width=8)
     seen = Preprocessing(24, 3, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
     names = ["ant", "bee", "cat", "dog", "elk", "fly", "gnu"]
-    return api.Model(Artefact(Classifier(arch, backbone, CosineHead(32, 7), names, seen)), None, torch.device("cpu"))
+    return api.Model(SavedModel(Classifier(arch, backbone, CosineHead(32, 7), names, seen)), None, torch.device("cpu"))
 
 
 # Asking.
@@ -246,7 +246,7 @@ def test_classes_the_model_does_not_know_are_named(base: api.Model, val: Samples
 
 def test_columns_give_the_answers_at_any_point(measured: tuple[Comparison, Samples], extended_twice: api.Model) -> None:
     comparison, _ = measured
-    fusion = extended_twice.artefact.fusions[-1]
+    fusion = extended_twice.saved.fusions[-1]
     offsets = fusion.offsets(2)
     assert np.array_equal(frontiers.predict(comparison.columns, comparison.space, offsets), comparison.answers)
 

@@ -45,7 +45,7 @@ def test_the_demo_from_beginning_to_end(tmp_path: Path) -> None:
 
     grown = api.load(tmp_path / "demo" / "v2")
     assert len(grown.classes) == demo.BASE + demo.NOVEL - demo.OVERLAP
-    measured = grown.artefact.history[-1]["measured"]
+    measured = grown.saved.history[-1]["measured"]
     assert measured["after"]["novel"] > 0.8
     assert measured["after"]["base"] > measured["before"]["base"] - 0.05
     assert measured["after"]["overlap"] > measured["before"]["overlap"]

@@ -20,12 +20,12 @@ from branchout.bench.claims import checks
 from branchout.bench.measurements import number as rounded
 from branchout.bench.report import read
 from branchout.cli import app
-from branchout.model.cuts import CUTS
-from branchout.model.fusion import POOLERS
+from branchout.method.frontier import Frontier
+from branchout.method.recipes import PAPER, recipe_named
+from branchout.model.heads import POOLERS
 from branchout.model.resnet import build
-from branchout.model.surgery import Branch, branch_point
-from branchout.train.frontier import Frontier
-from branchout.train.recipes import PAPER, recipe_named
+from branchout.model.staged import Branch, branch_point
+from branchout.model.timm_adapters import CUTS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

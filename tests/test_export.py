@@ -21,7 +21,7 @@ from branchout import export as exporting
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.export import Graph, built_in_pictures, export_onnx
-from branchout.model.artefact import Artefact, Fusion
+from branchout.model.checkpoint import Fusion, SavedModel
 
 # What somebody writes who has the file, a picture library and nothing of ours: all of it from the metadata.
 STRANGER = """
@@ -69,7 +69,7 @@ def fusion(b: float, deltas: list[Any] | None = None) -> Fusion:
     return Fusion(frontier, [deltas] if deltas else [], 0, "balanced")
 
 
-def mixed(pooler: str, b: float = 0.7) -> Artefact:
+def mixed(pooler: str, b: float = 0.7) -> SavedModel:
     """Three branches that share classes and a feature vector, deltas as strong as logits, a dial that matters."""
     plain = untrained(("a", "b", "c"), ("d", "b"), ("e", "a", "b"), where=("layer3", "fc"))
     model = plain.rebuilt(plain.steps, pooler)
@@ -79,7 +79,7 @@ def mixed(pooler: str, b: float = 0.7) -> Artefact:
         torch.randn(len(sources) * model.backbone.features, len(names), generator=generator) * 0.3
         for sources, names in zip(model.fused.sources, model.space.branches, strict=True)
     ]
-    return Artefact(model, (fusion(0.1), fusion(b, deltas)))
+    return SavedModel(model, (fusion(0.1), fusion(b, deltas)))
 
 
 def grey(count: int = 3) -> list[np.ndarray]:

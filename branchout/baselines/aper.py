@@ -22,15 +22,15 @@ from branchout.baselines.common import Network, Task, epochs_of
 from branchout.baselines.groups import new_groups
 from branchout.baselines.ncm import NearestMean
 from branchout.baselines.registry import Method
-from branchout.data.batches import in_order
+from branchout.data.images import in_order
 from branchout.data.samples import Samples
 from branchout.errors import DoesNotApply
+from branchout.method.recipes import scale_to_dataset
+from branchout.method.stage1 import Labelled
 from branchout.model.classifier import Classifier
-from branchout.model.fusion import CosineHead
-from branchout.model.surgery import Backbone
-from branchout.train.branch import Labelled
-from branchout.train.loop import fit
-from branchout.train.recipes import fitted
+from branchout.model.heads import CosineHead
+from branchout.model.staged import Backbone
+from branchout.training.loop import fit
 
 BOTTLENECK = 64
 SCALE = 0.1
@@ -103,7 +103,7 @@ def adapt(model: Classifier, task: Task) -> Backbone:
     own = {int(number): place for place, number in enumerate(task.space.index(names))}
     new = task.labelled(task.new)
     local = Labelled(new.images, torch.tensor([own[label] for label in new.labels.tolist()]).numpy())
-    optimisation = fitted(task.network, len(local.labels))
+    optimisation = scale_to_dataset(task.network, len(local.labels))
     network = Network(adapted, CosineHead(adapted.features, len(names)).to(task.device))
 
     def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:

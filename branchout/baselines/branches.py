@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from branchout.baselines.common import OnFeatures
 from branchout.model.classifier import Classifier
-from branchout.model.fusion import FusedHead
+from branchout.model.heads import FusedHead
 
 
 class ScaledBranches(nn.Module):

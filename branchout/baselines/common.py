@@ -19,16 +19,16 @@ from torch import Tensor, nn
 
 from branchout.data import augment
 from branchout.data.augment import Augmentation
-from branchout.data.batches import Images, in_order, on_device, shuffled
+from branchout.data.images import Images, in_order, on_device, shuffled
 from branchout.data.samples import Samples
 from branchout.labels import LabelSpace
+from branchout.method.recipes import PAPER, Optimisation
+from branchout.method.stage1 import Labelled
 from branchout.model.classifier import Classifier
-from branchout.model.fusion import Head, new_head
-from branchout.model.surgery import Backbone
-from branchout.train.branch import Labelled
-from branchout.train.loop import Report, best_device, precision, seed_for, silent
-from branchout.train.pretrain import FAST
-from branchout.train.recipes import PAPER, Optimisation
+from branchout.model.heads import Head, new_head
+from branchout.model.staged import Backbone
+from branchout.training.loop import Report, best_device, precision, seed_for, silent
+from branchout.training.pretrain import FAST
 
 Ints = npt.NDArray[np.int64]
 

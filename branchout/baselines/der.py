@@ -22,11 +22,11 @@ from branchout.baselines import heads, whole
 from branchout.baselines.common import Network, Task
 from branchout.baselines.heads import Batch, Cached
 from branchout.baselines.registry import Method
+from branchout.method.recipes import Optimisation, scale_to_dataset
 from branchout.model.classifier import Classifier
-from branchout.model.fusion import to_norm
-from branchout.model.surgery import Backbone
-from branchout.train.loop import precision
-from branchout.train.recipes import Optimisation, fitted
+from branchout.model.heads import to_norm
+from branchout.model.staged import Backbone
+from branchout.training.loop import precision
 
 LAST_STAGE = Optimisation(epochs=30, lr=0.1, batch=128, weight_decay=5e-4)
 
@@ -86,7 +86,7 @@ def relearn_head(network: Extractors, task: Task) -> None:
         h, target, _ = batch
         return F.cross_entropy(network.head(h.squeeze(1)), target)
 
-    task = replace(task, heads=fitted(LAST_STAGE, len(samples)))
+    task = replace(task, heads=scale_to_dataset(LAST_STAGE, len(samples)))
     heads.train(network.head, task, data, heads.class_by_class(task, data), loss_of)
 
 

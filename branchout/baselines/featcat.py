@@ -15,7 +15,7 @@ from branchout.baselines.common import OnFeatures, Task
 from branchout.baselines.heads import Batch
 from branchout.baselines.registry import Method
 from branchout.model.classifier import Classifier
-from branchout.model.fusion import CosineHead
+from branchout.model.heads import CosineHead
 
 
 class Joined(nn.Module):

@@ -22,7 +22,7 @@ from branchout.baselines.groups import new_groups, plain
 from branchout.baselines.registry import Method
 from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier
-from branchout.model.fusion import Pooler
+from branchout.model.heads import Pooler
 
 FEW = 50
 """Classes with fewer images than this have no covariance of their own."""

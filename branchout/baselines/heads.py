@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from branchout.baselines.common import Ints, Task
-from branchout.data.batches import class_balanced, on_device
+from branchout.data.images import class_balanced, on_device
 from branchout.data.memory import keep
 from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
+from branchout.method.features import extract
 from branchout.model.classifier import Classifier
-from branchout.model.fusion import NORM, CosineHead, Head, to_norm
-from branchout.train.features import extract
-from branchout.train.loop import fit, seed_for
+from branchout.model.heads import NORM, CosineHead, Head, to_norm
+from branchout.training.loop import fit, seed_for
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """Features (n, feature vectors, k), class numbers (n,) and origins (n,)."""

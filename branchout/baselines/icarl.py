@@ -23,7 +23,7 @@ from branchout.baselines.registry import Method
 from branchout.data.memory import keep
 from branchout.data.samples import Samples, concatenate
 from branchout.model.classifier import Classifier
-from branchout.model.fusion import NORM
+from branchout.model.heads import NORM
 
 
 class NearestMean(nn.Module):

@@ -18,7 +18,7 @@ from branchout.baselines.registry import Method
 from branchout.errors import DoesNotApply
 from branchout.model.architectures import FAMILIES
 from branchout.model.classifier import Classifier
-from branchout.train.pretrain import pretrain
+from branchout.training.pretrain import pretrain
 
 
 def learn(before: Classifier, task: Task) -> Classifier:

@@ -21,7 +21,7 @@ from branchout.baselines.heads import Batch, Cached
 from branchout.baselines.registry import Method
 from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier
-from branchout.model.fusion import CosineHead, Pooler
+from branchout.model.heads import CosineHead, Pooler
 
 
 class SideBySide(nn.Module):

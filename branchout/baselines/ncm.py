@@ -18,7 +18,7 @@ from branchout.baselines.groups import new_groups, plain
 from branchout.baselines.registry import Method
 from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier
-from branchout.model.fusion import Pooler, to_norm
+from branchout.model.heads import Pooler, to_norm
 
 
 class NearestMean(nn.Module):

@@ -32,11 +32,11 @@ from branchout.baselines.heads import Batch, Cached
 from branchout.baselines.registry import Method
 from branchout.data.augment import SMALL
 from branchout.errors import DoesNotApply
+from branchout.method.recipes import Optimisation, scale_to_dataset
 from branchout.model.classifier import Classifier
-from branchout.model.fusion import NORM
-from branchout.model.surgery import Backbone
-from branchout.train.loop import precision, seed_for
-from branchout.train.recipes import Optimisation, fitted
+from branchout.model.heads import NORM
+from branchout.model.staged import Backbone
+from branchout.training.loop import precision, seed_for
 
 PROXIES = 10
 SPATIAL, FLAT = (3.0, 8.0), (1.0, 10.0)
@@ -226,7 +226,7 @@ def tune_head(network: PodNetwork, task: Task, optimisation: Optimisation) -> No
         h, target, _ = batch
         return nca(network.head(h.squeeze(1)), target)
 
-    task = replace(task, heads=fitted(optimisation, len(samples)))
+    task = replace(task, heads=scale_to_dataset(optimisation, len(samples)))
     network.head.eta.requires_grad_(False)
     heads.train(network.head, task, data, heads.class_by_class(task, data), loss_of)
 

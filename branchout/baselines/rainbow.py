@@ -24,9 +24,9 @@ from branchout.baselines.registry import Method
 from branchout.data.memory import keep
 from branchout.data.samples import Samples
 from branchout.errors import DoesNotApply
+from branchout.method.recipes import scale_to_dataset
 from branchout.model.classifier import Classifier
-from branchout.train.loop import fit, seed_for
-from branchout.train.recipes import fitted
+from branchout.training.loop import fit, seed_for
 
 MIXED = 0.5
 """How many batches are mixed."""
@@ -41,7 +41,7 @@ def learn(before: Classifier | Network, task: Task, *, own_memory: bool = False)
     network, teacher = whole.student_and_teacher(before, task)
     if own_memory:
         task = replace(task, memory=kept(teacher, task))
-    optimisation = fitted(task.network, len(task.new) + len(task.memory))
+    optimisation = scale_to_dataset(task.network, len(task.new) + len(task.memory))
     half = max(optimisation.batch // 2, 1)
     stream = epochs_of(task, task.labelled(task.new), half, stream=0)
     memory = epochs_of(task, task.labelled(task.memory), half, stream=1) if len(task.memory) else None

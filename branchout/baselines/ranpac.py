@@ -21,7 +21,7 @@ from branchout.baselines.common import OnFeatures, Task
 from branchout.baselines.groups import new_groups, plain
 from branchout.baselines.registry import Method
 from branchout.model.classifier import Classifier
-from branchout.train.loop import seed_for
+from branchout.training.loop import seed_for
 
 WIDTH = 10_000
 """Random features, as in the source."""

@@ -18,10 +18,10 @@ from branchout.baselines import heads
 from branchout.baselines.common import OnFeatures, Task
 from branchout.baselines.heads import Batch
 from branchout.baselines.registry import Method
-from branchout.data.batches import shuffled
+from branchout.data.images import shuffled
 from branchout.model.classifier import Classifier
-from branchout.model.fusion import FusedHead, Pooler
-from branchout.train.loop import seed_for
+from branchout.model.heads import FusedHead, Pooler
+from branchout.training.loop import seed_for
 
 
 class Router(nn.Module):

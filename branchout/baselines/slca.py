@@ -24,8 +24,8 @@ from branchout.baselines.groups import new_groups, plain
 from branchout.baselines.registry import Method
 from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier
-from branchout.model.fusion import Head, Pooler, new_head
-from branchout.train.loop import fit, seed_for
+from branchout.model.heads import Head, Pooler, new_head
+from branchout.training.loop import fit, seed_for
 
 DRAWN = 128
 """Features drawn of each Gaussian in an epoch: in our ten epochs as many as in the source's five of 256."""

@@ -23,10 +23,10 @@ from branchout.baselines.branches import with_scales
 from branchout.baselines.common import Ints, Network, OnFeatures, Task
 from branchout.baselines.heads import Batch
 from branchout.baselines.registry import Method
-from branchout.data.batches import shuffled
+from branchout.data.images import shuffled
 from branchout.model.classifier import Classifier
-from branchout.model.fusion import NORM, CosineHead, FusedHead, Head, to_norm
-from branchout.train.loop import seed_for
+from branchout.model.heads import NORM, CosineHead, FusedHead, Head, to_norm
+from branchout.training.loop import seed_for
 
 VIEWS = 2
 """Of each new image, for rows on frozen features: there are plenty of images."""

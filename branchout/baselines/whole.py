@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from branchout.baselines import heads
 from branchout.baselines.common import Network, Task, epochs_of, frozen_copy
-from branchout.data.batches import in_order
+from branchout.data.images import in_order
 from branchout.data.samples import Samples, concatenate
+from branchout.method.recipes import scale_to_dataset
+from branchout.method.stage1 import Labelled
 from branchout.model.classifier import Classifier
-from branchout.train.branch import Labelled
-from branchout.train.loop import fit, seed_for
-from branchout.train.recipes import fitted
+from branchout.training.loop import fit, seed_for
 
 TEMPERATURE = 2.0
 """Of distillation: LwF's, which iCaRL's successors, BiC and WA kept."""
@@ -91,7 +91,7 @@ def train(
     work: str = "train the network",
 ) -> None:
     """Train all of a network that is not frozen, BatchNorm's statistics too, on augmented views."""
-    optimisation = fitted(task.network, len(labelled.labels))
+    optimisation = scale_to_dataset(task.network, len(labelled.labels))
     network.train()
     fit(
         network,

@@ -11,11 +11,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from branchout.bench.contenders import contenders
 from branchout.bench.measurements import Measurements, Missing, Rows, Verdict, decided, label, number
+from branchout.bench.methods import contenders
 from branchout.bench.paper import paper_rows
 from branchout.bench.tables import BY_BASE, base_class_counts, networks_of, table_named
-from branchout.evaluate.markup import MINUS
+from branchout.report.markup import MINUS
 
 OURS, DEFAULT, FC_ONLY = "score-fusion-reference", "score-fusion-branchout", "score-fusion-fc-reference"
 COMPARED = ("finetune", "lwf", "icarl", "bic", "wa", "der")

@@ -18,28 +18,28 @@ import torch
 from torch import Tensor
 
 from branchout.baselines.common import Task
-from branchout.bench.given import GivenBase, given_base
+from branchout.bench.given_base import GivenBase, given_base
 from branchout.bench.plan import Plan, difference, flat
 from branchout.data import augment, scenarios
 from branchout.data import memory as memory_rules
 from branchout.data.augment import Augmentation
-from branchout.data.batches import SMALL, Gallery, Images, cache_folder
 from branchout.data.dataset import Dataset
+from branchout.data.images import SMALL, Gallery, Images, cache_folder
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples, concatenate, digest
 from branchout.errors import BranchoutError
 from branchout.files import in_one_move, locked
 from branchout.labels import LabelSpace
+from branchout.method.extend import VIEWS
+from branchout.method.features import extract, weights_digest
+from branchout.method.recipes import PAPER, Optimisation, Stage1, plain
+from branchout.method.stage1 import Labelled, train_branch
 from branchout.metrics import Accuracies, accuracies
-from branchout.model import artefact
-from branchout.model.artefact import Artefact, is_artefact
+from branchout.model import checkpoint
+from branchout.model.checkpoint import SavedModel, is_saved_model
 from branchout.model.classifier import Classifier, Step
-from branchout.train.branch import Labelled, learn_branch
-from branchout.train.extend import VIEWS
-from branchout.train.features import extract, weights_digest
-from branchout.train.loop import Report, best_device, silent
-from branchout.train.pretrain import pretrain
-from branchout.train.recipes import PAPER, Optimisation, StageOne, plain
+from branchout.training.loop import Report, best_device, silent
+from branchout.training.pretrain import pretrain
 
 MEMORIES = ("random", "herding")
 CLUSTERING = "resnet10"
@@ -80,7 +80,7 @@ class Experiment:
             else self.given_base.classifier.preprocessing
         )
         self.gallery = Gallery(self.preprocessing, self.device, self.cache)
-        self._branches: dict[tuple[StageOne, str, int], tuple[Step, float]] = {}
+        self._branches: dict[tuple[Stage1, str, int], tuple[Step, float]] = {}
         self._features: dict[tuple[Any, ...], tuple[Tensor, float]] = {}
         self._ranked: dict[int, Samples] = {}
         self._earlier = 0.0
@@ -281,7 +281,7 @@ class Experiment:
         asked = time.perf_counter()
         with locked(self.cache / "bench" / f".{name}.lock"):  # another runner may be training the very same one
             self._earlier -= time.perf_counter() - asked  # what it took is in the file, and waiting is no work
-            fresh = not is_artefact(kept)
+            fresh = not is_saved_model(kept)
             if fresh:
                 start = self.now()
                 made = pretrain(
@@ -301,9 +301,9 @@ class Experiment:
                     report=self.report,
                 )
                 event = {"what": "pretrain", "images": len(samples), "seconds": self.now() - start, **settings}
-                artefact.save(Artefact(made.cpu(), (), (event,)), kept)
+                checkpoint.save(SavedModel(made.cpu(), (), (event,)), kept)
                 (self.cache / "bench" / f"{name}.checkpoint").unlink(missing_ok=True)
-        saved = artefact.load(kept)
+        saved = checkpoint.load(kept)
         if not fresh:
             self._earlier += float(saved.history[0]["seconds"])
         return self._placed(saved.model())
@@ -332,13 +332,13 @@ class Experiment:
         epochs = self.plan.fusion_epochs
         return optimisation if epochs is None else replace(optimisation, epochs=epochs)
 
-    def shortened(self, settings: StageOne) -> StageOne:
+    def shortened(self, settings: Stage1) -> Stage1:
         """Stage I as the plan wants it."""
         if self.plan.epochs is None:
             return settings
         return replace(settings, optimisation=replace(settings.optimisation, epochs=self.plan.epochs))
 
-    def branched(self, step: int, settings: StageOne, where: str = "last") -> tuple[Classifier, list[float]]:
+    def branched(self, step: int, settings: Stage1, where: str = "last") -> tuple[Classifier, list[float]]:
         """The base with the branches of all steps so far, by the paper's stage I; and how long each took.
 
         That stage sees new images alone, so one branch serves every exemplar seed and every method that builds on it.
@@ -349,7 +349,7 @@ class Experiment:
             key = (settings, where, t)
             if key not in self._branches:
                 start = self.now()
-                learned, _ = learn_branch(
+                learned, _ = train_branch(
                     model,
                     self.scenario.branches[t],
                     self.labelled(self.given(t), t),

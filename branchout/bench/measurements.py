@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from branchout.bench.contenders import contenders
-from branchout.bench.results import on_another_base
+from branchout.bench.methods import contenders
+from branchout.bench.rows import on_another_base
 
 Rows = Mapping[Path, Mapping[str, Any]]
 TEST_IMAGES = {"glyphs": 10}

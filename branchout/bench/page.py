@@ -27,8 +27,8 @@ from branchout.bench.report import (
     columns,
 )
 from branchout.errors import BranchoutError
-from branchout.evaluate.markup import command, duration, named, note, size, text
 from branchout.files import check_place
+from branchout.report.markup import command, duration, named, note, size, text
 
 GENERATOR = "Branchout bench"
 """By this mark in its head a file is known as a page of results, which may be written over."""

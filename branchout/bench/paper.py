@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from branchout.bench.contenders import contenders
+from branchout.bench.methods import contenders
 
 BEST = {"all": "best-Acc_all", "balanced": "best-balanced", "avg": "best-Acc_avg"}
 VARIANTS = {"": "score fusion", "-fc": "score fusion fc-only"}

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from branchout.train.pretrain import FAST
-from branchout.train.recipes import PAPER, Optimisation
+from branchout.method.recipes import PAPER, Optimisation
+from branchout.training.pretrain import FAST
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import Any
 from urllib.parse import quote
 
 from branchout.bench.claims import Case, Check, alone_rows, checks
-from branchout.bench.contenders import Contender, contenders
 from branchout.bench.measurements import OUTDATED, number
+from branchout.bench.methods import Contender, contenders
 from branchout.bench.paper import BEST, network, paper_label, paper_number, paper_rows
-from branchout.bench.results import check_figures, on_another_base
+from branchout.bench.rows import check_figures, on_another_base
 from branchout.bench.tables import BY_BASE, Table, figures, networks_of, tables
 from branchout.errors import BranchoutError
 

@@ -11,20 +11,20 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from branchout.bench import results
-from branchout.bench.contenders import contender_named
-from branchout.bench.given import given_base
+from branchout.bench import rows as results
+from branchout.bench.given_base import given_base
+from branchout.bench.methods import contender_named
 from branchout.bench.plan import Plan
-from branchout.bench.run import Job
+from branchout.bench.runner import Job
 from branchout.data.augment import PADDED
 from branchout.data.dataset import Dataset
 from branchout.data.samples import digest
 from branchout.data.scenarios import CLUSTERED
 from branchout.errors import BranchoutError, unknown
+from branchout.method.recipes import Optimisation
 from branchout.model.architectures import check, is_transformer
-from branchout.train.pretrain import FAST, TRANSFORMER, only_fast, schedule_for
-from branchout.train.pretrain import PAPER as PAPER_PRETRAINING
-from branchout.train.recipes import Optimisation
+from branchout.training.pretrain import FAST, TRANSFORMER, only_fast, schedule_for
+from branchout.training.pretrain import PAPER as PAPER_PRETRAINING
 
 PUBLISHED = Optimisation(epochs=160, lr=0.1, batch=128, weight_decay=5e-4, schedule="cosine")
 """The long training of CIFAR-100's class-incremental literature, for the base and for every step; its augmentation

@@ -121,8 +121,8 @@ ClassFacts = Annotated[
 
 def open_dataset(data: str, facts: Path | None = None) -> Dataset:
     """Open a dataset and say what was wrong with its files."""
-    from branchout.data.benchmarks import resolve
     from branchout.data.dataset import with_facts
+    from branchout.data.datasets import resolve
 
     problems: list[str] = []
     dataset = resolve(data, report=lambda found: problems.extend(found.summary()))

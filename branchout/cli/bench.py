@@ -80,14 +80,13 @@ def bench(
     if table == "report":
         _report(out, data, page)
         return
-    from branchout.bench import run as runner
-    from branchout.bench import tables
-    from branchout.bench.contenders import contender_named
+    from branchout.bench import runner, tables
+    from branchout.bench.methods import contender_named
     from branchout.bench.plan import Plan
-    from branchout.bench.results import on_another_base
+    from branchout.bench.rows import on_another_base
+    from branchout.cli.display import progress
     from branchout.data.scenarios import NAMES
     from branchout.model.architectures import ARCHITECTURES
-    from branchout.show import progress
 
     if (table is None) == (scenario is None):
         raise BranchoutError("name a table, or a scenario with --scenario; branchout bench --list names them all")
@@ -212,7 +211,7 @@ def _without_clusters(plan: Any) -> Any:
 
 def _say_plans(jobs: list[Any]) -> None:
     """What will be run, a line for each experiment of which rows are missing."""
-    from branchout.evaluate.markup import count
+    from branchout.report.markup import count
 
     by_plan: dict[Any, list[Any]] = {}
     for job in jobs:
@@ -238,7 +237,7 @@ BUILT_ON = {"ours": "a new branch", "features": "the paper's branch", "network":
 
 
 def _list() -> None:
-    from branchout.bench.contenders import contenders
+    from branchout.bench.methods import contenders
     from branchout.bench.tables import figures, tables
 
     shown = Table(title="tables and figures", title_justify="left")
@@ -290,7 +289,7 @@ def _report(out: Path, data: str, page: Path) -> None:
 
 def _given_base(base: str, decided: dict[str, Any]) -> Any:
     """The model that is the base; what it decides cannot be asked for as well."""
-    from branchout.bench.given import given_base
+    from branchout.bench.given_base import given_base
 
     given = next((name for name, value in decided.items() if value is not None), None)
     if given:
@@ -370,7 +369,7 @@ def _tell(done: Any) -> None:
 def _show(jobs: list[Any]) -> None:
     """The rows of these jobs as one table."""
     from branchout.bench.measurements import number
-    from branchout.bench.run import read_row
+    from branchout.bench.runner import read_row
 
     rows = {job: [read_row(path) for path in job.files().values()] for job in jobs}
     if not rows:

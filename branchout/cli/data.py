@@ -22,7 +22,7 @@ def data(
     """Show what is in a dataset: classes, counts, sizes, problems."""
     import numpy as np
 
-    from branchout.data.sheet import contact_sheet
+    from branchout.data.contact_sheet import contact_sheet
 
     dataset = open_dataset(data)
     table = Table(title=Text(dataset.name), title_justify="left")
@@ -89,7 +89,7 @@ def scenario(
     dataset = open_dataset(data, classes)
     rows = _array(features) if features else None
     if model and name in scenarios.CLUSTERED:
-        from branchout.show import progress
+        from branchout.cli.display import progress
 
         with progress(console) as report:
             rows = open_model(str(model)).features(dataset.train, report=report)

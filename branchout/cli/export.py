@@ -33,10 +33,10 @@ def explain(
     import json
     from contextlib import nullcontext
 
+    from branchout.cli.display import progress
     from branchout.data.decode import UnreadableImage, decode, printable
     from branchout.data.folders import pictures_in
-    from branchout.show import progress
-    from branchout.train.loop import silent
+    from branchout.training.loop import silent
 
     files = [file for given in pictures for file in pictures_in(given)]
     loaded = open_model(model)
@@ -166,9 +166,9 @@ def export(
     ] = None,
 ) -> None:
     """Write a model as one ONNX file, checked against the original."""
+    from branchout.cli.display import size
     from branchout.export import OPSET, check_installed
     from branchout.files import check_place
-    from branchout.show import size
 
     check_installed()
     check_place(onnx, free=True)
@@ -196,7 +196,7 @@ def push(
     private: Annotated[bool, typer.Option("--private", help="For you and those you allow only.")] = False,
 ) -> None:
     """Push a saved model to the Hugging Face hub, as it is."""
-    from branchout import hub
+    from branchout.model import hub
 
     open_model(str(model))  # a wrong folder is answered with those nearby
     page = hub.push(model, name, private=private)
@@ -210,7 +210,8 @@ def pull(
     out: Annotated[Path, typer.Option(help="Where it is saved.")],
 ) -> None:
     """Save a model from the Hugging Face hub in a folder of yours."""
-    from branchout import api, hub
+    from branchout import api
+    from branchout.model import hub
 
     must_be_free(out)
     loaded = api.load(hub.PREFIX + name.removeprefix(hub.PREFIX))

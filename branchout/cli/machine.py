@@ -15,7 +15,7 @@ from branchout.errors import BranchoutError
 
 if TYPE_CHECKING:
     from branchout.api import Model
-    from branchout.train.loop import Event
+    from branchout.training.loop import Event
 
 
 def emit(event: str, **facts: Any) -> None:
@@ -41,7 +41,7 @@ def errors_as_events(as_json: bool) -> Iterator[None]:
 
 def extension(model: Model, out: Path) -> dict[str, Any]:
     """All that an extension came to: where it is, what was counted, and every operating point."""
-    made = model.artefact.history[-1]
+    made = model.saved.history[-1]
     space = model.classifier.space
     measured = made["measured"] or {}
     return {

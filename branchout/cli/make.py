@@ -56,15 +56,16 @@ def pretrain(
     """Train a base model from scratch."""
     from dataclasses import replace
 
-    from branchout import api, board
+    from branchout import api
+    from branchout.cli import event_files
+    from branchout.cli.display import progress
     from branchout.data.scenarios import Scenario
     from branchout.model import architectures
-    from branchout.show import progress
-    from branchout.train.loop import Event
-    from branchout.train.pretrain import schedule_for
+    from branchout.training.loop import Event
+    from branchout.training.pretrain import schedule_for
 
     must_be_free(out)
-    board.check(tensorboard)
+    event_files.check(tensorboard)
     architectures.check(arch, size, width)
     optimisation = schedule_for(arch, schedule)
     if epochs is not None:
@@ -77,8 +78,8 @@ def pretrain(
         train, val = placed.select(placed.origin == 0), plan.test(dataset, step=0)
     work = api.claim(out, {"command": "pretrain", "arch": arch, "width": width, "size": size, "seed": seed,
                            "optimisation": repr(optimisation), "images": train.fingerprint()})  # fmt: skip
-    with progress(console) as shown, board.event_files(tensorboard) as kept:
-        report = board.both(shown, kept)
+    with progress(console) as shown, event_files.event_files(tensorboard) as kept:
+        report = event_files.both(shown, kept)
         model = api.pretrain(
             train,
             arch=arch,
@@ -111,8 +112,8 @@ def check(
     arch: Arch = None,
 ) -> None:
     """Say what `extend` would do: counts, problems, overlaps, time, space."""
-    from branchout.model.surgery import branch_point
-    from branchout.plan import forecast
+    from branchout.method.forecast import forecast
+    from branchout.model.staged import branch_point
 
     model = open_model(base, arch, base=True)
     branch_point(model.classifier.backbone, branch)
@@ -155,13 +156,14 @@ def extend(
     """
     from contextlib import nullcontext
 
-    from branchout import api, board
+    from branchout import api
+    from branchout.cli import event_files
+    from branchout.cli.display import progress
     from branchout.cli.machine import emit, emit_progress, errors_as_events, extension
-    from branchout.model.fusion import POOLERS
-    from branchout.model.surgery import branch_point
-    from branchout.show import progress
-    from branchout.train.frontier import Frontier
-    from branchout.train.recipes import recipe_named
+    from branchout.method.frontier import Frontier
+    from branchout.method.recipes import recipe_named
+    from branchout.model.heads import POOLERS
+    from branchout.model.staged import branch_point
 
     with errors_as_events(as_json):
         recipe_named(recipe)  # a typo is answered first, before anything is loaded or looked at
@@ -169,7 +171,7 @@ def extend(
         if pooler not in (None, *POOLERS):
             raise unknown("pooler", pooler, POOLERS)
         must_be_free(out)
-        board.check(tensorboard)
+        event_files.check(tensorboard)
         model = open_model(base, arch, base=True)
         branch_point(model.classifier.backbone, branch)
         pools = model.classifier.fused.pooler.kind
@@ -183,7 +185,7 @@ def extend(
         else:
             warn(problems)
         assert images[0] is not None
-        lost = model.untold(images[1])
+        lost = model.steps_without_memory(images[1])
         if lost:
             message = (
                 f"of {lost:,} classes that earlier steps taught no image was given. They may be forgotten: only the "
@@ -191,14 +193,14 @@ def extend(
             )
             emit("warning", message=message) if as_json else say(message, "warning:")
         shown = nullcontext(emit_progress) if as_json else progress(console)
-        with shown as report, board.event_files(tensorboard) as kept:
+        with shown as report, event_files.event_files(tensorboard) as kept:
             grown = model.extend(
                 images[0],
                 memory=images[1],
                 val=images[2],
                 out=out,
                 pooler=pooler or pools,
-                report=board.both(report, kept),
+                report=event_files.both(report, kept),
                 branch=branch,
                 goal=goal,
                 recipe=recipe,
@@ -206,7 +208,7 @@ def extend(
                 epochs=epochs,
                 seed=seed,
             )
-            for event in board.goals(grown.artefact.history[-1]["measured"]):
+            for event in event_files.goals(grown.saved.history[-1]["measured"]):
                 kept(event)
         if as_json:
             emit("result", **extension(grown, out))
@@ -227,9 +229,9 @@ def demo(
 
 def _tell(model: Any, out: Path) -> None:
     """The end of an extension: the table of operating points, and what to type next."""
-    from branchout.show import operating_points, percent, size
+    from branchout.cli.display import operating_points, percent, size
 
-    event = model.artefact.history[-1]
+    event = model.saved.history[-1]
     counts = model.classifier.parameter_counts()
     step = f"step {len(model.classifier.steps)}"
     measured = event["measured"]
@@ -250,8 +252,8 @@ def _tell(model: Any, out: Path) -> None:
                 "trained the base, so its accuracy looks better here than on images it never saw; --val avoids both"
             )
         console.print(operating_points(measured, event["goal"]))
-    if model.frontier.why_one():
-        say(model.frontier.why_one())
+    if model.frontier.single_point_reason():
+        say(model.frontier.single_point_reason())
     say(
         f"{len(model.classes):,} classes; base {size(counts['base'])} parameters, this branch {size(counts[step])}, "
         f"all branches {size(sum(v for k, v in counts.items() if k not in ('heads', 'deltas')))} without heads; "

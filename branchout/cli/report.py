@@ -25,15 +25,15 @@ def report(
     It needs no network. Without TEST it shows what the model itself holds.
     """
     from branchout import api
-    from branchout.evaluate.markup import size
-    from branchout.evaluate.report import beside, check_report
-    from branchout.model.artefact import is_artefact
-    from branchout.show import progress
+    from branchout.cli.display import progress
+    from branchout.model.checkpoint import is_saved_model
+    from branchout.report.markup import size
+    from branchout.report.page import beside, check_report
 
     loaded = open_model(model)
     if out is None:
         # A model that is not a folder of the user's own, built in or from a hub, is told about right here.
-        out = beside(Path(model)) if is_artefact(Path(model)) else Path(f"{Path(model).name}-report.html")
+        out = beside(Path(model)) if is_saved_model(Path(model)) else Path(f"{Path(model).name}-report.html")
     check_report(out)
     problems: list[str] = []
     samples = None if test is None else api.samples_in(test, problems)

@@ -86,14 +86,14 @@ def _serve(
 def _open(model: str | None, watch: Path | None) -> tuple[Model | None, Path | None]:
     """The model, unless it is still being made; and the folder to watch, if there is one."""
     from branchout.api import work_folder
-    from branchout.model.artefact import is_artefact
+    from branchout.model.checkpoint import is_saved_model
 
     for folder in (watch, None if model is None else Path(model)):
         if folder is not None and not folder.name:
             raise BranchoutError(f"{folder} has no name of its own; give the folder by its name")
     if model is None:
         assert watch is not None
-        return (open_model(str(watch)) if is_artefact(watch) else None), watch
+        return (open_model(str(watch)) if is_saved_model(watch) else None), watch
     place = Path(model)
     if not place.exists() and work_folder(place).is_dir():
         if watch not in (None, place):

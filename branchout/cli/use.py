@@ -22,9 +22,9 @@ def tune(model: Saved, goal: Goal = "balanced") -> None:
 
     Nothing is trained and no images are needed.
     """
-    from branchout import hub
-    from branchout.show import percent
-    from branchout.train.frontier import read_as
+    from branchout.cli.display import percent
+    from branchout.method.frontier import read_as
+    from branchout.model import hub
 
     understood = read_as(goal)  # a typo is answered before anything is loaded
     if hub.is_hub_name(model):
@@ -42,8 +42,8 @@ def tune(model: Saved, goal: Goal = "balanced") -> None:
         "pseudo": "new ones, and stand-ins for old ones",
     }
     say(f"{understood}: {told}, on the {frontier.images:,} images that chose it ({whence[frontier.measured]})")
-    if frontier.why_one():
-        say(frontier.why_one())
+    if frontier.single_point_reason():
+        say(frontier.single_point_reason())
     then(f"branchout evaluate {quoted(model)} TEST/", f"branchout predict {quoted(model)} photo.jpg")
 
 
@@ -110,9 +110,9 @@ def evaluate(
     from dataclasses import asdict
 
     from branchout import api
+    from branchout.cli.display import before_after, percent, progress
     from branchout.data.decode import printable
     from branchout.files import check_place, write_csv, write_json
-    from branchout.show import before_after, percent, progress
 
     asked = [file for file in (csv, images_csv, json) if file is not None]
     for file in asked:
@@ -165,9 +165,9 @@ def evaluate(
 
 def _operating_point(model: Any) -> dict[str, Any] | None:
     """Where the dial stands, and the goal that put it there; None for a base model."""
-    if not model.artefact.fusions:
+    if not model.saved.fusions:
         return None
-    fusion = model.artefact.fusions[-1]
+    fusion = model.saved.fusions[-1]
     names = ("b",) if model.frontier.kind == "dial" else ("alpha", "beta")
     return {"goal": fusion.goal, **dict(zip(names, model.frontier.settings[fusion.point].tolist(), strict=True))}
 

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from branchout.data.batches import Images, in_order
+from branchout.data.images import Images, in_order
 from branchout.labels import LabelSpace
 from branchout.metrics import Accuracies, accuracies, confusion_between_parts, part_of_class, per_class
 from branchout.model.classifier import Classifier
-from branchout.train.loop import Event, Report, silent
+from branchout.training.loop import Event, Report, silent
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

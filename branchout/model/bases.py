@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from branchout.data.preprocess import Preprocessing
 from branchout.errors import BranchoutError
 from branchout.model import architectures, resnet, vit
-from branchout.model.cuts import cut_network
-from branchout.model.surgery import Backbone
+from branchout.model.staged import Backbone
+from branchout.model.timm_adapters import cut_network
 
 LITE_SIZES = {"efficientnet_lite0": 224, "efficientnet_lite1": 240, "efficientnet_lite2": 260}
 """The bases that pip brings along, and the size of their input."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from branchout.data.preprocess import Preprocessing
 from branchout.labels import LabelSpace
-from branchout.model.fusion import FusedHead, Head
-from branchout.model.surgery import Backbone, Branch
+from branchout.model.heads import FusedHead, Head
+from branchout.model.staged import Backbone, Branch
 
 
 @dataclass(frozen=True)

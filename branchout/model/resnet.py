@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.errors import BranchoutError, unknown
-from branchout.model.surgery import Backbone
+from branchout.model.staged import Backbone
 
 STEMS = ("small", "large")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from branchout.errors import BranchoutError, unknown
-from branchout.model.cuts import cut_network
-from branchout.model.surgery import Backbone
+from branchout.model.staged import Backbone
+from branchout.model.timm_adapters import cut_network
 
 HEAD = 64
 """The width of one attention head, as in all common vision transformers."""

@@ -14,7 +14,7 @@ from branchout.labels import OVERLAP
 
 def model_facts(model: Model) -> dict[str, Any]:
     classifier = model.classifier
-    history = model.artefact.history
+    history = model.saved.history
     folder = model.folder
     return {
         "name": folder.name if folder is not None else str(history[0].get("base", "model") if history else "model"),
@@ -31,7 +31,7 @@ def model_facts(model: Model) -> dict[str, Any]:
         "bytes": None if folder is None else sum(file.stat().st_size for file in folder.glob("*.safetensors")),
         "preprocessing": classifier.preprocessing.to_dict(),
         "history": [dict(event) for event in history],
-        "frontier": model.frontier.to_dict() if model.artefact.fusions else None,
+        "frontier": model.frontier.to_dict() if model.saved.fusions else None,
     }
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from branchout.api import Model
 from branchout.data.decode import Kind, UnreadableImage, decode
 from branchout.errors import BranchoutError
-from branchout.model.fusion import FusedHead
+from branchout.model.heads import FusedHead
 from branchout.serve.points import OperatingPoint, Points
 
 Told = dict[str, Any]

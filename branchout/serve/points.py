@@ -18,12 +18,12 @@ import torch
 
 from branchout.api import Model
 from branchout.errors import BranchoutError
-from branchout.evaluate.gather import GOALS, leads_to
-from branchout.model import artefact
-from branchout.model.artefact import Deltas
+from branchout.method.frontier import Frontier
+from branchout.model import checkpoint
+from branchout.model.checkpoint import Deltas
 from branchout.model.classifier import Classifier
-from branchout.model.fusion import FusedHead
-from branchout.train.frontier import Frontier
+from branchout.model.heads import FusedHead
+from branchout.report.data import GOALS, leads_to
 
 FARTHEST = 1e4
 """A dial turned further than this says nothing more: logits are far smaller."""
@@ -50,9 +50,9 @@ class Points:
         self.frontier: Frontier | None = None
         self._heads: dict[int, FusedHead] = {}
         self._files = None if model.folder is None else _checksums(model.folder)
-        if model.artefact.fusions:
+        if model.saved.fusions:
             self.frontier = model.frontier
-            chosen = model.artefact.fusions[-1]
+            chosen = model.saved.fusions[-1]
             self.current = self._point(chosen.point, chosen.goal)
         else:
             self.current = OperatingPoint(_head(model.classifier, None, []), None)
@@ -63,7 +63,7 @@ class Points:
         steps = len(self.model.classifier.steps)
         if not steps:
             return None
-        earlier: FusedHead = self.model.artefact.model(steps - 1).fused.to(self.model.device)
+        earlier: FusedHead = self.model.saved.model(steps - 1).fused.to(self.model.device)
         return earlier
 
     def for_goal(self, goal: str) -> OperatingPoint:
@@ -80,7 +80,7 @@ class Points:
         nearest_b = float(frontier.settings[nearest, 0])
         if math.isclose(b, nearest_b, rel_tol=1e-9, abs_tol=1e-9):
             return self._point(nearest, f"b={b:g}")
-        fusion = self.model.artefact.fusions[-1]
+        fusion = self.model.saved.fusions[-1]
         offsets = [b + shift for shift in fusion.shifts or (0.0,) * len(self.model.classifier.steps)]
         about = {
             **self._told(None, f"b={b:g}"),
@@ -97,7 +97,7 @@ class Points:
         frontier = self._reach()
         if not 0 <= number < len(frontier):
             raise NoSuchPoint(f"the frontier has {len(frontier)} points, from 0 to {len(frontier) - 1}; not {number}")
-        saved = self.model.artefact.fusions[-1]
+        saved = self.model.saved.fusions[-1]
         if number == saved.point:
             return self._point(number, saved.goal)
         goal = leads_to(number, frontier, {goal: frontier.choose(goal) for goal in GOALS})
@@ -117,14 +117,14 @@ class Points:
             )
         if _checksums(folder) != self._files:
             raise NoSuchPoint(f"{folder} is not the model that was opened any more; start the server again")
-        kept = self.model.artefact
+        kept = self.model.saved
         *earlier, last = kept.fusions
         kept = replace(kept, fusions=(*earlier, replace(last, point=about["point"], goal=about["goal"])))
         try:
-            artefact.rewrite(kept, folder)
+            checkpoint.rewrite(kept, folder)
         except OSError as error:
             raise BranchoutError(f"the choice could not be written to {folder}: {error}") from None
-        self.model.artefact = kept
+        self.model.saved = kept
         return self._point(about["point"], about["goal"])
 
     def _reach(self) -> Frontier:
@@ -135,7 +135,7 @@ class Points:
     def _point(self, number: int, goal: str) -> OperatingPoint:
         frontier = self._reach()
         if number not in self._heads:
-            fusion = replace(self.model.artefact.fusions[-1], point=number)
+            fusion = replace(self.model.saved.fusions[-1], point=number)
             offsets = fusion.offsets(len(self.model.classifier.steps))
             self._heads[number] = _head(self.model.classifier, fusion.chosen_deltas(), offsets)
         about = {**self._told(number, goal), **self._where(number), "accuracies": frontier.at(number)}
@@ -148,7 +148,7 @@ class Points:
 
     def _told(self, number: int | None, goal: str) -> dict[str, Any]:
         frontier = self._reach()
-        saved = self.model.artefact.fusions[-1]
+        saved = self.model.saved.fusions[-1]
         return {
             "kind": frontier.kind,
             "goal": goal,
@@ -168,13 +168,13 @@ def _head(classifier: Classifier, deltas: Deltas | None, offsets: Sequence[float
     device = old.offsets.device
     if deltas is not None:
         head.deltas = [None if delta is None else delta.to(device, torch.float32) for delta in deltas]
-    head.turn(offsets)
+    head.set_bias(offsets)
     return head.to(device)
 
 
 def _checksums(folder: Path) -> Any:
     """What the folder's manifest vouches for: a model written over the one that was opened has others."""
     try:
-        return json.loads((folder / artefact.MANIFEST).read_text(encoding="utf-8"))["files"]
+        return json.loads((folder / checkpoint.MANIFEST).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError) as error:
-        raise BranchoutError(f"{folder / artefact.MANIFEST} cannot be read: {error!r}") from None
+        raise BranchoutError(f"{folder / checkpoint.MANIFEST} cannot be read: {error!r}") from None

@@ -12,11 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from branchout import api
-from branchout.data.batches import cores
 from branchout.data.decode import Kind, UnreadableImage
+from branchout.data.images import cores
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
-from branchout.model.artefact import is_artefact
+from branchout.model.checkpoint import is_saved_model
 from branchout.serve.batching import Batcher, Closed, Full
 from branchout.serve.describe import finite, model_facts
 from branchout.serve.engine import Engine, Question, Told
@@ -72,7 +72,7 @@ class Service:
     async def await_model(self) -> None:
         """Open the model that is being made, as soon as it is finished."""
         assert self.watch is not None
-        while not is_artefact(self.watch):
+        while not is_saved_model(self.watch):
             await asyncio.sleep(LOOK_EVERY)
         try:
             await asyncio.to_thread(lambda: self._open(api.load(self.watch)))  # type: ignore[arg-type]

@@ -12,12 +12,12 @@ from branchout.api import Model, samples_in
 from branchout.data.decode import UnreadableImage
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
-from branchout.evaluate.gallery import thumbnail
-from branchout.evaluate.gather import standing
-from branchout.evaluate.report import parts
+from branchout.report.data import standing
+from branchout.report.gallery import thumbnail
+from branchout.report.page import parts
 from branchout.serve.describe import finite
 from branchout.serve.uploads import Refused
-from branchout.train.loop import Event
+from branchout.training.loop import Event
 
 Told = dict[str, Any]
 
@@ -71,7 +71,7 @@ class Telling:
             return
         with self._lock:
             # The dial may have been saved elsewhere in the meantime.
-            self._facts = {**facts, **standing(self._model.artefact)}
+            self._facts = {**facts, **standing(self._model.saved)}
             self._samples = samples
             self._parts = None
             self._about |= {"state": "ready", "problems": problems}
@@ -85,7 +85,7 @@ class Telling:
         """The model's folder names another operating point now."""
         assert self._model is not None
         with self._lock:
-            self._facts = {**self._facts, **standing(self._model.artefact)}
+            self._facts = {**self._facts, **standing(self._model.saved)}
             self._parts = None
 
     @property

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from branchout.api import work_folder
-from branchout.model.artefact import is_artefact
-from branchout.train.progress import NOTE
+from branchout.model.checkpoint import is_saved_model
+from branchout.training.progress_file import NOTE
 
 SILENT_FOR = 600.0
 """Seconds after which a run on another machine, of which nothing more is heard, counts as stopped."""
@@ -24,7 +24,7 @@ def progress_of(out: Path | None) -> dict[str, Any]:
         return told
     told["out"] = str(out)
     note = _note(work_folder(out) / NOTE)
-    if is_artefact(out):
+    if is_saved_model(out):
         return {**told, "state": "finished"}
     if note is None:
         # A run that has only just begun has a folder, and nothing in it yet.

@@ -16,15 +16,15 @@ from torch import nn
 
 from branchout import api
 from branchout.baselines.common import Task, scores_of
-from branchout.data.batches import Gallery
 from branchout.data.glyphs import glyphs
+from branchout.data.images import Gallery
 from branchout.data.memory import keep
 from branchout.data.samples import ArrayPixels, Samples, concatenate
 from branchout.labels import LabelSpace
+from branchout.method.recipes import PAPER, Optimisation
+from branchout.method.stage1 import train_branch
 from branchout.model.classifier import Classifier
-from branchout.model.fusion import CosineHead, Head
-from branchout.train.branch import learn_branch
-from branchout.train.recipes import PAPER, Optimisation
+from branchout.model.heads import CosineHead, Head
 
 KNOWN = (
     "ampersand",
@@ -193,7 +193,7 @@ def branched(classifier: Classifier) -> Branched:
                 before = grown[space.branches[:-1]]
                 new = task.labelled(task.everything.select(task.everything.origin == step))
                 stage_one = replace(PAPER.stage_one, optimisation=NETWORK)
-                learned, _ = learn_branch(before, space.branches[-1], new, stage_one, views=3, device=CPU)
+                learned, _ = train_branch(before, space.branches[-1], new, stage_one, views=3, device=CPU)
                 grown[space.branches] = before.extended(learned)
         return grown[task.space.branches]
 

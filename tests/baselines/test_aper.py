@@ -14,7 +14,7 @@ from branchout.baselines.common import Task, scores_of
 from branchout.data.memory import keep
 from branchout.errors import BranchoutError, DoesNotApply
 from branchout.model.classifier import Classifier
-from branchout.model.cuts import cut_network
+from branchout.model.timm_adapters import cut_network
 
 
 @pytest.fixture(scope="module")

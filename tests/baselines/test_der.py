@@ -7,7 +7,7 @@ import torch
 from helpers import same, snapshot
 
 from branchout.baselines import der, whole
-from branchout.train.recipes import Optimisation
+from branchout.method.recipes import Optimisation
 
 
 @pytest.fixture(scope="module")

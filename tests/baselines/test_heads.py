@@ -11,9 +11,9 @@ from torch import nn
 from branchout.baselines import heads
 from branchout.baselines.common import Task
 from branchout.baselines.heads import Cached
-from branchout.data.batches import in_order
-from branchout.model.fusion import CosineHead
-from branchout.train.recipes import Optimisation
+from branchout.data.images import in_order
+from branchout.method.recipes import Optimisation
+from branchout.model.heads import CosineHead
 
 
 def test_the_balanced_split_holds_as_many_new_images_as_exemplars(overlapping_task: Task) -> None:

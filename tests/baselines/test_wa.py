@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 from branchout.baselines import wa, whole
 from branchout.baselines.common import Network, scores_of
 from branchout.data.memory import keep
-from branchout.model.fusion import CosineHead
+from branchout.model.heads import CosineHead
 
 
 @pytest.fixture(scope="module")

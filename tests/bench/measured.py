@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from branchout.bench.contenders import contenders
+from branchout.bench.methods import contenders
 from branchout.bench.paper import paper_label, paper_rows
 from branchout.bench.tables import tables
 

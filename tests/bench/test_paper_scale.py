@@ -19,16 +19,16 @@ from PIL import Image
 from timm.data import ImageNetInfo
 from torch import nn
 
-from branchout.bench import run as runner
-from branchout.bench.run import Job
+from branchout.bench import runner
+from branchout.bench.runner import Job
 from branchout.data import augment, scenarios
-from branchout.data.benchmarks import resolve
 from branchout.data.dataset import Dataset
+from branchout.data.datasets import resolve
+from branchout.method.recipes import PAPER, REFERENCE, Optimisation, scale_to_dataset
 from branchout.model import resnet
-from branchout.model.artefact import load
-from branchout.model.fusion import CosineHead
-from branchout.train.loop import fit, learning_rate
-from branchout.train.recipes import PAPER, REFERENCE, Optimisation, fitted
+from branchout.model.checkpoint import load
+from branchout.model.heads import CosineHead
+from branchout.training.loop import fit, learning_rate
 
 TRAIN, VAL = 2, 2
 
@@ -151,7 +151,7 @@ def test_the_recipes_are_the_papers() -> None:
     assert (reference.learned_router, reference.beta_on_head, REFERENCE.balanced) == (False, True, "product")
     # With as many images as ImageNet gives, nothing is fitted to few: 40 novel classes of at least 732.
     for optimisation, images in ((BASE_TRAINING, 800 * 732), (STAGE_ONE, 40 * 732), (STAGE_ONE, 40 * 732 // 2)):
-        assert fitted(optimisation, images) == optimisation
+        assert scale_to_dataset(optimisation, images) == optimisation
 
 
 def test_the_rate_falls_to_a_tenth_every_30_epochs_and_every_10(monkeypatch: pytest.MonkeyPatch) -> None:

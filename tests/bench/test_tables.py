@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from branchout.bench.contenders import contender_named, contenders
 from branchout.bench.experiment import Experiment
+from branchout.bench.methods import contender_named, contenders
 from branchout.bench.plan import Plan
-from branchout.bench.run import Job
+from branchout.bench.runner import Job
 from branchout.bench.tables import (
     experiments_of,
     fitted_to,
@@ -28,8 +28,8 @@ from branchout.data.glyphs import glyphs
 from branchout.data.samples import ArrayPixels, Samples, digest
 from branchout.data.scenarios import CLUSTERED, NAMES
 from branchout.errors import BranchoutError
-from branchout.train.pretrain import TRANSFORMER
-from branchout.train.recipes import plain
+from branchout.method.recipes import plain
+from branchout.training.pretrain import TRANSFORMER
 
 RESULTS = Path(__file__).parents[2] / "results"
 ALL = (

@@ -30,7 +30,7 @@ def mixed(pooler: str, where: tuple[str, ...] = ("last", "last"), *, deltas: boo
             for sources, names in zip(model.fused.sources, BRANCHES, strict=True)
         ]
         model.fused.deltas[1] = None  # nothing was learned for step 1
-    model.fused.turn([0.7, -0.4])
+    model.fused.set_bias([0.7, -0.4])
     return model.placed(torch.device("cpu"))
 
 
@@ -127,9 +127,9 @@ def test_what_it_would_be_without_dial_and_deltas() -> None:
     seen = set()
     for seed in range(6):
         model, still, bare = mixed("max", seed=seed), mixed("max", seed=seed), mixed("max", deltas=False)
-        model.fused.turn([(-4.0) ** seed, 3.0])
-        still.fused.turn(0.0)
-        bare.fused.turn(0.0)
+        model.fused.set_bias([(-4.0) ** seed, 3.0])
+        still.fused.set_bias(0.0)
+        bare.fused.set_bias(0.0)
         for image in fixed_batch(2, seed).split(1):
             why = every_class(model, image)
             with torch.no_grad():
@@ -141,8 +141,8 @@ def test_what_it_would_be_without_dial_and_deltas() -> None:
 
 def test_each_branch_speaks_for_itself_and_the_old_model_beside_it(extended_twice: api.Model, val: Samples) -> None:
     classifier = extended_twice.classifier
-    before = api.Model(extended_twice.artefact, None, torch.device("cpu"))
-    before.classifier = extended_twice.artefact.model(1)
+    before = api.Model(extended_twice.saved, None, torch.device("cpu"))
+    before.classifier = extended_twice.saved.model(1)
     for number in (3, 50, 90):
         picture = val.read(number)
         why = extended_twice.explain(picture, top=2)

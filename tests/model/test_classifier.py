@@ -5,13 +5,13 @@ import torch
 from helpers import BASE, LATER, NEW, fixed_batch, same, snapshot, untrained
 
 from branchout.errors import BranchoutError
-from branchout.model.surgery import branch_point
+from branchout.model.staged import branch_point
 
 
 def test_logits_are_those_of_the_parts_put_together_by_hand() -> None:
     model = untrained(BASE, (*NEW, BASE[2]), LATER, where=["layer4", "layer3"])
     pictures = fixed_batch(3)
-    model.fused.turn([0.5, -2.0])
+    model.fused.set_bias([0.5, -2.0])
     with torch.no_grad():
         found = model(pictures)
         x, inputs = pictures, {}
@@ -61,11 +61,11 @@ def test_nothing_in_it_trains_whatever_train_is_called() -> None:
 
 def test_an_extended_model_shares_the_weights_and_leaves_the_old_one_alone() -> None:
     model, donor = untrained(BASE, NEW), untrained(BASE, NEW, LATER, seed=9)
-    model.fused.turn(1.5)
+    model.fused.set_bias(1.5)
     answers = model(fixed_batch())
     grown = model.extended(donor.steps[1])
     assert grown.space.branches == (BASE, NEW, LATER)
-    grown.fused.turn(-3.0)
+    grown.fused.set_bias(-3.0)
     assert torch.equal(model(fixed_batch()), answers)
     assert grown.backbone is model.backbone
     assert grown.fused.heads[0] is model.fused.heads[0]

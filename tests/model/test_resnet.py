@@ -5,7 +5,7 @@ from torch import nn
 from branchout.errors import BranchoutError
 from branchout.model.bases import rebuild
 from branchout.model.resnet import build
-from branchout.model.surgery import Branch, branch_point
+from branchout.model.staged import Branch, branch_point
 
 
 def size(module: nn.Module) -> int:

@@ -9,12 +9,12 @@ from timm.models.vision_transformer import VisionTransformer
 
 from branchout.data.preprocess import Preprocessing
 from branchout.errors import BranchoutError
-from branchout.model import architectures, artefact
-from branchout.model.artefact import Artefact
+from branchout.model import architectures, checkpoint
 from branchout.model.bases import rebuild
+from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
-from branchout.model.fusion import CosineHead
-from branchout.model.surgery import Branch, branch_point
+from branchout.model.heads import CosineHead
+from branchout.model.staged import Branch, branch_point
 from branchout.model.vit import build
 
 
@@ -58,9 +58,9 @@ def test_a_model_answers_the_same_after_saving_and_loading(tmp_path: Path) -> No
     backbone, head = rebuild(small())
     assert head is None
     model = Classifier(small(), backbone, CosineHead(16, len(BASE)), BASE, SIZES, "glyph")
-    artefact.save(Artefact(model, (), ({"what": "test"},)), tmp_path / "kept")
+    checkpoint.save(SavedModel(model, (), ({"what": "test"},)), tmp_path / "kept")
     torch.manual_seed(1)
-    loaded = artefact.load(tmp_path / "kept").model()
+    loaded = checkpoint.load(tmp_path / "kept").model()
     assert loaded.arch == small()
     assert torch.equal(logits(loaded, fixed_batch()), logits(model, fixed_batch()))
 

@@ -105,7 +105,7 @@ def test_a_base_model_is_served_too(base: api.Model, files: list[File]) -> None:
 
 
 def test_a_network_that_came_without_a_folder_is_served(extended: api.Model, files: list[File]) -> None:
-    model = api.Model(extended.artefact, None, extended.device)
+    model = api.Model(extended.saved, None, extended.device)
     with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
         assert client.post("/predict", files=[("files", files[0])]).status_code == 200
         assert client.get("/model").json()["bytes"] is None
@@ -345,14 +345,14 @@ def test_the_dial_is_turned_and_answers_follow(copied: api.Model, files: list[Fi
             answers[b] = told["predictions"][0]["answers"][0]
         assert not answers[-30.0]["new"]
         assert answers[30.0]["new"]
-        kept = api.load(copied.folder).artefact.fusions[-1]
+        kept = api.load(copied.folder).saved.fusions[-1]
         goal = "novel" if kept.goal != "novel" else "all"
         turned = caller.put("/operating-point", {"goal": goal}).json["operating_point"]
         assert not turned["saved"]
-        assert api.load(copied.folder).artefact.fusions[-1] == kept  # nothing was saved yet
+        assert api.load(copied.folder).saved.fusions[-1] == kept  # nothing was saved yet
         saved = caller.put("/operating-point", {"goal": goal, "save": True}).json["operating_point"]
         assert saved["saved"]
-        assert api.load(copied.folder).artefact.fusions[-1].goal == goal
+        assert api.load(copied.folder).saved.fusions[-1].goal == goal
         refusal = caller.put("/operating-point", {"b": 30.0, "save": True})
         assert "nearest" in error_of(refusal, 422)
         assert caller.get("/operating-point").json["operating_point"]["goal"] == goal  # a refusal changes nothing

@@ -16,8 +16,8 @@ from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples
 from branchout.evaluate.compare import logits
 from branchout.labels import LabelSpace
-from branchout.model.artefact import Artefact, Fusion
-from branchout.model.fusion import CosineHead, FusedHead
+from branchout.model.checkpoint import Fusion, SavedModel
+from branchout.model.heads import CosineHead, FusedHead
 from branchout.serve.engine import Engine, Question, Told, credit
 
 CLOSE = {"rel": 1e-4, "abs": 1e-5}
@@ -49,7 +49,7 @@ def two_steps(where: list[str], pooler: str = "max") -> api.Model:
             for sources, names in zip(fused.sources, fused.space.branches, strict=True)
         ]
         fusions.append(Fusion(dial([0.3 * step, -2.0]), [deltas], 0, "all"))
-    return api.Model(Artefact(classifier, tuple(fusions), ({"what": "made"},)), None, torch.device("cpu"))
+    return api.Model(SavedModel(classifier, tuple(fusions), ({"what": "made"},)), None, torch.device("cpu"))
 
 
 def asked(engine: Engine, samples: Samples, rows: list[int], **settings: object) -> list[Question]:
@@ -89,7 +89,7 @@ def test_the_answer_is_what_the_model_predicts(extended: api.Model, val: Samples
 def test_before_is_what_the_model_without_its_last_step_says(where: list[str], val: Samples) -> None:
     model = two_steps(where)
     engine = Engine(model)
-    earlier = model.artefact.model(1)
+    earlier = model.saved.model(1)
     rows = [0, 30, 60]
     told = engine.answer(asked(engine, val, rows))
     images = torch.stack([model.classifier.preprocessing.prepare(val.read(row)) for row in rows])
@@ -182,7 +182,7 @@ def test_turning_the_dial_up_moves_credit_to_the_new_branches(val: Samples) -> N
 
 
 def test_a_picture_one_pixel_high_is_refused_before_it_grows(base: api.Model) -> None:
-    engine = Engine(api.Model(base.artefact, None, torch.device("cpu")))
+    engine = Engine(api.Model(base.saved, None, torch.device("cpu")))
     engine.model.classifier.preprocessing = Preprocessing(224, 1, (0.5,), (0.25,))
     with pytest.raises(UnreadableImage, match="long and thin"):
         engine.pixels(png(np.zeros((1, 60_000), np.uint8)), "line.png", 10_000_000)

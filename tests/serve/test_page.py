@@ -24,8 +24,8 @@ from serving import Caller, File, png, running
 
 from branchout import api
 from branchout.data.samples import ArrayPixels, Image, Samples
-from branchout.evaluate.markup import percent
-from branchout.model.artefact import Artefact, Fusion
+from branchout.model.checkpoint import Fusion, SavedModel
+from branchout.report.markup import percent
 from branchout.serve.app import create_app
 
 
@@ -91,8 +91,8 @@ def close(shown: list[tuple[str, str]], wanted: list[tuple[str, str]]) -> bool:
 def at(model: api.Model, place: int) -> api.Model:
     """The model at a place of the dial, as `tune` would leave it."""
     number = int(np.argsort(model.frontier.settings[:, 0], kind="stable")[place])
-    *earlier, last = model.artefact.fusions
-    return api.Model(replace(model.artefact, fusions=(*earlier, replace(last, point=number))), None)
+    *earlier, last = model.saved.fusions
+    return api.Model(replace(model.saved, fusions=(*earlier, replace(last, point=number))), None)
 
 
 def ready(page: Page) -> None:
@@ -211,7 +211,7 @@ def test_everything_follows_the_dial_and_agrees_with_python(
 
 def test_apply_saves_the_point_in_the_model(browser: Browser, copied: api.Model, tested: Samples) -> None:
     assert copied.folder is not None
-    place = 0 if copied.artefact.fusions[-1].point else len(copied.frontier) - 1
+    place = 0 if copied.saved.fusions[-1].point else len(copied.frontier) - 1
     with running(create_app(copied, test=tested)) as server:
         with visited(browser, address(server)) as page:
             ready(page)
@@ -222,12 +222,12 @@ def test_apply_saves_the_point_in_the_model(browser: Browser, copied: api.Model,
             assert page.locator("#apply").is_disabled()
             assert page.locator("#moved").is_hidden()
             kept = api.load(copied.folder)
-            assert kept.artefact.fusions[-1].point == place
+            assert kept.saved.fusions[-1].point == place
             assert page.locator("tr", has_text="◂ saved").count() == 2
             assert (
                 page.locator("#tune code")
                 .text_content()
-                .endswith(f" --goal {shlex.quote(kept.artefact.fusions[-1].goal)}")
+                .endswith(f" --goal {shlex.quote(kept.saved.fusions[-1].goal)}")
             )
         with visited(browser, address(server)) as page:
             page.wait_for_selector("#apply")
@@ -236,7 +236,7 @@ def test_apply_saves_the_point_in_the_model(browser: Browser, copied: api.Model,
 
 
 def test_what_cannot_be_saved_is_said(browser: Browser, extended: api.Model) -> None:
-    model = api.Model(extended.artefact, None)
+    model = api.Model(extended.saved, None)
     with (
         running(create_app(model)) as server,
         visited(browser, address(server), forgiven=["status of 422"]) as page,
@@ -326,7 +326,7 @@ def test_names_are_only_ever_text(browser: Browser, tmp_path: Path) -> None:
     figures = {name: [0.4, 0.6] for name in ("all", "base", "novel", "avg")} | {"overlap": [None, None]}
     frontier = {"kind": "dial", "settings": [[-1.0], [1.0]], "figures": figures, "images": 6, "balanced_by": "mean"}
     fusion = Fusion({**frontier, "measured": "dev"}, [], 0, "all")
-    model = api.Model(Artefact(untrained(evil[:3], evil[3:]), (fusion,), ({}, {})), None)
+    model = api.Model(SavedModel(untrained(evil[:3], evil[3:]), (fusion,), ({}, {})), None)
     pixels = np.random.default_rng(0).integers(0, 255, (12, 32, 32, 1), dtype=np.uint8)
     samples = Samples.build(ArrayPixels(pixels), evil * 2, [f"{n}" for n in range(12)])
     with running(create_app(model, test=samples)) as server, visited(browser, address(server)) as page:

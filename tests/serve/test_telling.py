@@ -15,7 +15,7 @@ from serving import Caller, File, glyph_files, running, wait_for
 
 from branchout import api
 from branchout.data.samples import Samples
-from branchout.evaluate.report import parts
+from branchout.report.page import parts
 from branchout.serve import schema
 from branchout.serve.app import create_app
 
@@ -110,7 +110,7 @@ def test_a_saved_point_has_a_goal_that_leads_there_and_the_report_follows(server
         reply = server.put("/operating-point", {"point": number, "save": True})
         assert reply.status == 200
         kept = api.load(copied.folder)
-        assert kept.artefact.fusions[-1].point == number
+        assert kept.saved.fusions[-1].point == number
         told = server.get("/report-data").json
         assert told["data"]["numbers"][told["data"]["saved"]] == number
         assert told["current"] == told["data"]["saved"]

@@ -1,0 +1,339 @@
+"""Rows on disk: run what is missing, once, whoever else runs beside us.
+
+A row is one file; a job makes all rows of one contender in one experiment. Before it starts, a job takes a lock that
+dies with its process, and looks again whether its rows are there: two runners on one folder never do the same job
+twice, and a killed one leaves nothing half-written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, as_completed
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from branchout.bench import rows as results
+from branchout.bench.experiment import Experiment
+from branchout.bench.methods import Contender, Measured, contender_named, measure
+from branchout.bench.plan import Plan, difference, flat
+from branchout.data.datasets import resolve
+from branchout.errors import BranchoutError, DoesNotApply
+from branchout.files import locked
+from branchout.method.recipes import plain
+from branchout.metrics import average_over_steps, incremental
+from branchout.training.loop import Report, silent
+
+_ALONE = threading.Lock()
+"""Held by whoever runs jobs in this process: two at once would draw from torch's one random stream."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One contender in one experiment."""
+
+    data: str
+    dataset: str
+    """The dataset's name in results."""
+    table: str
+    plan: Plan
+    contender: str
+    seeds: tuple[int, ...]
+    out: Path
+    command: str = ""
+    """What was typed to make it."""
+    images: str = ""
+    """Identifies the dataset's images by their names and classes."""
+
+    @property
+    def folder(self) -> Path:
+        table = self.table if self.plan.split == 1 else f"{self.table}-split{self.plan.split}"
+        return self.out / self.dataset / table / self.plan.arch
+
+    @property
+    def drawn(self) -> Path:
+        """Where the experiment's scenario is kept if it cannot be drawn again."""
+        return self.folder.parent / "scenario.json"
+
+    def files(self) -> dict[str, Path]:
+        """The file of each operating point."""
+        points = contender_named(self.contender).points()
+        return {point: self.folder / f"{self.contender}-{point}.json" for point in points}
+
+    def missing(self) -> list[str]:
+        """The operating points without a row, or with one that is marked as outdated.
+
+        One that was made otherwise is an error, and nothing is touched. So is a row of somebody else that was made by
+        another plan, where a new one would come to lie beside it.
+        """
+        files = self.files()
+        rows = {point: self._checked(path, own=True) for point, path in files.items()}
+        absent = [point for point, row in rows.items() if row is None or row.get("outdated")]
+        for path in sorted(set(self.folder.glob("*.json")) - set(files.values())) if absent else ():
+            self._checked(path, own=False)
+        return absent
+
+    def _checked(self, path: Path, *, own: bool) -> dict[str, Any] | None:
+        """A row, if it was made by this plan; one of our own, by the same seeds and recipe too. None if there is none:
+        somebody may be deleting rows while we look."""
+        try:
+            row = read_row(path)
+        except BranchoutError:
+            if path.exists():
+                raise
+            return None
+        wanted = asdict(self.plan)
+        del wanted["model"]  # wherever a base model lies and whatever it is called: its weights are compared
+        if own:
+            wanted["seeds"] = self.seeds
+            if not row.get("outdated"):  # which is made again, by today's recipe
+                wanted |= contender_named(self.contender).settings()
+        # What an older row does not name was as it is by default; an optimiser is named only if it is not SGD.
+        recorded = flat(asdict(Plan("", None, 0))) | flat(row["settings"])
+        recorded["seeds"] = row.get("asked_seeds", row["seeds"])
+        differing = difference(recorded, wanted)
+        if differing:
+            raise BranchoutError(
+                f"{path} was measured with {differing} is asked for now; delete it, or write elsewhere with --out"
+            )
+        if (row.get("images") or self.images) != self.images:
+            raise BranchoutError(
+                f"{path} was measured with other images of '{self.dataset}' than there are now; "
+                "delete it, or write elsewhere with --out"
+            )
+        return row
+
+
+def read_row(path: Path) -> dict[str, Any]:
+    """A row as it was written."""
+    try:
+        row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not {"settings", "seeds", "metrics"} <= set(row):
+            raise ValueError("it has no settings, seeds or metrics")
+        results.check_figures(row)
+    except (OSError, ValueError, TypeError) as error:
+        raise BranchoutError(f"{path} cannot be read as a row ({error}); delete it and run this again") from None
+    return row
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a job ended: the files it wrote, or why there are none."""
+
+    job: Job
+    written: tuple[Path, ...] = ()
+    why_not: str = ""
+
+
+def run_all(
+    jobs: Sequence[Job],
+    *,
+    executor: Executor | None = None,
+    workers: int = 1,
+    report: Report = silent,
+    on_done: Callable[[Done], None] = lambda done: None,
+) -> list[Done]:
+    """Run every job whose rows are not all there: here, or on the workers of an executor, of which it has so many.
+
+    A row that was made otherwise is said before anything is trained.
+    """
+    missing = [job for job in jobs if job.missing()]
+    if executor is None:
+        opened: dict[tuple[str, Plan], Experiment] = {}
+        finished: list[Done] = []
+        # First what nobody else is at, then what others were at: it is there by now, or they were stopped.
+        for wait in (False, True):
+            ended = {done.job for done in finished}
+            for job in jobs:
+                done = None if job in ended else run(job, opened, report, wait=wait)
+                if done is not None:
+                    finished.append(done)
+                    on_done(done)
+        return finished
+    finished = [Done(job) for job in jobs if job not in missing]
+    for future in as_completed([executor.submit(run_group, group) for group in grouped(missing, workers)]):
+        for done in future.result():
+            finished.append(done)
+            on_done(done)
+    return finished
+
+
+def grouped(jobs: Sequence[Job], workers: int) -> list[list[Job]]:
+    """What workers are handed: whole experiments if there are enough of them for all, else one job at a time.
+
+    A worker opens an experiment, and trains what its jobs share, once; two workers at one experiment both do.
+    """
+    groups: dict[tuple[str, Plan], list[Job]] = {}
+    for job in jobs:
+        groups.setdefault((job.data, job.plan), []).append(job)
+    return list(groups.values()) if len(groups) >= workers else [[job] for job in jobs]
+
+
+def run_group(jobs: Sequence[Job]) -> list[Done]:
+    """What a worker does with a group: one job after the other, each waiting for whoever is at it already.
+
+    A worker of several threads does one group after the other.
+    """
+    with _ALONE:
+        return [done for done in (run(job) for job in jobs) if done is not None]
+
+
+def run(
+    job: Job, opened: dict[tuple[str, Plan], Experiment] | None = None, report: Report = silent, *, wait: bool = True
+) -> Done | None:
+    """Make the rows of one job that are missing; without `wait`, None if somebody else is making them.
+
+    `opened` keeps experiments between jobs.
+    """
+    if not job.missing():
+        return Done(job)
+    with locked(job.folder / f".{job.contender}.lock", wait=wait) as mine:
+        if not mine:
+            return None
+        missing = job.missing()  # somebody may have made them while we waited
+        if not missing:
+            return Done(job)
+        if opened is None:
+            experiment = _experiment(job.data, job.plan, job.drawn)
+        else:
+            if (job.data, job.plan) not in opened:
+                opened.clear()  # one experiment's pictures and models at a time
+                opened[job.data, job.plan] = Experiment(job.plan, resolve(job.data), drawn=job.drawn, report=report)
+            experiment = opened[job.data, job.plan]
+        contender = contender_named(job.contender)
+        forget_peak_memory()
+        shared = others_beside()
+        # Now, because hours may go by in which the code beneath is changed.
+        made_by = {**results.provenance(), "command": job.command or results.command()}
+        try:
+            measured = measure(contender, experiment, job.seeds)
+        except DoesNotApply as error:
+            return Done(job, why_not=str(error))
+        finally:
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()  # whoever runs beside us may need it
+        shared = shared or others_beside()
+        made = {
+            path: {**row(job, contender, experiment, measured, point), "gpu_shared": shared, **made_by}
+            for point, path in job.files().items()
+            if point in missing
+        }
+        return Done(job, tuple(results.write_together(made)))
+
+
+@lru_cache(maxsize=1)
+def _experiment(data: str, plan: Plan, drawn: Path) -> Experiment:
+    """A worker's own: what one job of an experiment has opened and trained serves the next."""
+    return Experiment(plan, resolve(data), drawn=drawn)
+
+
+def row(job: Job, contender: Contender, experiment: Experiment, measured: Measured, point: str) -> dict[str, Any]:
+    """One operating point of one contender, as results have it."""
+    plan, space = job.plan, experiment.scenario.space
+    per_seed = measured.points[point]
+    last = [steps[-1] for steps in per_seed]
+    means, spreads = results.averaged([scored.test for scored in last])
+    prefix = "dial-" if point.startswith("dial-") else ""
+    folds = {
+        goal: results.percent(float(np.mean([steps[-1].two_fold for steps in measured.points[prefix + goal]])))
+        for goal in ("all", "balanced", "avg")
+        if prefix + goal in measured.points
+    }
+    chosen = [scored.setting for scored in last]
+    before = experiment.before()
+    steps_of = [[before, *(scored.test for scored in steps)] for steps in per_seed]
+    over_steps = {
+        "incremental": results.percent(float(np.mean([incremental(steps) for steps in steps_of]))),
+        "avg_steps": results.percent(float(np.mean([average_over_steps(steps) for steps in steps_of]))),
+    }
+    every_step = 1 < experiment.steps == len(per_seed[0])
+    both = _on_both_halves(experiment, measured, every_step) if point == "plain" else None
+    return {
+        "dataset": job.dataset,
+        "table": job.table,
+        "scenario": plan.scenario,
+        "base_classes": len(space.branches[0]),
+        "novel_classes": sum(len(names) for names in space.branches[1:]),
+        "overlap_classes": len(space.overlap),
+        "steps": experiment.steps,
+        "arch": plan.arch,
+        "method": contender.method,
+        "label": contender.label,
+        "recipe": contender.recipe,
+        "point": point,
+        "dial": bool(chosen[0]) and len(chosen[0]) == 1,
+        "alpha": [each[0] for each in chosen] if len(chosen[0]) == 2 else None,
+        "beta": [each[1] for each in chosen] if len(chosen[0]) == 2 else None,
+        "b": [each[0] for each in chosen] if len(chosen[0]) == 1 else None,
+        "shifts": [list(scored.shifts) for scored in last] if last[0].shifts else None,
+        "metrics": {**means, **(over_steps if every_step else dict.fromkeys(over_steps))},
+        "both_halves": both,
+        "two_fold": folds or None,
+        "two_fold_spread": results.percent(float(np.mean([scored.spread for scored in last]))),
+        "std": spreads,
+        "seeds": list(job.seeds)[: len(per_seed)],
+        "asked_seeds": list(job.seeds),
+        "images": job.images or None,
+        "per_seed": [results.figures(scored.test) for scored in last],
+        "per_step": [[results.figures(scored.test) for scored in steps] for steps in per_seed] if every_step else None,
+        "base_model": results.percent(before.all),
+        "base_weights": experiment.base_weights,
+        "test_images": len(experiment.halves(experiment.steps)[1]),
+        **{name: results.percent(value) for name, value in measured.extra.items()},
+        "curve": measured.curve or None if point != "plain" else None,
+        "parameters": measured.parameters,
+        "base_parameters": sum(each.numel() for each in experiment.base.backbone.parameters()),
+        "seconds": {**measured.seconds},
+        "peak_memory_bytes": peak_memory(),
+        "settings": {
+            **plain(plan),
+            "model": Path(plan.model).name if plan.model else None,
+            **contender.settings(),
+        },
+    }
+
+
+def _on_both_halves(experiment: Experiment, measured: Measured, every_step: bool) -> dict[str, float | None]:
+    """Over all validation images, which is what the literature's test sets are."""
+    means, _ = results.averaged([steps[-1] for steps in measured.both])
+    over_steps = [incremental([experiment.before_on_both(), *steps]) for steps in measured.both]
+    return {
+        **{name: means[name] for name in ("all", "base", "novel", "avg")},
+        "incremental": results.percent(float(np.mean(over_steps))) if every_step else None,
+    }
+
+
+def others_beside() -> bool:
+    """Whether somebody else uses this GPU: times are then too long. A context of our own takes less than 1 GiB."""
+    if not torch.cuda.is_available():
+        return False
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved() > 1 << 30
+
+
+def forget_peak_memory() -> None:
+    """Peaks are counted from here on, where that can be asked for."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        with suppress(OSError):  # only Linux has it
+            Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory() -> int | None:
+    """Of the GPU while this job ran, or without one of the process, which may have needed more for an earlier job."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    try:
+        told = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+        return int(told[1]) * 1024 if told else None
+    except OSError:
+        return None

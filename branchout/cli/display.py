@@ -1,0 +1,130 @@
+"""How the command line shows things: progress bars, tables of operating points, sizes and times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from branchout.training.loop import Event, Report
+
+COLUMNS = ("all", "base", "novel", "overlap", "avg")
+
+
+QUIET_SECONDS = 30.0
+"""How long a log file waits for the next line about the same work."""
+
+
+@contextmanager
+def progress(console: Console) -> Iterator[Report]:
+    """What work reports of itself: how far, how long still, and the figure that matters.
+
+    On a terminal a bar for each piece of work; in a log file a line now and then.
+    """
+    if not console.is_terminal:
+        yield _lines(console)
+        return
+    roomy = console.width >= 76
+    bars = Progress(
+        TextColumn("{task.description:<16}"),
+        BarColumn(bar_width=32 if roomy else 8),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        TextColumn("{task.fields[figures]}"),
+        console=console,
+    )
+    tasks: dict[str, TaskID] = {}
+
+    def report(event: Event) -> None:
+        if event.work not in tasks or event.done < bars.tasks[tasks[event.work]].completed:
+            tasks[event.work] = bars.add_task(event.work, total=event.total, figures="")
+        bars.update(tasks[event.work], completed=event.done, total=event.total, figures=_figures(event))
+
+    with bars:
+        yield report
+
+
+def _lines(console: Console) -> Report:
+    said: dict[str, float] = {}
+
+    def report(event: Event) -> None:
+        now = time.monotonic()
+        if event.total == 1:
+            return  # over before it can be read
+        if event.done < event.total and now - said.setdefault(event.work, now) < QUIET_SECONDS:
+            return
+        said[event.work] = now
+        line = f"{event.work} {event.done:,}/{event.total:,}  {_figures(event)}"
+        console.print(line.rstrip(), highlight=False, soft_wrap=True)
+
+    return report
+
+
+def _figures(event: Event) -> str:
+    return "  ".join(f"{name} {value:.3f}" for name, value in event.figures.items())
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
+
+
+def operating_points(measured: Mapping[str, Any], chosen: str) -> Table:
+    """Each goal's point on the test images, with the accuracy of old classes before → after."""
+    before = {name: measured["before"].get(name) for name in ("base", "overlap")}
+    shown = [name for name in COLUMNS if measured["after"].get(name) is not None]
+    table = Table(title=f"accuracy in % on {measured['images']:,} images that chose nothing", title_justify="left")
+    table.add_column("goal")
+    for name in shown:
+        table.add_column(name if before.get(name) is None else f"{name} before → after", justify="right")
+    rows = {**measured["goals"]}
+    if chosen not in rows:
+        rows[chosen] = measured["after"]
+    for goal, figures in rows.items():
+        cells = []
+        for name in shown:
+            arrow = "" if before.get(name) is None else f"{percent(before[name])} → "
+            cells.append(arrow + percent(figures[name]))
+        table.add_row(f"[bold]{goal} ◂[/]" if goal == chosen else goal, *cells)
+    return table
+
+
+def before_after(before: Mapping[str, Any] | None, after: Mapping[str, Any], images: int) -> Table:
+    """Accuracies of one evaluation; with several steps also those of each step's own classes."""
+    steps = len(after["steps"])
+    table = Table(title=f"accuracy in % on {images:,} images", title_justify="left", min_width=36)
+    headings = ("split", "accuracy") if before is None else ("split", f"before step {steps}", "after")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "split" else "right")
+
+    def add(name: str, now: float | None, was: float | None) -> None:
+        if now is not None:
+            table.add_row(name, *([] if before is None else ["–" if was is None else percent(was)]), percent(now))
+
+    for name in COLUMNS:
+        # Before is over old classes alone, so only the parts it knew are the same images on both sides.
+        same = before is not None and name in ("base", "overlap")
+        add(name, after[name], before[name] if before is not None and same else None)
+        if name == "novel" and steps > 1:
+            for number, now in enumerate(after["steps"]):
+                add(f"  step {number + 1}", now, None if before is None else before["steps"][number])
+    return table
+
+
+def size(count: float) -> str:
+    """Bytes or parameters, as people say them."""
+    for unit, step in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= step:
+            return f"{count / step:.1f}{unit}"
+    return f"{count:.0f}"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

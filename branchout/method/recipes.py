@@ -1,0 +1,150 @@
+"""Recipes: how stages I and II are trained. One code path, three named settings of it.
+
+- `paper`: the text to the letter;
+- `reference`: the authors' published experiments, where they differ from the text;
+- `branchout`: ours, the default. Exemplars and distillation enter stage I, and one dial replaces the α×β grid.
+
+Optimiser settings that the text leaves open are those of the authors' experiments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from branchout.errors import unknown
+
+GRID = tuple((alpha / 5, beta / 5) for alpha in range(6) for beta in range(6))
+"""The paper's grid: α and β each in {0, .2, .4, .6, .8, 1}."""
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """Stochastic gradient descent with momentum 0.9, or AdamW, and its schedule."""
+
+    epochs: int
+    lr: float = 0.1
+    batch: int = 256
+    weight_decay: float = 1e-4
+    nesterov: bool = False
+    schedule: str = "thirds"
+    """`thirds`: ÷10 after each third of the epochs; `cosine`: a twentieth of warm-up, then down to 0; `constant`."""
+    optimiser: str = "sgd"
+    """`sgd`, or `adamw`, which transformers want; with it gradients are clipped at norm 1."""
+
+    def __repr__(self) -> str:
+        return f"Optimisation({', '.join(f'{name}={value!r}' for name, value in plain(self).items())})"
+
+
+def plain(settings: Any) -> dict[str, Any]:
+    """Settings, with those inside them, as plain data: what is written down, compared and hashed.
+
+    Of optimisers only another than SGD is named. All that was trained before there was a choice was trained by it:
+    what is written or hashed of such a training stays the same to the byte.
+    """
+    return asdict(settings, dict_factory=_named)
+
+
+def _named(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in items if (name, value) != ("optimiser", "sgd")}
+
+
+def optimisation_in(written: Mapping[str, Any]) -> Optimisation | None:
+    """What `plain` made of an optimisation, among other things that were written with it; None if it is not there."""
+    found = {"optimiser": "sgd", **written}
+    names = [each.name for each in fields(Optimisation)]
+    return Optimisation(**{name: found[name] for name in names}) if set(names) <= set(found) else None
+
+
+def scale_to_dataset(optimisation: Optimisation, images: int) -> Optimisation:
+    """The same training for few images: a smaller batch, so that an epoch still has ten steps, and a rate to match."""
+    size = min(optimisation.batch, max(16, images // 10), images)
+    return replace(optimisation, batch=size, lr=optimisation.lr * size / optimisation.batch)
+
+
+@dataclass(frozen=True)
+class Stage1:
+    """How a new branch is learned."""
+
+    optimisation: Optimisation
+    replay: bool
+    """Exemplars and distillation enter; the clone carries a head over all classes."""
+    distillation: float = 0.0
+    """Weight of T²·KL from the frozen logits to the clone's own rows of the old classes."""
+    temperature: float = 2.0
+
+
+@dataclass(frozen=True)
+class Stage2:
+    """How the deltas between branches are learned."""
+
+    optimisation: Optimisation
+    grid: tuple[tuple[float, float], ...]
+    """The (α, β) points trained side by side."""
+    learned_router: bool
+    """W_r,aux is learned; otherwise the router reads the raw maxima."""
+    beta_on_head: bool
+    """β also scales what enters a new branch's own frozen head."""
+    zero_start: bool
+    """Deltas start at zero instead of torch's default for a linear layer."""
+    views: int
+    """How many augmented views of each exemplar are cached; epoch e sees view e modulo this."""
+    when: str
+    """`always`, or `overlap`: only when branches share classes."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str
+    stage_one: Stage1
+    stage_two: Stage2
+    balanced: str
+    """What the best-balanced point maximises: the `mean` of Acc_all and Acc_avg, or their `product`."""
+    dial: bool
+    """Operating points lie on the curve of one scalar b; otherwise they are the points of the grid."""
+
+
+PAPER = Recipe(
+    name="paper",
+    stage_one=Stage1(Optimisation(epochs=30), replay=False),
+    stage_two=Stage2(
+        Optimisation(epochs=10, schedule="constant"),
+        grid=GRID,
+        learned_router=True,
+        beta_on_head=False,
+        zero_start=False,
+        views=10,
+        when="always",
+    ),
+    balanced="mean",
+    dial=False,
+)
+REFERENCE = replace(
+    PAPER,
+    name="reference",
+    stage_two=replace(PAPER.stage_two, learned_router=False, beta_on_head=True),
+    balanced="product",
+)
+BRANCHOUT = Recipe(
+    name="branchout",
+    stage_one=Stage1(Optimisation(epochs=30, nesterov=True), replay=True, distillation=1.0),
+    stage_two=Stage2(
+        Optimisation(epochs=10, weight_decay=1e-2, schedule="constant"),
+        grid=((1.0, 1.0),),
+        learned_router=False,
+        beta_on_head=False,
+        zero_start=True,
+        views=2,
+        when="overlap",
+    ),
+    balanced="mean",
+    dial=True,
+)
+RECIPES = {recipe.name: recipe for recipe in (PAPER, REFERENCE, BRANCHOUT)}
+
+
+def recipe_named(name: str) -> Recipe:
+    if name not in RECIPES:
+        raise unknown("recipe", name, RECIPES)
+    return RECIPES[name]

@@ -1,0 +1,167 @@
+"""Heads, and how several of them speak as one: frozen diagonal, delta blocks, dial, pooler (paper, section 4.2).
+
+Branch d turns its features h_d into logits z_d with its own frozen head. Fusion adds Δz_d, a plain linear map of the
+*other* branches' features, shifts the new branches by one number b (the dial), and pools the columns that name the
+same class.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from branchout.errors import BranchoutError, unknown
+from branchout.labels import LabelSpace, branch_name
+
+NORM = 4.0
+"""Features and class weights are scaled to this length, so that a logit is 16·cos."""
+
+POOLERS = ("max", "average")
+
+
+def to_norm(vectors: Tensor) -> Tensor:
+    """Vectors along the last dimension, scaled to length 4."""
+    return F.normalize(vectors, dim=-1) * NORM
+
+
+class CosineHead(nn.Module):
+    """Logits 16·cos(h, w): both sides normalised, no bias."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(classes, features))
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return to_norm(h) @ to_norm(self.weight).T
+
+
+Head = CosineHead | nn.Linear
+
+
+def new_head(like: Head, classes: int) -> Head:
+    """A fresh head that speaks on the scale of `like`.
+
+    A cosine head beside an ordinary linear one would never be heard: logits of a linear ImageNet head reach far beyond
+    16·cos. So a new head is of the base head's kind, and a linear one starts with rows as long as the base's.
+    """
+    features = like.weight.shape[1]
+    if isinstance(like, CosineHead):
+        return CosineHead(features, classes)
+    head = nn.Linear(features, classes, bias=like.bias is not None)
+    with torch.no_grad():
+        head.weight.copy_(F.normalize(torch.randn(classes, features), dim=1) * like.weight.norm(dim=1).mean().cpu())
+        if like.bias is not None:
+            head.bias.fill_(like.bias.mean().item())
+    return head
+
+
+def head_bias(head: Head) -> Tensor | None:
+    return head.bias if isinstance(head, nn.Linear) else None
+
+
+class Pooler(nn.Module):
+    """One logit per class from one per column: the maximum, or the mean, of the columns that name the class."""
+
+    columns_of: Tensor
+    counted: Tensor
+
+    def __init__(self, space: LabelSpace, kind: str = "max") -> None:
+        super().__init__()
+        if kind not in POOLERS:
+            raise unknown("pooler", kind, POOLERS)
+        self.kind = kind
+        columns: list[list[int]] = [[] for _ in space.classes]
+        for column, name in enumerate(space.class_of_column):
+            columns[name].append(column)
+        width = max(len(c) for c in columns)
+        # A class with fewer columns than the widest repeats its first: the maximum does not mind, the mean weighs it 0.
+        padded = [c + [c[0]] * (width - len(c)) for c in columns]
+        counted = [[1.0] * len(c) + [0.0] * (width - len(c)) for c in columns]
+        self.register_buffer("columns_of", torch.tensor(padded), persistent=False)
+        self.register_buffer("counted", torch.tensor(counted), persistent=False)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """(…, columns) → (…, classes)."""
+        if self.columns_of.shape[1] == 1:
+            return z[..., self.columns_of[:, 0]]
+        spread = z[..., self.columns_of]
+        if self.kind == "max":
+            return spread.amax(-1)
+        counted = self.counted.to(z.dtype)
+        return (spread * counted).sum(-1) / counted.sum(-1)
+
+
+def sources(feature_of: Sequence[int]) -> list[list[int]]:
+    """For each branch d the feature vectors that its deltas read: those of all other branches.
+
+    `feature_of[d]` is the feature vector that branch d's own head reads. Branches that clone nothing share the base's,
+    so two branches may read the same one; it is then listed once.
+    """
+    return [sorted({f for other, f in enumerate(feature_of) if other != d}) for d in range(len(feature_of))]
+
+
+class FusedHead(nn.Module):
+    """All heads side by side, the deltas between them, the dial and the pooler."""
+
+    offsets: Tensor
+
+    def __init__(
+        self, space: LabelSpace, heads: Sequence[Head], feature_of: Sequence[int], pooler: str = "max"
+    ) -> None:
+        super().__init__()
+        for number, (names, head) in enumerate(zip(space.branches, heads, strict=True)):
+            if len(head.weight) != len(names):
+                raise BranchoutError(
+                    f"the head of {branch_name(number)} has {len(head.weight)} rows for {len(names)} classes"
+                )
+        self.space = space
+        self.heads = nn.ModuleList(heads)
+        self.feature_of = tuple(feature_of)
+        self.sources = sources(feature_of)
+        self.pooler = Pooler(space, pooler)
+        self.deltas: list[Tensor | None] = [None] * len(heads)
+        """Per branch d a matrix (Σk_d' over its sources × |Y_d|), or None where nothing was learned."""
+        self.register_buffer("offsets", torch.zeros(len(heads)), persistent=False)
+
+    def set_bias(self, b: float | Sequence[float]) -> None:
+        """Set the dial: one number for all new branches, or one for each."""
+        steps = len(self.heads) - 1
+        values = [b] * steps if isinstance(b, (int, float)) else list(b)
+        if len(values) != steps:
+            raise BranchoutError(f"{len(values)} offsets were given for {steps} steps")
+        self.offsets.copy_(torch.tensor([0.0, *values], dtype=torch.float64))
+
+    def frozen_columns(self, features: Sequence[Tensor]) -> Tensor:
+        """z: every branch's own logits side by side (N, columns), before deltas and dial."""
+        return torch.cat([head(features[f]) for head, f in zip(self.heads, self.feature_of, strict=True)], dim=-1)
+
+    def delta_columns(self, features: Sequence[Tensor]) -> Tensor | None:
+        """Δz, or None where no delta was learned."""
+        if all(delta is None for delta in self.deltas):
+            return None
+        u = [to_norm(h) for h in features]
+        parts = []
+        for d, delta in enumerate(self.deltas):
+            width = len(self.space.branches[d])
+            if delta is None:
+                parts.append(u[0].new_zeros(*u[0].shape[:-1], width))
+            else:
+                parts.append(torch.cat([u[f] for f in self.sources[d]], dim=-1) @ delta.to(u[0]))
+        return torch.cat(parts, dim=-1)
+
+    def columns(self, features: Sequence[Tensor]) -> Tensor:
+        """z̃: logits of every column with deltas, before the dial."""
+        z = self.frozen_columns(features)
+        delta = self.delta_columns(features)
+        return z if delta is None else z + delta
+
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        """Logits over all classes."""
+        z = self.columns(features)
+        shift = torch.repeat_interleave(self.offsets, torch.tensor([len(b) for b in self.space.branches]).to(z.device))
+        return self.pooler(z + shift.to(z.dtype))  # type: ignore[no-any-return]

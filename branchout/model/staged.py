@@ -1,0 +1,242 @@
+"""Cutting a network and growing a branch from it.
+
+Any network is a row of named stages, the last of which ends in the pooled feature vector h; a head turns h into
+logits. A branch is a clone of the last stage or stages that stands beside the original, reads the same activation and
+learns a feature vector of its own. It may also clone a single module and share everything around it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from branchout.errors import BranchoutError
+
+SAFE_CHANNELS = 8
+"""Input channels a strided 1×1 convolution needs to be trained in `channels_last` on a CPU.
+
+With fewer, oneDNN's backward pass writes beyond its memory on processors without AVX-512 (torch 2.14 and 2.15).
+"""
+
+
+class StageSequence(nn.Module):
+    """Named stages, one after the other.
+
+    A stage's name is its path in the row, dots included (`layer4`, `blocks.5`), so the keys of the state dict are the
+    names that people type: `layer4.0.conv2.weight`.
+    """
+
+    def __init__(self, stages: Sequence[tuple[str, nn.Module]]) -> None:
+        super().__init__()
+        self.names = tuple(name for name, _ in stages)
+        self.frozen = False
+        for name, stage in stages:
+            *folders, leaf = name.split(".")
+            place: nn.Module = self
+            for folder in folders:
+                if folder not in dict(place.named_children()):
+                    place.add_module(folder, nn.Module())
+                place = place.get_submodule(folder)
+            place.add_module(leaf, stage)
+
+    def _stages(self) -> list[nn.Module]:
+        return [self.get_submodule(name) for name in self.names]
+
+    def run(self, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+        """What stages[start:stop] make of x."""
+        for stage in self._stages()[start:stop]:
+            x = stage(x)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The pooled feature vector h (N, k)."""
+        return self.run(x)
+
+    def train(self, mode: bool = True) -> Self:
+        """As ever, but in vain on a frozen row: it stays in eval mode, whatever happens around it."""
+        return super().train(mode and not self.frozen)
+
+    def freeze(self) -> Self:
+        """Nothing in here changes any more: no gradients, no BatchNorm statistics, no dropout."""
+        self.frozen = True
+        return self.requires_grad_(False).eval()
+
+
+class Backbone(StageSequence):
+    """A network as a row of named stages; the last one ends in the pooled feature vector h of length `features`."""
+
+    def __init__(self, stages: Sequence[tuple[str, nn.Module]], features: int) -> None:
+        super().__init__(stages)
+        self.features = features
+        self.narrow = any(
+            isinstance(module, nn.Conv2d)
+            and module.kernel_size == (1, 1)
+            and max(module.stride) > 1
+            and module.in_channels < SAFE_CHANNELS
+            for module in self.modules()
+        )
+
+    def layout(self, device: torch.device) -> torch.memory_format:
+        """The memory layout this network runs in on a device: the same for its weights, its branches and its images.
+
+        One layout everywhere: another would round differently, and a model must answer as it did when saved.
+        """
+        return torch.contiguous_format if self.narrow and device.type == "cpu" else torch.channels_last
+
+    def arrange(self, images: Tensor) -> Tensor:
+        """Images (N, C, H, W) in the layout that this network runs in."""
+        return images.contiguous(memory_format=self.layout(images.device))
+
+    def index(self, name: str) -> int:
+        """The number of the stage called `name`."""
+        if name not in self.names:
+            raise BranchoutError(f"no stage is called {name!r}; {_what_can_be_named(self)}")
+        return self.names.index(name)
+
+
+@dataclass(frozen=True)
+class BranchPoint:
+    """Where a branch leaves the backbone: the first cloned stage, and the one module to clone if not all of it."""
+
+    start: int
+    only: str | None = None
+
+
+def branch_point(backbone: Backbone, text: str = "last") -> BranchPoint:
+    """Reads where to branch.
+
+    `last`: the last stage. A stage (`layer3`): from there to the end. A module inside a stage (`layer4.0.conv2`): that
+    module alone, with the normalisation that follows it. `fc`: nothing, the old features serve the new classes too.
+    """
+    if text in ("", "last"):
+        return BranchPoint(len(backbone.names) - 1)
+    if text == "fc":
+        return BranchPoint(len(backbone.names))
+    if text in backbone.names:
+        return BranchPoint(backbone.index(text))
+    for start, (name, stage) in enumerate(zip(backbone.names, backbone._stages(), strict=True)):
+        if text.startswith(f"{name}."):
+            inside = {path: module for path, module in stage.named_modules(prefix=name) if _has_parameters(module)}
+            if text in inside:
+                return BranchPoint(start, text)
+            raise BranchoutError(f"{name} has no module {text!r} with weights to clone; it has {_some(list(inside))}")
+    raise BranchoutError(f"cannot branch at {text!r}; {_what_can_be_named(backbone)}")
+
+
+class Branch(StageSequence):
+    """Stages that were cloned from a backbone to learn something new; make one with `Branch.clone`.
+
+    `own` names the modules that belong to the branch. Whatever else it runs through is the backbone's, the very same
+    modules, and stays as frozen as the backbone is.
+    """
+
+    def __init__(self, stages: Sequence[tuple[str, nn.Module]], own: Sequence[str]) -> None:
+        super().__init__(stages)
+        self.own = tuple(own)
+        for parameter in self.own_parameters():
+            parameter.requires_grad_(True)
+        self.eval()
+
+    @classmethod
+    def clone(cls, backbone: Backbone, point: BranchPoint) -> Branch:
+        """A trainable copy of the backbone's stages from `point` on; the backbone itself is frozen from now on."""
+        backbone.freeze()
+        own = backbone.names[point.start :] if point.only is None else _with_norm(backbone, point.only)
+        shared: dict[int, object] = {}  # deepcopy hands these on as they are instead of copying them
+        for path, module in backbone.named_modules():
+            if any(_within(path, name) for name in own):
+                continue
+            if any(_within(name, path) for name in own):  # around an own module: copied, but not its own tensors
+                tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+                shared.update((id(tensor), tensor) for tensor in tensors)
+            else:
+                shared[id(module)] = module
+        stages = copy.deepcopy(backbone._stages()[point.start :], shared)
+        return cls(list(zip(backbone.names[point.start :], stages, strict=True)), own)
+
+    def train(self, mode: bool = True) -> Self:
+        """Concerns the branch's own modules only: shared ones are the backbone's and stay in eval mode."""
+        self.training = mode and not self.frozen
+        for name in self.own:
+            self.get_submodule(name).train(self.training)
+        return self
+
+    def own_parameters(self) -> Iterator[nn.Parameter]:
+        for name in self.own:
+            yield from self.get_submodule(name).parameters()
+
+    @property
+    def parameter_count(self) -> int:
+        """How many parameters the branch adds to the model."""
+        return sum(parameter.numel() for parameter in self.own_parameters())
+
+    def own_state_dict(self) -> dict[str, Tensor]:
+        """The branch's own tensors: all that has to be saved beside the backbone."""
+        return {key: value for key, value in self.state_dict().items() if any(_within(key, name) for name in self.own)}
+
+    def load_own(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes back what `own_state_dict` gave; anything missing, left over or of another shape is an error."""
+        expected = {key: tuple(value.shape) for key, value in self.own_state_dict().items()}
+        found = {key: tuple(value.shape) for key, value in tensors.items()}
+        if expected != found:
+            differing = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
+            raise BranchoutError(
+                f"these weights are not those of a branch with {', '.join(self.own) or 'nothing'} cloned: "
+                f"{_some(differing)} missing, unexpected or of another shape"
+            )
+        self.load_state_dict(tensors, strict=False)
+
+
+def _with_norm(backbone: Backbone, path: str) -> tuple[str, ...]:
+    """A module and, for a convolution or a linear layer, the normalisation of its output.
+
+    That is the next module beside it that has weights, if it normalises as many channels as come out: conv2 → bn2.
+    """
+    module = backbone.get_submodule(path)
+    if not isinstance(module, nn.Conv2d | nn.Linear):
+        return (path,)
+    width = module.out_channels if isinstance(module, nn.Conv2d) else module.out_features
+    parent, _, leaf = path.rpartition(".")
+    siblings = list(backbone.get_submodule(parent).named_children())
+    following = siblings[[name for name, _ in siblings].index(leaf) + 1 :]
+    name, following_module = next(((name, m) for name, m in following if _has_parameters(m)), ("", None))
+    return (path, f"{parent}.{name}") if _normalised_channels(following_module) == width else (path,)
+
+
+def _normalised_channels(module: nn.Module | None) -> int | None:
+    match module:
+        case nn.BatchNorm2d() | nn.BatchNorm1d():
+            return module.num_features
+        case nn.GroupNorm():
+            return module.num_channels
+        case nn.LayerNorm():
+            return module.normalized_shape[-1]
+        case _:
+            return None
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _within(path: str, outer: str) -> bool:
+    """Whether the module or tensor at `path` is the one at `outer` or lies inside it; the root, "", holds all."""
+    return outer in ("", path) or path.startswith(f"{outer}.")
+
+
+def _what_can_be_named(backbone: Backbone) -> str:
+    last = backbone.names[-1]
+    inner = [
+        path for path, module in backbone._stages()[-1].named_modules(prefix=last) if isinstance(module, nn.Conv2d)
+    ]
+    example = f" (such as {inner[-1]})" if inner else ""
+    return f"name a stage ({', '.join(backbone.names)}), a module inside one{example}, last or fc"
+
+
+def _some(names: Sequence[str], most: int = 12) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

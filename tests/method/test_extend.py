@@ -1,0 +1,517 @@
+"""The pipeline: who trains, chooses and reports; points that keep what they promise; runs that survive kills."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import BASE, CPU, LATER, NEW, exemplars, fixed_batch, logits
+
+from branchout import api
+from branchout.data.images import in_order, open_images
+from branchout.data.samples import Samples, concatenate
+from branchout.errors import BranchoutError
+from branchout.labels import LabelSpace
+from branchout.method.extend import DataSplit, ExtendConfig, Extension, apply_fusion, divide
+from branchout.method.frontier import Frontier
+from branchout.model.classifier import Classifier
+
+OVERLAPPING = (*NEW, BASE[2], BASE[5])
+
+
+def some(samples: Samples, counts: dict[str, int]) -> Samples:
+    """The first few images of each class."""
+    return samples.select(np.concatenate([np.flatnonzero(samples.names == name)[:n] for name, n in counts.items()]))
+
+
+# Dividing.
+
+
+def ids(material: DataSplit) -> dict[str, set[str]]:
+    parts = {"new": material.new, "memory": material.memory, "dev": material.dev, "test": material.test}
+    return {name: set() if part is None else set(part.ids.tolist()) for name, part in parts.items()}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("given", ["nothing", "memory", "val", "both"])
+def test_what_trains_chooses_and_reports_is_never_the_same(
+    seed: int, given: str, base: api.Model, train: Samples, val: Samples
+) -> None:
+    memory = exemplars(train) if given in ("memory", "both") else None
+    others = val.of_classes([*BASE, *NEW]) if given in ("val", "both") else None
+    new = train.of_classes(NEW)
+    parts = ids(divide(base.saved.classifier, new, memory, others, seed))
+    names = list(parts)
+    for n, one in enumerate(names):
+        for other in names[n + 1 :]:
+            assert not parts[one] & parts[other], (one, other)
+    every = set(new.ids.tolist()) | (set() if memory is None else set(memory.ids.tolist()))
+    held = set() if others is None else set(others.ids.tolist())
+    assert set().union(*parts.values()) == every | held  # and none is lost
+    if others is not None:
+        assert parts["new"] == set(new.ids.tolist())
+        assert parts["dev"] | parts["test"] == held
+    assert abs(len(parts["dev"]) - len(parts["test"])) <= 1
+    assert parts["dev"]
+
+
+def test_halves_hold_each_class_evenly(base: api.Model, train: Samples, val: Samples) -> None:
+    material = divide(base.saved.classifier, train.of_classes(NEW), None, val.of_classes([*BASE, *NEW]), 0)
+    assert material.dev.counts() == material.test.counts() == dict.fromkeys(sorted([*BASE, *NEW]), 4)
+    held = divide(base.saved.classifier, train.of_classes(NEW), exemplars(train), None, 0)
+    assert held.new.counts() == dict.fromkeys(NEW, 16)  # a fifth of 20 is 4
+    assert held.memory is not None
+    assert held.memory.counts() == dict.fromkeys(BASE, 4)
+    assert not np.array_equal(
+        held.dev.ids, divide(base.saved.classifier, train.of_classes(NEW), exemplars(train), None, 1).dev.ids
+    )
+
+
+@pytest.mark.parametrize(
+    ("memory", "val", "new", "measured"),
+    [
+        (BASE, None, NEW, "held-out"),
+        (None, None, NEW, "pseudo"),
+        (None, [*BASE, *NEW], NEW, "dev"),
+        (BASE, [*BASE, *NEW], NEW, "dev"),
+        (BASE, NEW, NEW, "held-out"),  # val lacks old classes, so some of memory is held out
+        (None, None, [*NEW, BASE[0]], "pseudo"),
+        (BASE[:1], None, [*NEW, BASE[0]], "pseudo"),
+        (BASE[:3], None, NEW, "pseudo"),  # three of eight old classes say little about the others
+        (BASE[:4], None, NEW, "held-out"),
+        (None, [*NEW, BASE[0]], NEW, "dev"),
+    ],
+)
+def test_where_base_accuracy_comes_from(
+    memory: Sequence[str] | None,
+    val: Sequence[str] | None,
+    new: Sequence[str],
+    measured: str,
+    base: api.Model,
+    pictures,
+) -> None:
+    train, other = pictures
+    material = divide(
+        base.saved.classifier,
+        train.of_classes(new),
+        None if memory is None else exemplars(train, memory),
+        None if val is None else other.of_classes(val),
+        0,
+    )
+    assert material.measured == measured
+
+
+def test_strangers_are_refused_by_name(base: api.Model, train: Samples, val: Samples) -> None:
+    model, new = base.saved.classifier, train.of_classes(NEW)
+    with pytest.raises(BranchoutError, match=f"--memory holds classes the base does not know: {LATER[0]}, {NEW[0]}"):
+        divide(model, new, train.of_classes([*BASE, NEW[0], LATER[0]]), None, 0)
+    with pytest.raises(BranchoutError, match=f"--val holds classes that are neither old nor new: {LATER[1]}"):
+        divide(model, new, None, val.of_classes([*BASE, *NEW, LATER[1]]), 0)
+    with pytest.raises(BranchoutError, match="--val holds no image of the new classes"):
+        divide(model, new, None, val.of_classes(BASE), 0)
+    everyone = train.rename({name: f"stranger {n}" for n, name in enumerate(sorted(train.classes))})
+    with pytest.raises(BranchoutError, match=r"stranger 0, .* and 9 more"):
+        divide(model, new, everyone, None, 0)
+
+
+def test_classes_with_one_or_two_images(base: api.Model, train: Samples) -> None:
+    model = base.saved.classifier
+    few = some(train, {NEW[0]: 1, NEW[1]: 2, NEW[2]: 3})
+    material = divide(model, few, some(train, {BASE[0]: 2, BASE[1]: 5}), None, 0)
+    assert material.new.counts() == {NEW[0]: 1, NEW[1]: 2, NEW[2]: 2}
+    assert material.memory is not None
+    assert material.memory.counts() == {BASE[0]: 2, BASE[1]: 4}
+    assert len(material.dev) + len(material.test) == 2
+    with pytest.raises(BranchoutError, match=r"too few new images to hold any out.*--val"):
+        divide(model, some(train, {NEW[0]: 2, NEW[1]: 1}), None, None, 0)
+
+
+def test_origins_are_the_branch_that_taught_the_class_first(extended: api.Model, train: Samples, val: Samples) -> None:
+    material = divide(extended.saved.classifier, train.of_classes(LATER), exemplars(train, [*BASE, *NEW]), val, 0)
+    assert material.memory is not None
+    assert set(material.new.origin.tolist()) == {2}
+    for name, origin in zip(material.memory.names, material.memory.origin, strict=True):
+        assert origin == (0 if name in BASE else 1)
+
+
+# Operating points keep what they promise.
+
+
+def slow_figures(model: Classifier, samples: Samples, space: LabelSpace) -> dict[str, float | None]:
+    """Accuracies of a model on images, image by image."""
+    images = open_images(samples, model.preprocessing, torch.device("cpu"))
+    said = []
+    with torch.no_grad():
+        for batch in images.plain(in_order(len(samples), 13)):
+            said += [space.classes[n] for n in model(batch).argmax(1)]
+    owners = {name: [d for d, names in enumerate(space.branches) if name in names] for name in space.classes}
+    parts: dict[str, list[bool]] = {"all": []}
+    steps: dict[object, list[bool]] = {}
+    for name, answer in zip(samples.names, said, strict=True):
+        part = "overlap" if len(owners[name]) > 1 else "base" if owners[name] == [0] else "novel"
+        for key in ("all", part):
+            parts.setdefault(key, []).append(answer == name)
+        steps.setdefault(part if part != "novel" else owners[name][0], []).append(answer == name)
+    figures: dict[str, float | None] = {k: float(np.mean(v)) for k, v in parts.items()}
+    figures["avg"] = float(np.mean([np.mean(v) for v in steps.values()]))
+    return {key: figures.get(key) for key in ("all", "base", "novel", "overlap", "avg")}
+
+
+def approx(figures: dict[str, float | None]) -> dict[str, object]:
+    return {key: None if value is None else pytest.approx(value) for key, value in figures.items()}
+
+
+def test_the_chosen_point_of_the_dial_keeps_its_word_on_the_dev_images(
+    base: api.Model, extended: api.Model, train: Samples, val: Samples
+) -> None:
+    material = base.material(train.of_classes(NEW), exemplars(train), val.of_classes([*BASE, *NEW]))
+    loaded = api.load(extended.folder)
+    assert loaded.frontier.images == len(material.dev)
+    space = loaded.classifier.space
+    for goal in ("balanced", "all", "avg", "novel", "base"):
+        fusion = replace(loaded.saved.fusions[0], point=loaded.frontier.choose(goal))
+        model = replace(loaded.saved, fusions=(fusion,)).model()
+        assert slow_figures(model, material.dev, space) == approx(loaded.frontier.at(fusion.point))
+    measured = extended.saved.history[-1]["measured"]
+    after = slow_figures(loaded.classifier, material.test, space)
+    assert {key: measured["after"][key] for key in after} == approx(after)
+    before = slow_figures(base.classifier, material.test.of_classes(BASE), base.classifier.space)
+    assert measured["before"]["base"] == pytest.approx(before["base"])
+    assert measured["images"] == len(material.test)
+
+
+def test_the_second_step_keeps_its_word_too(
+    extended: api.Model, extended_twice: api.Model, train: Samples, val: Samples
+) -> None:
+    new = train.of_classes([*LATER, BASE[0], NEW[0]])
+    material = extended.material(new, exemplars(train, [*BASE, *NEW]), val)
+    loaded = api.load(extended_twice.folder)
+    fusion = loaded.saved.fusions[1]
+    assert loaded.classifier.space.overlap == (BASE[0], NEW[0])
+    assert len(fusion.deltas) == 1  # classes overlap, so deltas were learned
+    assert slow_figures(loaded.classifier, material.dev, loaded.classifier.space) == approx(
+        loaded.frontier.at(fusion.point)
+    )
+    after = slow_figures(loaded.classifier, material.test, loaded.classifier.space)
+    measured = loaded.saved.history[-1]["measured"]
+    assert {key: measured["after"][key] for key in after} == approx(after)
+
+
+@pytest.mark.parametrize(("recipe", "names"), [("paper", OVERLAPPING), ("reference", NEW)])
+def test_every_kept_point_of_a_grid_keeps_its_word(
+    recipe: str, names: Sequence[str], base: api.Model, train: Samples, val: Samples, tmp_path: Path
+) -> None:
+    new, held = train.of_classes(names), val.of_classes([*BASE, *NEW])
+    base.extend(new, memory=exemplars(train), val=held, recipe=recipe, epochs=2, goal="avg", out=tmp_path / "m")
+    material = base.material(new, exemplars(train), held)
+    grown = api.load(tmp_path / "m")
+    frontier, fusion = grown.frontier, grown.saved.fusions[0]
+    assert frontier.kind == "grid"
+    assert 1 <= len(frontier) == len(fusion.deltas) < 36
+    assert frontier.balanced_by == ("mean" if recipe == "paper" else "product")
+    points = [frontier.at(n) for n in range(len(frontier))]
+    for one in points:
+        for other in points:
+            no_worse = all((other[m] or 0) >= (one[m] or 0) for m in ("base", "novel", "overlap"))
+            assert other is one or not no_worse  # no point beats, or repeats, another
+    for point, promised in enumerate(points):
+        apply_fusion(grown.classifier, replace(fusion, point=point))
+        assert slow_figures(grown.classifier, material.dev, grown.classifier.space) == approx(promised)
+    assert recipe != "paper" or len(frontier) > 1
+    assert points[fusion.point]["avg"] == max(p["avg"] for p in points)
+
+
+def test_conditions_choose_the_best_point_that_meets_them(extended: api.Model) -> None:
+    frontier = extended.frontier
+    points = [frontier.at(n) for n in range(len(frontier))]
+    reached = sorted({p["novel"] for p in points})
+    assert len(reached) > 3
+    for wanted in (reached[1], reached[2] - 0.01, reached[-1]):
+        found = points[frontier.choose(f"novel >= {wanted:.12f}")]
+        best = max(p["all"] for p in points if p["novel"] >= wanted - 1e-9)
+        assert found["novel"] >= wanted - 1e-9
+        assert found["all"] == best
+    assert frontier.choose("novel>=15%") == frontier.choose("novel>=0.15") == frontier.choose("novel>=15")
+
+
+def test_an_extension_meets_its_goal(base: api.Model, train: Samples, val: Samples) -> None:
+    settings = {"memory": exemplars(train), "val": val.of_classes([*BASE, *NEW]), "epochs": 1, "views": 1}
+    grown = base.extend(train.of_classes(NEW), goal="novel>=0.3", **settings)
+    fusion = grown.saved.fusions[0]
+    assert fusion.goal == "novel>=0.3"
+    assert grown.frontier.at(fusion.point)["novel"] >= 0.3
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"goal": "fame"}, "no goal is called 'fame'; known are: all, avg"),
+        ({"goal": "novel>=2000"}, "cannot be"),
+        ({"recipe": "mine"}, "no recipe is called 'mine'; known are: paper"),
+    ],
+)
+def test_a_typo_is_answered_before_anything_is_trained(
+    options: dict[str, str], words: str, base: api.Model, train: Samples, tmp_path: Path
+) -> None:
+    with pytest.raises(BranchoutError, match=words):
+        base.extend(train.of_classes(NEW), out=tmp_path / "m", report=pytest.fail, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Deltas, memory, few images.
+
+
+def test_deltas_are_learned_when_they_should_be(base: api.Model, train: Samples, val: Samples) -> None:
+    def deltas(names: Sequence[str], memory: Samples | None = None, **options: object) -> int:
+        held = val.of_classes([*BASE, *NEW])
+        grown = base.extend(train.of_classes(names), memory=memory, val=held, epochs=1, views=1, **options)
+        assert grown.frontier.kind == "dial"
+        return len(grown.saved.fusions[0].deltas)
+
+    assert deltas(NEW, exemplars(train)) == 0
+    assert deltas(NEW, exemplars(train), fuse=True) == 1
+    assert deltas(OVERLAPPING, exemplars(train)) == 1
+    assert deltas(NEW, None) == 1
+
+
+def test_a_model_that_was_balanced_by_deltas_goes_on_with_deltas(base: api.Model, train: Samples, val: Samples) -> None:
+    everything = val.of_classes([*BASE, *NEW, *LATER])
+    for fuse, expected in ((False, 0), (True, 1)):
+        first = base.extend(
+            train.of_classes(NEW),
+            memory=exemplars(train),
+            val=val.of_classes([*BASE, *NEW]),
+            epochs=1,
+            views=1,
+            fuse=fuse,
+        )
+        kept = exemplars(train, [*BASE, *NEW])
+        second = first.extend(train.of_classes(LATER), memory=kept, val=everything, epochs=1, views=1)
+        assert len(second.saved.fusions[-1].deltas) == expected
+
+
+def test_only_classes_without_images_get_stand_ins(base: api.Model, train: Samples) -> None:
+    """Exemplars of three old classes are used as they are; the other five are made up."""
+    memory = exemplars(train, BASE[:3])
+    extension = Extension(
+        base.saved.model(),
+        divide(base.saved.classifier, train.of_classes(NEW), memory, None, 0),
+        ExtendConfig(epochs=1, views=1),
+        device=CPU,
+    )
+    assert extension.fuses()
+    learned, _ = extension.train_branch()
+    model = extension.base.extended(learned)
+    _, labels = extension.dev(model)
+    counts = np.bincount(labels, minlength=len(model.space.classes))
+    held = extension.material.dev.counts()
+    for name, count in zip(model.space.classes, counts.tolist(), strict=True):
+        assert count == held.get(name, 10 if name in BASE else 0)
+    seen = torch.from_numpy(model.space.index(list(BASE)))
+    assert [len(part) for part in extension.pseudo(model, 0, seen)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("recipe", ["branchout", "paper"])
+def test_without_any_old_image_it_works_and_says_what_it_rests_on(
+    recipe: str, base: api.Model, train: Samples, tmp_path: Path
+) -> None:
+    grown = base.extend(train.of_classes(NEW), out=tmp_path / "m", epochs=2, recipe=recipe)
+    assert grown.frontier.measured == "pseudo"
+    assert api.load(tmp_path / "m").frontier.measured == "pseudo"
+    assert grown.saved.history[-1]["chosen on"] == "pseudo"
+    assert grown.saved.history[-1]["exemplars kept"] == 0
+    assert not np.isnan(grown.frontier.figures["base"]).any()
+    material = base.material(train.of_classes(NEW))
+    assert grown.frontier.images == len(material.dev) + 10 * len(BASE)
+    assert "not a measurement of base accuracy" in (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
+    assert grown.saved.history[-1]["measured"]["before"] == {}
+
+
+def test_a_second_step_without_any_old_image(extended: api.Model, train: Samples) -> None:
+    grown = extended.extend(train.of_classes(LATER), epochs=1, views=1)
+    assert grown.frontier.measured == "pseudo"
+    assert grown.classifier.space.branches == (BASE, NEW, LATER)
+
+
+def test_very_few_images_are_enough(base: api.Model, train: Samples) -> None:
+    few = some(train, {NEW[0]: 1, NEW[1]: 2, NEW[2]: 3})
+    grown = base.extend(few, memory=some(train, dict.fromkeys(BASE, 3)), epochs=1)
+    assert grown.classes == (*BASE, *NEW)
+    assert grown.frontier.measured == "held-out"
+    alone = base.extend(some(train, {NEW[0]: 3}), epochs=1)
+    assert alone.saved.history[-1]["measured"] is None  # the one image held out chose the point
+
+
+# The base stays as it was.
+
+
+def test_the_base_is_the_same_after_three_extensions(
+    base: api.Model, train: Samples, val: Samples, tmp_path: Path
+) -> None:
+    pictures = fixed_batch()
+    first = base.saved.model()
+    answers, features = logits(first, pictures), first.features(pictures)[0].clone()
+    model = base
+    teach = [(*NEW[:2], BASE[0]), (NEW[2], BASE[1]), LATER]
+    for number, (names, where) in enumerate(zip(teach, ("last", "layer4.0.conv2", "layer3"), strict=True), 1):
+        known = exemplars(train, model.classes)
+        held = val.of_classes([*model.classes, *names])
+        out = tmp_path / f"v{number + 1}"
+        model = model.extend(train.of_classes(names), memory=known, val=held, branch=where, epochs=2, out=out)
+        for now in (model.saved, api.load(out).saved):
+            old = now.model(0)
+            assert torch.equal(logits(old, pictures), answers)
+            assert torch.equal(old.features(pictures)[0], features)
+            assert torch.equal(now.model().features(pictures)[0], features)
+    assert torch.equal(logits(base.classifier, pictures), answers)
+    assert torch.equal(logits(api.load(base.folder).classifier, pictures), answers)
+
+
+# Runs that are stopped.
+
+
+def test_another_run_into_the_same_folder_is_refused_by_what_differs(
+    base: api.Model, train: Samples, tmp_path: Path
+) -> None:
+    out = tmp_path / "m"
+
+    def stop(event: object) -> None:
+        raise KeyboardInterrupt
+
+    settings: dict[str, object] = {"memory": exemplars(train), "epochs": 2, "views": 1, "out": out}
+    with pytest.raises(KeyboardInterrupt):
+        base.extend(train.of_classes(NEW), report=stop, **settings)
+    assert not out.exists()
+    for change, words in (
+        ({"epochs": 3}, "epochs: 2 then, 3 now"),
+        ({"seed": 5}, "seed: 0 then, 5 now"),
+        ({"recipe": "paper"}, "recipe: branchout then, paper now"),
+        ({"branch": "fc"}, "branch: last then, fc now"),
+        ({"pooler": "average"}, "pooler: max then, average now"),
+        ({"memory": None}, "memory: [0-9a-f]+ then, none now"),
+        ({"memory": exemplars(train, BASE, 4)}, "memory: [0-9a-f]+ then, [0-9a-f]+ now"),
+    ):
+        with pytest.raises(BranchoutError, match=words) as caught:
+            base.extend(train.of_classes(NEW), report=pytest.fail, **(settings | change))
+        assert str(tmp_path / ".m.work") in str(caught.value)
+    with pytest.raises(BranchoutError, match=r"new images: [0-9a-f]+ then, [0-9a-f]+ now"):
+        base.extend(train.of_classes(NEW[:2]), **settings)
+    base.extend(train.of_classes(NEW), **settings)
+    assert api.load(out).classes == (*BASE, *NEW)
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    with pytest.raises(BranchoutError, match="is there already"):
+        base.extend(train.of_classes(NEW), **settings)
+
+
+def test_a_goal_out_of_reach_can_be_lowered_without_training_again(
+    base: api.Model, train: Samples, val: Samples, tmp_path: Path
+) -> None:
+    settings = {"memory": exemplars(train), "val": val.of_classes([*BASE, *NEW]), "epochs": 2, "out": tmp_path / "m"}
+    with pytest.raises(BranchoutError, match="cannot be reached"):
+        base.extend(train.of_classes(NEW), goal="all>=1", **settings)
+    trained = []
+    base.extend(train.of_classes(NEW), goal="all", report=lambda event: trained.append(event.work), **settings)
+    assert "learn the branch" not in trained
+    assert api.load(tmp_path / "m").saved.fusions[0].goal == "all"
+
+
+def test_a_note_cut_short_by_a_kill_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Path.write_text
+
+    def halfway(path: Path, text: str, **how: str) -> None:
+        whole(path, text[: len(text) // 2], **how)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", halfway)
+    with pytest.raises(KeyboardInterrupt):
+        api.claim(tmp_path / "m", {"seed": 1})
+    monkeypatch.undo()
+    assert api.claim(tmp_path / "m", {"seed": 1}) == tmp_path / ".m.work"
+    with pytest.raises(BranchoutError, match="seed: 1 then, 2 now"):
+        api.claim(tmp_path / "m", {"seed": 2})
+
+
+RUN = """
+import sys
+import numpy as np
+import torch
+torch.set_num_threads(1)
+from branchout import api
+from branchout.data.samples import ArrayPixels, Samples
+base, tables, out = sys.argv[1:]
+kept = np.load(tables)
+table = {n: Samples.build(ArrayPixels(kept[n]), kept[n + "_names"], kept[n + "_ids"]) for n in ("new", "memory", "val")}
+print("ready", flush=True)
+api.load(base).extend(table["new"], memory=table["memory"], val=table["val"], epochs=60, views=2, out=out)
+"""
+
+
+def test_a_run_killed_three_times_gives_the_model_of_one_that_was_not(
+    base: api.Model, train: Samples, val: Samples, tmp_path: Path
+) -> None:
+    tables = {"new": train.of_classes(OVERLAPPING), "memory": exemplars(train), "val": val.of_classes([*BASE, *NEW])}
+    arrays = {}
+    for name, table in tables.items():
+        pixels = np.stack([table.read(n) for n in range(len(table))])
+        arrays |= {name: pixels, f"{name}_names": table.names, f"{name}_ids": table.ids}
+    np.savez(tmp_path / "tables.npz", **arrays)
+
+    def start(out: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", RUN, str(base.folder), str(tmp_path / "tables.npz"), str(tmp_path / out)]
+        environment = os.environ | {"BRANCHOUT_CACHE": str(tmp_path / f"cache of {out}")}
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+    unbroken = start("unbroken")
+    checkpoint = tmp_path / ".broken.work" / "branch.safetensors"
+    seen = -1
+    for kill in range(3):
+        run = start("broken")
+        assert run.stdout is not None
+        assert run.stdout.readline() == "ready\n"
+        deadline = time.monotonic() + 60
+        # The first kill falls as soon as there is a checkpoint, the others a few epochs on.
+        patience = 1 + 4 * kill
+        while patience and run.poll() is None and time.monotonic() < deadline:
+            changed = checkpoint.stat().st_mtime_ns if checkpoint.exists() else -1
+            patience -= changed != seen
+            seen = changed
+            time.sleep(0.001)
+        assert run.poll() is None, "the run ended before it could be killed"
+        run.send_signal(signal.SIGKILL)
+        run.wait(60)
+        assert not (tmp_path / "broken").exists()
+        assert checkpoint.exists()
+    last = start("broken")
+    assert last.wait(120) == 0
+    assert unbroken.wait(120) == 0
+    assert not (tmp_path / ".broken.work").exists()
+
+    files = sorted(path.name for path in (tmp_path / "unbroken").glob("*.safetensors"))
+    assert files == ["base.safetensors", "fusion-1.safetensors", "step-1.safetensors"]
+    for name in files:
+        assert (tmp_path / "unbroken" / name).read_bytes() == (tmp_path / "broken" / name).read_bytes(), name
+    one, other = (api.load(tmp_path / name).saved for name in ("unbroken", "broken"))
+    assert one.fusions[0].frontier == other.fusions[0].frontier
+    assert (one.fusions[0].point, one.fusions[0].goal) == (other.fusions[0].point, other.fusions[0].goal)
+    assert one.history[-1]["losses"] == other.history[-1]["losses"]
+    assert len(one.history[-1]["losses"]) == 60
+
+
+def test_frontiers_survive_plain_data(extended: api.Model) -> None:
+    frontier = extended.frontier
+    again = Frontier.from_dict(frontier.to_dict())
+    assert np.array_equal(again.settings, frontier.settings)
+    assert all(np.array_equal(again.figures[m], frontier.figures[m], equal_nan=True) for m in frontier.figures)
+
+
+def test_joined_tables_of_different_sources_extend_too(base: api.Model, train: Samples, val: Samples) -> None:
+    halves = [train.of_classes(NEW[:1]), val.of_classes(NEW[1:])]
+    grown = base.extend(concatenate(halves), memory=exemplars(train), epochs=1, views=1)
+    assert grown.classes == (*BASE, *NEW)

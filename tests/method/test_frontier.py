@@ -1,0 +1,221 @@
+"""The dial's curve against brute force over b; goals; honest scoring."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from branchout.errors import BranchoutError
+from branchout.labels import LabelSpace
+from branchout.method.frontier import (
+    Frontier,
+    dial_frontier,
+    grid_frontier,
+    predict,
+    read_as,
+    score_dial,
+    shifted,
+    step_shifts,
+)
+from branchout.metrics import accuracies
+
+SPACES = {
+    "disjoint": LabelSpace.of(["a", "b", "c"], ["d", "e"]),
+    "some overlap": LabelSpace.of(["a", "b", "c"], ["c", "d"]),
+    "all overlap": LabelSpace.of(["a", "b", "c"], ["c", "a"]),
+    "three steps": LabelSpace.of(["a", "b"], ["c", "a"], ["d"], ["a", "e"]),
+}
+
+
+def scores(space: LabelSpace, seed: int, images: int = 40) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(images, space.columns)) * 2, rng.integers(0, len(space.classes), images)
+
+
+def brute_predict(columns: np.ndarray, space: LabelSpace, offsets: list[float], pooler: str) -> np.ndarray:
+    answers = []
+    for row in columns:
+        per_class: dict[str, list[float]] = {}
+        column = 0
+        for d, names in enumerate(space.branches):
+            for name in names:
+                per_class.setdefault(name, []).append(row[column] + offsets[d])
+                column += 1
+        pooled = [max(per_class[n]) if pooler == "max" else np.mean(per_class[n]) for n in space.classes]
+        answers.append(int(np.argmax(pooled)))
+    return np.array(answers)
+
+
+@pytest.mark.parametrize("pooler", ["max", "average"])
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES.keys())
+@given(seed=st.integers(0, 50))
+def test_the_curve_equals_brute_force_over_b(space: LabelSpace, pooler: str, seed: int) -> None:
+    columns, labels = scores(space, seed)
+    frontier = dial_frontier(columns, labels, space, pooler)
+    b_values = frontier.settings[:, 0]
+    assert (np.diff(b_values) > 0).all()
+    # Every point of the curve says what is measured there …
+    for point, b in enumerate(b_values):
+        offsets = [0.0] + [b] * (len(space.branches) - 1)
+        real = accuracies(brute_predict(columns, space, offsets, pooler), labels, space)
+        assert frontier.at(point) == pytest.approx(
+            {"all": real.all, "base": real.base, "novel": real.novel, "overlap": real.overlap, "avg": real.avg}
+        )
+    # … and no value of b anywhere gives accuracies that are not on the curve.
+    on_curve = {tuple(np.round(row, 9)) for row in np.nan_to_num(np.stack(list(frontier.figures.values()), 1))}
+    for b in np.linspace(-15, 15, 61):
+        real = accuracies(predict(columns, space, float(b), pooler), labels, space)
+        row = [real.all, real.base or 0, real.novel or 0, real.overlap or 0, real.avg]
+        assert tuple(np.round(row, 9)) in on_curve
+
+
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES.keys())
+@pytest.mark.parametrize("pooler", ["max", "average"])
+def test_predict_against_a_loop(space: LabelSpace, pooler: str) -> None:
+    columns, _ = scores(space, 3)
+    offsets = [0.3 * t for t in range(1, len(space.branches))]
+    assert (predict(columns, space, offsets, pooler) == brute_predict(columns, space, [0.0, *offsets], pooler)).all()
+
+
+@given(st.integers(0, 30), st.sampled_from(["all", "avg", "balanced", "novel", "base"]))
+def test_a_goal_takes_the_best_point(seed: int, goal: str) -> None:
+    space = SPACES["some overlap"]
+    frontier = dial_frontier(*scores(space, seed), space)
+    assert frontier.score(goal)[frontier.choose(goal)] == pytest.approx(np.nanmax(frontier.score(goal)))
+
+
+def test_a_condition_takes_the_best_overall_accuracy_that_meets_it() -> None:
+    figures = {
+        "all": np.array([0.6, 0.7, 0.65]),
+        "base": np.array([0.9, 0.8, 0.6]),
+        "novel": np.array([0.1, 0.5, 0.8]),
+        "overlap": np.full(3, np.nan),
+        "avg": np.array([0.5, 0.65, 0.7]),
+    }
+    frontier = Frontier("dial", np.array([[-1.0], [0.0], [1.0]]), figures, 100)
+    assert frontier.choose("novel>=0.4") == 1
+    assert frontier.choose("novel >= 60%") == 2
+    assert frontier.choose("novel>=60") == 2
+    assert frontier.choose("base>=0.85") == 0
+    with pytest.raises(BranchoutError, match=r"highest novel accuracy .* 80\.0%.*novel>=0\.80"):
+        frontier.choose("novel>=0.9")
+    with pytest.raises(BranchoutError, match="no dev images"):
+        frontier.choose("overlap")
+    with pytest.raises(BranchoutError, match="all, avg, balanced"):
+        frontier.choose("best")
+    with pytest.raises(BranchoutError, match="cannot be 500%"):
+        frontier.choose("novel>=500")
+    assert Frontier.from_dict(frontier.to_dict()).choose("novel>=0.4") == 1
+
+
+@pytest.mark.parametrize(
+    ("goal", "understood"),
+    [
+        ("novel>=0.8", "novel ≥ 80%"),
+        ("novel >= 80", "novel ≥ 80%"),
+        ("novel>=80 %", "novel ≥ 80%"),
+        ("base>=1", "base ≥ 100%"),
+        ("base>=1%", "base ≥ 1%"),
+        ("avg>=10", "avg ≥ 10%"),
+        ("avg>=2.5%", "avg ≥ 2.5%"),
+        ("balanced", "balanced"),
+    ],
+)
+def test_it_can_be_told_how_a_goal_was_read(goal: str, understood: str) -> None:
+    assert read_as(goal) == understood
+
+
+@pytest.mark.parametrize("number", ["2", "1.5", "8.0", "9.99"])
+def test_a_number_that_may_be_a_slip_is_not_guessed(number: str) -> None:
+    with pytest.raises(BranchoutError, match=f"what is {number}.*a share such as 0.80, or {number}% if you mean that"):
+        Frontier.check_goal(f"novel>={number}")
+
+
+def test_one_point_alone_is_explained() -> None:
+    space = SPACES["disjoint"]
+    columns = np.zeros((4, space.columns))
+    columns[:, 0] = 9.0
+    alone = dial_frontier(columns, np.zeros(4, dtype=np.int64), space)
+    alone = alone.select(alone.pareto())  # the dial can only lose
+    assert len(alone) == 1
+    assert "one operating point only: on the 4 images that choose" in alone.single_point_reason()
+    several = Frontier("dial", np.array([[0.0], [1.0]]), {"all": np.array([0.5, 0.6])}, 4)
+    assert several.single_point_reason() == ""
+
+
+@given(st.integers(0, 30))
+def test_pareto_points_are_exactly_the_undominated_ones(seed: int) -> None:
+    space = SPACES["some overlap"]
+    columns, labels = scores(space, seed)
+    rng = np.random.default_rng(seed)
+    grid = [(a / 5, b / 5) for a in range(6) for b in range(6)]
+    predicted = np.where(rng.random((36, 40)) < rng.random((36, 1)), labels, columns.argmax(1) % len(space.classes))
+    frontier = grid_frontier(predicted, labels, space, grid, "mean")
+    rows = [tuple(frontier.at(n)[m] for m in ("base", "novel", "overlap")) for n in range(36)]
+    kept = set(frontier.pareto().tolist())
+    for n, row in enumerate(rows):
+        beaten = any(all(x >= y for x, y in zip(o, row, strict=True)) and o != row for o in rows)
+        assert (n in kept) == (not beaten and row not in rows[:n])
+
+
+def test_balanced_by_product_differs_from_the_mean() -> None:
+    figures = {m: np.array([0.9, 0.64]) for m in ("base", "novel", "overlap")}
+    figures |= {"all": np.array([0.9, 0.64]), "avg": np.array([0.4, 0.64])}
+    assert Frontier("grid", np.zeros((2, 2)), figures, 1, "mean").choose("balanced") == 0
+    assert Frontier("grid", np.zeros((2, 2)), figures, 1, "product").choose("balanced") == 1
+
+
+@given(st.integers(0, 20))
+def test_step_shifts_never_lose_to_the_shared_dial(seed: int) -> None:
+    space = SPACES["three steps"]
+    columns, labels = scores(space, seed)
+    shared = dial_frontier(columns, labels, space)
+    best = shared.score("balanced")[shared.choose("balanced")]
+    own = accuracies(predict(columns, space, step_shifts(columns, labels, space).tolist()), labels, space)
+    assert own.balanced >= best - 1e-9
+
+
+def test_step_shifts_undo_what_was_added_to_each_step() -> None:
+    space = LabelSpace.of("abcd", "ef", "gh", "ij")
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(len(space.classes)), 30)
+    columns = rng.normal(size=(len(labels), space.columns)) + 6 * (labels[:, None] == space.class_of_column)
+    louder = shifted(columns, space, [2.0, 7.0, 12.0])
+    one = dial_frontier(louder, labels, space)
+    assert one.score("balanced").max() < 0.9  # no single number puts all of them right
+    answers = predict(louder, space, step_shifts(louder, labels, space).tolist())
+    assert accuracies(answers, labels, space).all > 0.98
+
+
+def test_a_step_without_images_is_not_silenced() -> None:
+    space = LabelSpace.of("abcd", "ef", "gh")
+    columns, labels = scores(space, 3)
+    kept = ~np.isin(labels, space.index(space.branches[1]))
+    shared = dial_frontier(columns[kept], labels[kept], space)
+    shifts = step_shifts(columns[kept], labels[kept], space)
+    assert shifts[0] == shared.settings[shared.choose("balanced"), 0]
+
+
+def test_with_one_step_there_is_the_dial_alone() -> None:
+    space = SPACES["disjoint"]
+    assert step_shifts(*scores(space, 1), space).tolist() == [0.0]
+
+
+def test_two_fold_scores_swap_the_halves() -> None:
+    space = SPACES["disjoint"]
+    dev, test = scores(space, 1), scores(space, 2)
+    forward, back = (score_dial(*halves, space, ["avg"])["avg"] for halves in ((dev, test), (test, dev)))
+    assert forward.two_fold == pytest.approx((forward.test.avg + back.test.avg) / 2)
+    assert forward.spread == pytest.approx(abs(forward.test.avg - back.test.avg) / 2)
+    curve = dial_frontier(*dev, space)
+    assert forward.setting == (curve.settings[curve.choose("avg"), 0],)
+    assert forward.shifts == ()
+
+
+def test_what_was_chosen_gives_the_answers_that_were_measured() -> None:
+    space = LabelSpace.of("abcd", "ef", "gh")
+    dev, test = scores(space, 1), scores(space, 2)
+    for goal, found in score_dial(dev, test, space, ["all", "avg"]).items():
+        assert found.shifts == tuple(step_shifts(*dev, space)), goal
+        answers = predict(test[0], space, [shift + found.setting[0] for shift in found.shifts])
+        assert accuracies(answers, test[1], space) == found.test

@@ -1,0 +1,390 @@
+"""Stage I: what trains and what does not, and the loss against one computed class by class."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import BASE, CPU, LATER, NEW, SIZES, exemplars, same, snapshot, untrained
+from torch import Tensor, nn
+
+from branchout import api
+from branchout.data import augment
+from branchout.data.augment import Augmentation
+from branchout.data.images import in_order, open_images, shuffled
+from branchout.data.samples import Samples
+from branchout.method import stage1
+from branchout.method.recipes import BRANCHOUT, PAPER, Optimisation, Stage1, scale_to_dataset
+from branchout.method.stage1 import Frozen, Labelled, train_branch
+from branchout.model.classifier import Classifier, Step
+from branchout.model.staged import branch_point
+from branchout.training.loop import seed_for, silent
+
+PLACES = ("last", "layer3", "layer4.0.conv2", "fc")
+
+
+def settings_of(recipe: Stage1, **changes: object) -> Stage1:
+    return replace(recipe, optimisation=replace(recipe.optimisation, **({"epochs": 2} | changes)))
+
+
+def labelled(model: Classifier, names: tuple[str, ...], samples: Samples) -> Labelled:
+    space = model.space.extend(names)
+    return Labelled(open_images(samples, SIZES, CPU), space.index(samples.classes)[samples.labels])
+
+
+@pytest.fixture(scope="module")
+def models(base: api.Model) -> dict[str, Classifier]:
+    """A trained base, and models that have a step already."""
+    two = untrained(BASE, NEW)
+    return {
+        "base": base.saved.model(),
+        "after a step": two,
+        "after an fc step": untrained(BASE, NEW, where=["fc"]),
+    }
+
+
+# What trains.
+
+
+@pytest.mark.parametrize("recipe", [PAPER.stage_one, BRANCHOUT.stage_one], ids=["paper", "branchout"])
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("start", ["base", "after a step"])
+def test_only_the_branch_and_the_new_head_train(
+    recipe: Stage1, where: str, start: str, models: dict[str, Classifier], train: Samples
+) -> None:
+    model = models[start]
+    before = snapshot(model)
+    assert any("running_mean" in key for key in before)
+    assert any("fused.heads.0" in key for key in before)
+    torch.manual_seed(0)
+    new = labelled(model, LATER, train.of_classes(LATER))
+    old = labelled(model, LATER, exemplars(train))
+    step, _ = train_branch(
+        model, LATER, new, settings_of(recipe, epochs=1), exemplars=old, where=where, device=CPU, seed=3
+    )
+    assert same(snapshot(model), before)
+
+    fresh = stage1.Branch.clone(model.backbone, branch_point(model.backbone, where))
+    unchanged, moved = fresh.own_state_dict(), step.branch.own_state_dict()
+    assert all(not torch.equal(unchanged[key], moved[key]) for key in unchanged)
+    shared = {key for key in step.branch.state_dict() if key not in moved}
+    place = model.backbone.state_dict()
+    assert all(torch.equal(step.branch.state_dict()[key], place[key]) for key in shared)
+    if where == "fc":
+        assert list(step.branch.parameters()) == []
+        assert step.branch.state_dict() == {}
+    if where == "layer4.0.conv2":
+        assert {key.rsplit(".", 1)[0] for key in moved} == {"layer4.0.conv2", "layer4.0.bn2"}
+        assert shared
+
+
+def test_a_branch_that_clones_nothing_trains_its_head(models: dict[str, Classifier], train: Samples) -> None:
+    model = models["base"]
+    new = labelled(model, NEW, train.of_classes(NEW))
+    heads = []
+    for lr in (0.0, 0.1):
+        settings = settings_of(PAPER.stage_one, lr=lr, weight_decay=0.0)
+        step, losses = train_branch(model, NEW, new, settings, where="fc", device=CPU)
+        heads.append(step.head.weight.detach().clone())
+    assert (heads[0] - heads[1]).abs().min(1).values.max() > 0  # rows of all classes moved
+    assert all((a - b).abs().max() > 1e-4 for a, b in zip(*heads, strict=True))
+    grown = model.extended(step)
+    assert len(grown.features(torch.zeros(1, 1, 32, 32))) == 1
+    assert grown.parameter_counts()["step 1"] == 0
+    assert losses[-1] < losses[0] + 0.1
+
+
+def test_stage_one_learns(base: api.Model, train: Samples) -> None:
+    model = base.saved.model()
+    settings = settings_of(PAPER.stage_one, epochs=60, lr=0.5, schedule="cosine")
+    step, losses = train_branch(model, NEW, labelled(model, NEW, train.of_classes(NEW)), settings, views=4, device=CPU)
+    assert losses[-1] < 0.7 * losses[0]
+    test = train.of_classes(NEW)
+    step.branch.freeze()
+    grown = model.extended(step)
+    with torch.no_grad():
+        pictures = torch.cat(list(open_images(test, SIZES, CPU).plain(in_order(len(test), 50))))
+        own = grown.fused.frozen_columns(grown.features(pictures))[:, len(BASE) :]
+    assert (own.argmax(1).numpy() == test.labels).mean() > 0.6
+
+
+def test_the_seed_decides(models: dict[str, Classifier], train: Samples) -> None:
+    model = models["base"]
+    new, old = labelled(model, NEW, train.of_classes(NEW)), labelled(model, NEW, exemplars(train))
+    runs = []
+    for seed in (1, 1, 2):
+        step, losses = train_branch(
+            model, NEW, new, settings_of(BRANCHOUT.stage_one), exemplars=old, seed=seed, device=CPU
+        )
+        runs.append((losses, snapshot(step.branch) | snapshot(step.head)))
+    assert runs[0][0] == runs[1][0]
+    assert same(runs[0][1], runs[1][1])
+    assert runs[0][0] != runs[2][0]
+
+
+# The loss.
+
+
+def cosine_logits(h: Tensor, rows: Tensor) -> Tensor:
+    """16·cos, pair by pair."""
+    return torch.stack([torch.stack([16 * (v @ r) / (v.norm() * r.norm()) for r in rows]) for v in h])
+
+
+def nll(logits: Tensor, target: int) -> Tensor:
+    return logits.exp().sum().log() - logits[target]
+
+
+def slow_loss(
+    model: Classifier, step: Step, names: tuple[str, ...], pictures: Tensor, labels: list[int], new: int, recipe: str
+) -> float:
+    """The loss of one batch (`new` new pictures, then exemplars), straight from its definition, in eval-mode trunk."""
+    space = model.space.extend(names)
+    end = len(model.backbone.names)
+    clone = nn.Sequential(*copy.deepcopy(model.backbone._stages()[step.start :])).train()
+    with torch.no_grad():
+        trunk = model.backbone.run(pictures, 0, step.start)
+        branched = [earlier for earlier in model.steps if earlier.start < end]
+        features = [model.backbone.run(pictures)]
+        features += [earlier.branch(model.backbone.run(pictures, 0, earlier.start)) for earlier in branched]
+        heads = [head.weight for head in model.fused.heads]
+        frozen = torch.cat(
+            [cosine_logits(features[f], w) for f, w in zip(model.fused.feature_of, heads, strict=True)], dim=1
+        )
+        h = clone(trunk)
+        own = cosine_logits(h, step.head.weight)
+        if recipe == "paper":
+            return float(sum(nll(own[i], names.index(space.classes[labels[i]])) for i in range(new)) / new)
+        total = torch.zeros(())
+        if len(pictures) > new:
+            columns = torch.cat([frozen, own], dim=1)
+            each = []
+            for i, row in enumerate(columns):
+                owners = space.class_of_column.tolist()
+                if i < new:  # must win in the new branch; an old column of the same class does not compete
+                    mine = frozen.shape[1] + names.index(space.classes[labels[i]])
+                    rivals = [c for c, o in enumerate(owners) if c == mine or o != labels[i]]
+                    each.append(nll(row[rivals], rivals.index(mine)))
+                    continue
+                best = [max(row[c] for c, o in enumerate(owners) if o == k) for k in range(len(space.classes))]
+                each.append(nll(torch.stack(best), labels[i]))
+            total = sum(each[:new]) / new + sum(each[new:]) / (len(each) - new)
+        else:
+            total = sum(nll(own[i], names.index(space.classes[labels[i]])) for i in range(new)) / new
+        mine = torch.cat([cosine_logits(h, w) for w in heads], dim=1)
+        divergence = torch.zeros(())
+        for teacher, student in zip(frozen, mine, strict=True):
+            p, q = (teacher / 2).softmax(0), (student / 2).softmax(0)
+            divergence = divergence + (p * (p.log() - q.log())).sum()
+        return float(total + 2**2 * divergence / len(pictures))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "remembers"),
+    [("paper", True), ("branchout", True), ("branchout", False)],
+    ids=["paper", "replay", "replay without memory"],
+)
+@pytest.mark.parametrize(
+    ("start", "names"),
+    [
+        ("base", LATER),
+        ("base", (BASE[1], *LATER[:2], BASE[6])),
+        ("after a step", (LATER[0], NEW[1], BASE[2])),
+        ("after an fc step", LATER),
+    ],
+    ids=["disjoint", "overlapping", "second step", "after fc"],
+)
+def test_loss_is_the_written_out_one(
+    recipe: str, remembers: bool, start: str, names: tuple[str, ...], models: dict[str, Classifier], train: Samples
+) -> None:
+    model, seed = models[start], 11
+    names = tuple(sorted(names))  # as sample tables have them
+    new = labelled(model, names, train.of_classes(names))
+    old = labelled(model, names, exemplars(train, model.space.classes, 4)) if remembers else None
+    stage = {"paper": PAPER, "branchout": BRANCHOUT}[recipe].stage_one
+    still = settings_of(stage, epochs=1, lr=0.0)
+    step, losses = train_branch(model, names, new, still, exemplars=old, seed=seed, device=CPU)
+
+    size = scale_to_dataset(still.optimisation, len(new.labels)).batch
+    order = shuffled(len(new.labels), size, seed_for(seed, 0, 0), drop_last=True)
+    views = augment.for_kind("glyph", 32)
+    parts = [list(new.images.views(order, views, seed_for(seed, 0, 2)))]
+    labels = [[new.labels[i] for i in order]]
+    if recipe == "branchout" and old is not None:
+        drawn = stage1._draws(len(old.labels), size, len(order), seed_for(seed, 0, 1))
+        parts.append(list(old.images.views(drawn, views, seed_for(seed, 0, 3))))
+        labels.append([old.labels[i] for i in drawn])
+    expected = [
+        slow_loss(
+            model,
+            step,
+            names,
+            torch.cat([part[n] for part in parts]),
+            np.concatenate([part[n] for part in labels]).tolist(),
+            size,
+            recipe,
+        )
+        for n in range(len(order))
+    ]
+    assert len(order) > 1
+    assert losses == [pytest.approx(np.mean(expected), rel=2e-4)]
+
+
+def test_distillation_alone_is_nothing_at_the_start_in_eval_mode(models: dict[str, Classifier]) -> None:
+    """The clone starts where the frozen branch is, so its rows start by saying what the frozen network says."""
+    model = models["after a step"]
+    h = torch.randn(5, 32)
+    rows = torch.cat([head(h) for head in stage1._copied_rows(model)], dim=1)
+    assert torch.equal(rows, torch.cat([head(h) for head in model.fused.heads], dim=1))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_copied_rows_of_linear_heads_say_the_same(bias: bool) -> None:
+    model = untrained(BASE)
+    head = nn.Linear(32, len(BASE), bias=bias)
+    linear = Classifier(model.arch, model.backbone, head, BASE, SIZES, "glyph")
+    h = torch.randn(5, 32)
+    (copied,) = stage1._copied_rows(linear)
+    assert torch.equal(copied(h), head(h))
+    assert (copied.bias is None) == (not bias)
+    assert all(a.data_ptr() != b.data_ptr() for a, b in zip(copied.parameters(), head.parameters(), strict=True))
+
+
+def test_exemplars_are_drawn_evenly() -> None:
+    drawn = stage1._draws(7, 5, 6, 0)
+    assert [len(batch) for batch in drawn] == [5] * 6
+    counts = np.bincount(np.concatenate(drawn), minlength=7)
+    assert counts.max() - counts.min() <= 1
+
+
+@pytest.mark.parametrize(
+    ("images", "batch"),
+    [(1, 1), (10, 10), (16, 16), (100, 16), (160, 16), (170, 17), (1000, 100), (2560, 256), (9999, 256)],
+)
+def test_few_images_mean_small_batches_and_a_rate_to_match(images: int, batch: int) -> None:
+    found = scale_to_dataset(Optimisation(30, lr=0.1, batch=256, nesterov=True), images)
+    assert found == Optimisation(30, lr=pytest.approx(0.1 * batch / 256), batch=batch, nesterov=True)
+
+
+# Cached views.
+
+
+def trained(
+    model: Classifier, train: Samples, recipe: Stage1, views: int, limit: int | None = None
+) -> dict[str, Tensor]:
+    step, losses = train_branch(
+        model,
+        NEW,
+        labelled(model, NEW, train.of_classes(NEW)),
+        settings_of(recipe),
+        exemplars=labelled(model, NEW, exemplars(train)),
+        views=views,
+        cache_limit=limit,
+        device=CPU,
+    )
+    return {"losses": torch.tensor(losses)} | snapshot(step.branch) | snapshot(step.head)
+
+
+@pytest.mark.parametrize("recipe", [PAPER.stage_one, BRANCHOUT.stage_one], ids=["paper", "branchout"])
+def test_cached_and_live_agree_where_all_views_are_alike(
+    recipe: Stage1, models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(augment, "RATIO", (1.0, 1.0))
+    monkeypatch.setattr(augment, "for_kind", lambda kind, size, few: Augmentation((1.0, 1.0), False))
+    live = trained(models["base"], train, recipe, views=0)
+    for views in (1, 3):
+        cached = trained(models["base"], train, recipe, views)
+        for key, value in live.items():
+            assert torch.allclose(cached[key].float(), value.float(), atol=2e-4, rtol=1e-3), key
+
+
+def test_as_many_views_as_fit_are_cached_and_else_the_trunk_runs_live(
+    models: dict[str, Classifier], train: Samples
+) -> None:
+    model, recipe = models["base"], BRANCHOUT.stage_one
+    live = trained(model, train, recipe, views=0)
+    assert same(trained(model, train, recipe, views=2, limit=1000), live)
+    floats = 16 * 8 * 8 + len(BASE)  # what enters layer4, and the frozen logits
+    one_view = 4 * floats * 2 * len(train.of_classes(NEW))  # as much for exemplars as for new images
+    assert same(trained(model, train, recipe, views=2, limit=2 * one_view - 1), live)
+    assert not same(trained(model, train, recipe, views=2, limit=2 * one_view), live)
+    four = trained(model, train, recipe, views=4, limit=1 << 30)
+    assert same(trained(model, train, recipe, views=6, limit=5 * one_view - 1), four)
+
+
+def test_the_cache_holds_what_the_frozen_network_makes_of_views(models: dict[str, Classifier], train: Samples) -> None:
+    model = models["after a step"]
+    frozen = Frozen(model, 3, logits=True, device=CPU)
+    sources = [open_images(train.of_classes(names), SIZES, CPU) for names in (NEW, LATER[:2])]
+    kept = frozen.cache(sources, [2, 3], 5, silent)
+    for number, (images, views) in enumerate(zip(sources, [2, 3], strict=True)):
+        assert [len(table) for table in kept[number]] == [views * len(images)] * 2
+        for view in range(views):
+            pictures = next(
+                images.views(in_order(len(images), 256), frozen.augmentation, seed_for(5, view, 7 + number))
+            )
+            with torch.no_grad():
+                trunk = model.backbone.run(pictures, 0, 3)
+                columns = model.fused.frozen_columns(model.features(pictures))
+            rows = view * len(images) + np.array([4, 0, 9])
+            assert torch.allclose(kept[number][0][rows], trunk[[4, 0, 9]], atol=1e-5)
+            assert torch.allclose(kept[number][1][rows], columns[[4, 0, 9]], atol=1e-4)
+
+
+def test_epochs_go_round_the_cached_views_and_exemplars_are_seen_in_more_of_them(
+    models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[np.ndarray] = []
+    rows: Callable[..., object] = stage1._rows
+    monkeypatch.setattr(
+        stage1, "_rows", lambda table, order: (seen.append(np.concatenate(order)), rows(table, order))[1]
+    )
+    model = models["base"]
+    new, old = labelled(model, NEW, train.of_classes(NEW)), labelled(model, NEW, exemplars(train))
+    settings = settings_of(BRANCHOUT.stage_one, epochs=5)
+    train_branch(model, NEW, new, settings, exemplars=old, views=2, device=CPU)
+    assert [set(order // len(new.labels)) for order in seen[::2]] == [{0}, {1}, {0}, {1}, {0}]
+    views = round(2 * len(new.labels) / len(old.labels))
+    assert set(np.concatenate(seen[1::2]) // len(old.labels)) == set(range(views))
+    for order in seen[1::2]:  # each exemplar as often as any other, whatever its view
+        counts = np.bincount(order % len(old.labels), minlength=len(old.labels))
+        assert counts.max() - counts.min() <= 1
+
+
+# Linear heads.
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("names", [NEW, NEW[:1], (*NEW[:2], BASE[0])], ids=["several", "one", "an old one too"])
+def test_a_linear_head_starts_along_its_classes_and_no_louder_than_the_base(
+    names: tuple[str, ...], bias: bool, train: Samples
+) -> None:
+    model = untrained(BASE)
+    base = nn.Linear(32, len(BASE), bias=bias)
+    linear = Classifier(model.arch, model.backbone, base, BASE, SIZES, "glyph")
+    new = labelled(linear, names, train.of_classes(names))
+    space = linear.space.extend(names)
+    head = stage1.new_head(linear.base_head, len(names))
+    stage1.imprint(head, linear, new, space, CPU)  # type: ignore[arg-type]
+    with torch.no_grad():
+        pictures = next(new.images.plain([np.arange(len(new.labels))]))
+        h = linear.features(linear.backbone.arrange(pictures))[0]
+        own, old = head(h), base(h)
+    lengths = head.weight.norm(dim=1)
+    assert torch.allclose(lengths, base.weight.norm(dim=1).mean().expand_as(lengths), atol=1e-4)
+    means = [h[torch.from_numpy(new.labels == space.index([name])[0])].mean(0) for name in names]
+    middle = sum(means) / len(means) if len(means) > 1 else torch.zeros(32)
+    for number, (name, mean) in enumerate(zip(names, means, strict=True)):
+        members = torch.from_numpy(new.labels == space.index([name])[0])
+        assert F.cosine_similarity(head.weight[number], mean - middle, dim=0).item() == pytest.approx(1, abs=1e-4)
+        if bias:  # on its own images it says on average what the base says at most
+            assert own[members, number].mean().item() == pytest.approx(old[members].amax(1).mean().item(), abs=1e-3)
+
+
+def test_a_cosine_head_starts_afresh(
+    models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage1, "imprint", lambda *_: pytest.fail("the paper's head is fresh"))
+    trained(models["base"], train, PAPER.stage_one, views=0)

@@ -1,0 +1,84 @@
+"""Drawings: ticks that are round, marks that are on the paper."""
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from branchout.report.charts import Axes, Mark, Series, curve, glyph, scatter, ticks
+
+shares = st.floats(0, 1, allow_nan=False)
+
+
+@given(shares, shares)
+def test_ticks_are_few_round_and_inside(one: float, other: float) -> None:
+    low, high = Axes.around([one, other], [0]).x
+    found = ticks(low, high)
+    assert 1 <= len(found) <= 7
+    assert all(low - 1e-9 <= value <= high + 1e-9 and 0 <= value <= 1 for value in found)
+    assert len({f"{100 * value:.4g}" for value in found}) == len(found)  # no two read the same
+
+
+@given(st.lists(st.tuples(shares, shares), min_size=1, max_size=8))
+def test_marks_lie_within_the_axes(points: list[tuple[float, float]]) -> None:
+    axes = Axes.around([x for x, _ in points], [y for _, y in points])
+    left, top, right, bottom = axes.box
+    for x, y in points:
+        across, down = axes.place(x, y)
+        assert left <= across <= right
+        assert top <= down <= bottom
+
+
+@given(st.lists(shares, min_size=1, max_size=8))
+def test_no_axis_goes_beyond_what_an_accuracy_can_be(values: list[float]) -> None:
+    axes = Axes.around(values, values)
+    assert 0 <= axes.y[0] <= min(values)
+    assert max(values) <= axes.y[1] <= 1
+    assert axes.y[1] > axes.y[0]
+
+
+def test_better_is_further_right_and_further_up() -> None:
+    axes = Axes.around([0.2, 0.8], [0.1, 0.5])
+    assert axes.place(0.8, 0.3)[0] > axes.place(0.2, 0.3)[0]
+    assert axes.place(0.5, 0.5)[1] < axes.place(0.5, 0.1)[1]
+
+
+def test_a_chart_is_sound_svg_that_says_what_it_shows() -> None:
+    marks = [Mark(0.5, 0.6, "dot", told="a & b"), Mark(0.7, 0.4, "ring", "as <saved>")]
+    drawn = scatter(
+        [Series("dev", marks, joined=2), Series("others", [Mark(0.6, 0.5, "diamond", "1")])],
+        Axes.around([0.5, 0.7], [0.4, 0.6]),
+        names=("base accuracy", "novel accuracy"),
+        title="base against novel",
+        description="Two points.",
+        before=0.68,
+    )
+    tree = ElementTree.fromstring(drawn)
+    assert tree.attrib["aria-label"] == "base against novel. Two points."
+    assert "as <saved>" in [text.text for text in tree.iter("text")]
+    assert "before: 68.0" in [text.text for text in tree.iter("text")]
+    assert [title.text for title in tree.iter("title")] == ["a & b"]
+    assert len(tree.findall(".//polyline")) == 1
+
+
+def test_labels_do_not_cover_each_other() -> None:
+    marks = [Mark(0.5, 0.5 + n / 1000, "disc", f"label {n}") for n in range(4)]
+    axes = Axes.around([0.2, 0.9], [0.2, 0.9])
+    drawn = scatter([Series("dev", marks)], axes, names=("x", "y"), title="", description="")
+    lines = [float(y) for y in re.findall(r'y="([\d.]+)" text-anchor="\w+">label', drawn)]
+    assert len(lines) == 4
+    assert min(b - a for a, b in zip(sorted(lines), sorted(lines)[1:], strict=False)) >= 11.9
+
+
+@pytest.mark.parametrize("losses", [[0.7], [2.0, 1.0, 0.5], [0.0, 0.0]])
+def test_a_curve_tells_both_ends(losses: list[float]) -> None:
+    drawn = curve(losses, title="step 1")
+    ElementTree.fromstring(drawn)
+    assert f"loss {losses[0]:.3f} in the first of {len(losses)} epochs, {losses[-1]:.3f} in the last" in drawn
+
+
+def test_legends_have_a_shape_for_every_kind() -> None:
+    for shape in ("dot-", "disc", "ring", "triangle", "square", "diamond", "cross"):
+        ElementTree.fromstring(glyph(shape, "dev"))
