@@ -26,9 +26,10 @@ demo: $(READY)  ## base model → extended model → table, on built-in data
 test: $(READY)  ## the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-lint: $(READY)  ## style
+lint: $(READY)  ## style and the order of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 
 types: $(READY)  ## strict static types
 	$(BIN)/mypy
