@@ -38,11 +38,11 @@ def files(val: Samples, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def photographs() -> api.Model:
     """An untrained model of colour photographs."""
     torch.manual_seed(3)
-    arch = {"family": "resnet", "name": "resnet10", "stem": "small", "width": 4, "in_channels": 3}
+    arch = {"family": "resnet", "name": "resnet10", "stem": "small", "width": 8, "in_channels": 3}
     backbone = build("resnet10", width=8)
     seen = Preprocessing(24, 3, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
     names = ["ant", "bee", "cat", "dog", "elk", "fly", "gnu"]
-    return api.Model(SavedModel(Classifier(arch, backbone, CosineHead(32, 7), names, seen)), None, torch.device("cpu"))
+    return api.Model(SavedModel(Classifier(arch, backbone, CosineHead(64, 7), names, seen)), None, torch.device("cpu"))
 
 
 # Asking.
