@@ -87,8 +87,8 @@ def test_parameter_counts_add_up(where: str) -> None:
     counts = model.parameter_counts()
     own = {id(p): p.numel() for p in model.parameters()}
     assert counts["base"] + counts["step 1"] + counts["heads"] == sum(own.values())
-    assert counts["heads"] == 32 * (len(BASE) + len(NEW))
+    assert counts["heads"] == 64 * (len(BASE) + len(NEW))
     assert counts["deltas"] == 0
-    model.fused.deltas[0] = torch.zeros(32, len(BASE))
-    assert model.parameter_counts()["deltas"] == 32 * len(BASE)
+    model.fused.deltas[0] = torch.zeros(64, len(BASE))
+    assert model.parameter_counts()["deltas"] == 64 * len(BASE)
     assert model.steps[0].start == branch_point(model.backbone, where).start
