@@ -1,9 +1,9 @@
-"""Every accuracy of the paper, from predictions and labels (section 5.1, "Metrics").
+"""The accuracies of the paper (section 5.1, "Metrics"), and the one list of metrics and goals with their wording.
 
-The test images fall into parts by their class: known to the base alone, known to one step alone, or known to several
-branches (overlap). Acc_all counts images; Acc_avg is the mean over the parts that have any image, which is the paper's
-definition in all its cases: (base + novel)/2, (base + n1 + … + nT)/(T+1), (base + novel + overlap)/3 and, when every
-new class overlaps, (base + overlap)/2. Prediction is always among all classes.
+Every test image belongs to one part, by its class: known to the base alone, added by one step alone, or known to
+several branches (overlap). Acc_all counts images; Acc_avg is the mean over the parts that have images, which is the
+paper's definition in all its cases: (base + novel)/2, (base + n1 + … + nT)/(T+1), (base + novel + overlap)/3 and, when
+every new class overlaps, (base + overlap)/2. Predictions are always among all classes.
 """
 
 from __future__ import annotations
@@ -22,34 +22,92 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
+class Metric:
+    """One accuracy: its key in files, the heading of its column or axis, and what it measures."""
+
+    name: str
+    label: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A rule that chooses an operating point."""
+
+    name: str
+    maximises: str
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("all", "all classes", "accuracy on all images"),
+        Metric("base", "base classes", "accuracy on classes that only the base knows"),
+        Metric("novel", "new classes", "accuracy on classes that only new branches know"),
+        Metric("overlap", "overlapping classes", "accuracy on base classes that have new images too"),
+        Metric("avg", "average of the parts", "mean of the accuracies on base, new and overlapping classes"),
+    )
+}
+"""What is measured after each step, in the order of columns."""
+STEP_METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("incremental", "incremental", "accuracy on all images, averaged over the base and all steps"),
+        Metric("avg_steps", "average over steps", "mean of the parts, averaged over the base and all steps"),
+    )
+}
+"""What is measured over a whole sequence of steps."""
+GOALS = {
+    goal.name: goal
+    for goal in (
+        Goal("all", "accuracy on all images"),
+        Goal("avg", "the mean accuracy of base, new and overlapping classes"),
+        Goal("balanced", "the mean of all and avg"),
+        Goal("novel", "accuracy on new classes"),
+        Goal("base", "accuracy on base classes"),
+        Goal("overlap", "accuracy on overlapping classes"),
+    )
+}
+"""The goals an operating point can be chosen for; besides, any metric can be given a minimum, as in `novel>=0.80`."""
+PAPER_GOALS = ("all", "balanced", "avg")
+"""The goals of the paper's tables: best-Acc_all, best-balanced, best-Acc_avg. Every extension reports them."""
+MEASURED_ON = {
+    "dev": "validation images",
+    "held-out": "images held out from training",
+    "pseudo": "pseudo-exemplars, computed from the classifier's weights: not a measurement of base accuracy",
+}
+"""The images an operating point was chosen on, by the key that a frontier keeps."""
+
+
+@dataclass(frozen=True)
 class Accuracies:
     """Fractions between 0 and 1; None for a part without images."""
 
     all: float
     base: float | None
     novel: float | None
-    """Over the images of all classes that only steps know; `steps` has one figure for each step."""
+    """Over all classes that only new branches know; `steps` has one accuracy for each step."""
     steps: tuple[float | None, ...]
     overlap: float | None
     avg: float
 
     @property
     def balanced(self) -> float:
-        """What the paper's best-balanced point maximises."""
+        """What the goal `balanced` maximises."""
         return (self.all + self.avg) / 2
 
 
 def part_of_class(space: LabelSpace) -> Ints:
-    """For every class its part: 0 the base's own, t step t's own, and after those one part for the overlap."""
+    """The part of every class: 0 for the base, t for step t, and the last number for the overlap."""
     return np.where(space.split_of_class == OVERLAP, len(space.branches), space.split_of_class)
 
 
 def accuracies(predicted: Ints, actual: Ints, space: LabelSpace) -> Accuracies:
     """All accuracies of predictions, both given as class numbers of `space`."""
     if predicted.shape != actual.shape:
-        raise BranchoutError(f"{predicted.shape} predictions for {actual.shape} labels")
+        raise BranchoutError(f"{len(predicted):,} predictions were given for {len(actual):,} labels.")
     if not len(actual):
-        raise BranchoutError("no images to measure an accuracy on")
+        raise BranchoutError("There are no images to measure an accuracy on.")
     part = part_of_class(space)[actual]
     parts = len(space.branches) + 1
     total = np.bincount(part, minlength=parts)
@@ -67,7 +125,7 @@ def accuracies(predicted: Ints, actual: Ints, space: LabelSpace) -> Accuracies:
 
 
 def from_counts(correct: npt.NDArray[np.integer], total: npt.NDArray[np.integer]) -> dict[str, Floats]:
-    """Accuracies from how many images of each part are right, for many operating points at once.
+    """Accuracies from the number of correct images in each part, for many operating points at once.
 
     `correct` has shape (…, parts), `total` (parts,); the result has the leading shape, NaN for parts without images.
     """
@@ -101,9 +159,9 @@ def per_class(predicted: Ints, actual: Ints, space: LabelSpace) -> dict[str, flo
 
 
 def confusion_between_parts(predicted: Ints, actual: Ints, space: LabelSpace) -> Ints:
-    """How many images of each part (rows) are answered with a class of each part (columns).
+    """How many images of each part (rows) are predicted as a class of each part (columns).
 
-    Parts as in `part_of_class`; row 0, column 1 counts base images that a class of step 1 took.
+    Parts as in `part_of_class`; row 0, column 1 counts base images predicted as a class of step 1.
     """
     part = part_of_class(space)
     parts = len(space.branches) + 1

@@ -104,3 +104,15 @@ def test_steps_are_averaged_with_the_base_step() -> None:
 def test_nothing_to_measure_is_said() -> None:
     with pytest.raises(BranchoutError, match="no images"):
         metrics.accuracies(np.array([], dtype=int), np.array([], dtype=int), LabelSpace.of(["a"]))
+
+
+def test_every_metric_and_goal_is_listed_once_with_its_wording() -> None:
+    measured = metrics.from_counts(np.array([1, 1, 1]), np.array([2, 2, 2]))
+    assert set(metrics.METRICS) == set(measured)  # what is computed is what is listed
+    assert set(metrics.GOALS) - {"balanced"} == set(metrics.METRICS)
+    assert set(metrics.PAPER_GOALS) <= set(metrics.GOALS)
+    for name, metric in {**metrics.METRICS, **metrics.STEP_METRICS}.items():
+        assert metric.name == name
+        assert metric.label
+        assert metric.meaning
+    assert all(goal.name == name and goal.maximises for name, goal in metrics.GOALS.items())

@@ -24,7 +24,7 @@ from branchout.method.pseudo import pseudo_exemplars
 from branchout.method.recipes import Recipe, recipe_named
 from branchout.method.stage1 import Labelled, train_branch
 from branchout.method.stage2 import Fused, fuse, fusion_data, grid_answers, problem_of
-from branchout.metrics import accuracies
+from branchout.metrics import PAPER_GOALS, accuracies
 from branchout.model.checkpoint import Deltas, Fusion
 from branchout.model.classifier import Classifier, Step
 from branchout.training.loop import Event, Report, silent
@@ -339,7 +339,7 @@ class Extension:
         if len(old):
             before = accuracies(_answers(self.base, self.features(self.base, old)[0]), self.labels(old), self.space)
             measured["before"] = asdict(before)
-        for goal in ("all", "balanced", "avg"):
+        for goal in PAPER_GOALS:
             point = points.choose(goal)
             apply_fusion(model, replace(fusion, point=point))
             scored = asdict(accuracies(_answers(model, features), labels, self.space))

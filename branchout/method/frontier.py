@@ -17,14 +17,13 @@ import numpy.typing as npt
 
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
-from branchout.metrics import Accuracies, accuracies, from_counts, part_of_class
+from branchout.metrics import GOALS, METRICS, Accuracies, accuracies, from_counts, part_of_class
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-GOALS = ("all", "avg", "balanced", "novel", "base", "overlap")
-CONDITION = re.compile(r"^\s*(all|base|novel|overlap|avg)\s*>=\s*([0-9.]+)\s*(%?)\s*$")
+CONDITION = re.compile(rf"^\s*({'|'.join(METRICS)})\s*>=\s*([0-9.]+)\s*(%?)\s*$")
 UNCLEAR = 10
 """A number up to 1 is a share, one from here on is in per cent; between the two it could be a slip of either."""
 
