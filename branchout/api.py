@@ -29,7 +29,7 @@ from branchout.method import frontier as frontiers
 from branchout.method.extend import DataSplit, ExtendConfig, Extension, apply_fusion, divide
 from branchout.method.features import extract, weights_digest
 from branchout.method.frontier import Frontier
-from branchout.method.recipes import Optimisation, plain, recipe_named
+from branchout.method.recipes import recipe_named
 from branchout.model import architectures, bases, checkpoint, hub
 from branchout.model.checkpoint import SavedModel, is_saved_model
 from branchout.model.classifier import Classifier
@@ -38,6 +38,7 @@ from branchout.report import page as reports
 from branchout.report.data import gather
 from branchout.report.rows import rows_in
 from branchout.training.loop import Report, best_device, silent
+from branchout.training.optimisation import Optimisation, settings_dict
 from branchout.training.pretrain import pretrain as train_base
 from branchout.training.pretrain import schedule_for
 from branchout.training.progress_file import recorded
@@ -116,7 +117,7 @@ def pretrain(
         "when": _now(),
         "images": len(train),
         "seed": seed,
-        **plain(optimisation),
+        **settings_dict(optimisation),
         "seconds": round(time.perf_counter() - start, 1),
         "version": __version__,
     }

@@ -10,7 +10,7 @@ from hypothesis import settings
 
 from branchout import api
 from branchout.data.samples import Samples
-from branchout.method.recipes import Optimisation
+from branchout.training.optimisation import Optimisation
 
 # A busy machine is no failure, and a failure repeats.
 settings.register_profile("branchout", deadline=None, derandomize=True, max_examples=50)

@@ -25,12 +25,12 @@ from branchout.baselines.registry import Method
 from branchout.data.images import in_order
 from branchout.data.samples import Samples
 from branchout.errors import DoesNotApply
-from branchout.method.recipes import scale_to_dataset
 from branchout.method.stage1 import Labelled
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead
 from branchout.model.staged import Backbone
 from branchout.training.loop import fit
+from branchout.training.optimisation import scale_to_dataset
 
 BOTTLENECK = 64
 SCALE = 0.1

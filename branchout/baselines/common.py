@@ -22,12 +22,13 @@ from branchout.data.augment import Augmentation
 from branchout.data.images import Images, in_order, on_device, shuffled
 from branchout.data.samples import Samples
 from branchout.labels import LabelSpace
-from branchout.method.recipes import PAPER, Optimisation
+from branchout.method.recipes import PAPER
 from branchout.method.stage1 import Labelled
 from branchout.model.classifier import Classifier
 from branchout.model.heads import Head, new_head
 from branchout.model.staged import Backbone
 from branchout.training.loop import Report, best_device, precision, seed_for, silent
+from branchout.training.optimisation import Optimisation
 from branchout.training.pretrain import FAST
 
 Ints = npt.NDArray[np.int64]

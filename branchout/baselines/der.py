@@ -22,11 +22,11 @@ from branchout.baselines import heads, whole
 from branchout.baselines.common import Network, Task
 from branchout.baselines.heads import Batch, Cached
 from branchout.baselines.registry import Method
-from branchout.method.recipes import Optimisation, scale_to_dataset
 from branchout.model.classifier import Classifier
 from branchout.model.heads import to_norm
 from branchout.model.staged import Backbone
 from branchout.training.loop import precision
+from branchout.training.optimisation import Optimisation, scale_to_dataset
 
 LAST_STAGE = Optimisation(epochs=30, lr=0.1, batch=128, weight_decay=5e-4)
 

@@ -32,11 +32,11 @@ from branchout.baselines.heads import Batch, Cached
 from branchout.baselines.registry import Method
 from branchout.data.augment import SMALL
 from branchout.errors import DoesNotApply
-from branchout.method.recipes import Optimisation, scale_to_dataset
 from branchout.model.classifier import Classifier
 from branchout.model.heads import NORM
 from branchout.model.staged import Backbone
 from branchout.training.loop import precision, seed_for
+from branchout.training.optimisation import Optimisation, scale_to_dataset
 
 PROXIES = 10
 SPATIAL, FLAT = (3.0, 8.0), (1.0, 10.0)

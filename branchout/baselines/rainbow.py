@@ -24,9 +24,9 @@ from branchout.baselines.registry import Method
 from branchout.data.memory import keep
 from branchout.data.samples import Samples
 from branchout.errors import DoesNotApply
-from branchout.method.recipes import scale_to_dataset
 from branchout.model.classifier import Classifier
 from branchout.training.loop import fit, seed_for
+from branchout.training.optimisation import scale_to_dataset
 
 MIXED = 0.5
 """How many batches are mixed."""

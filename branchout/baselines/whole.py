@@ -13,10 +13,10 @@ from branchout.baselines import heads
 from branchout.baselines.common import Network, Task, epochs_of, frozen_copy
 from branchout.data.images import in_order
 from branchout.data.samples import Samples, concatenate
-from branchout.method.recipes import scale_to_dataset
 from branchout.method.stage1 import Labelled
 from branchout.model.classifier import Classifier
 from branchout.training.loop import fit, seed_for
+from branchout.training.optimisation import scale_to_dataset
 
 TEMPERATURE = 2.0
 """Of distillation: LwF's, which iCaRL's successors, BiC and WA kept."""

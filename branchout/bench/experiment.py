@@ -32,13 +32,14 @@ from branchout.files import in_one_move, locked
 from branchout.labels import LabelSpace
 from branchout.method.extend import VIEWS
 from branchout.method.features import extract, weights_digest
-from branchout.method.recipes import PAPER, Optimisation, Stage1, plain
+from branchout.method.recipes import PAPER, Stage1
 from branchout.method.stage1 import Labelled, train_branch
 from branchout.metrics import Accuracies, accuracies
 from branchout.model import checkpoint
 from branchout.model.checkpoint import SavedModel, is_saved_model
 from branchout.model.classifier import Classifier, Step
 from branchout.training.loop import Report, best_device, silent
+from branchout.training.optimisation import Optimisation, settings_dict
 from branchout.training.pretrain import pretrain
 
 MEMORIES = ("random", "herding")
@@ -316,7 +317,7 @@ class Experiment:
             "width": plan.width,
             "preprocessing": repr(self.preprocessing),
             "seed": plan.split,
-            "optimisation": plain(plan.pretraining),
+            "optimisation": settings_dict(plan.pretraining),
         }
         if plan.augmentation is not None:  # not named otherwise, so that networks from before still count
             settings["augmentation"] = repr(self.augmentation())

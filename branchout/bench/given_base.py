@@ -18,10 +18,10 @@ from branchout.data.dataset import Dataset
 from branchout.data.scenarios import FROM_GIVEN, Given, Scenario
 from branchout.errors import BranchoutError
 from branchout.method.features import weights_digest
-from branchout.method.recipes import Optimisation, optimisation_in
 from branchout.model import checkpoint
 from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
+from branchout.training.optimisation import Optimisation, optimisation_in
 
 SHIPPED = "glyphs"
 """What the model that comes with the installation is called, as everywhere."""

@@ -24,10 +24,11 @@ from branchout.labels import LabelSpace
 from branchout.method import frontier
 from branchout.method.extend import DataSplit, ExtendConfig, Extension
 from branchout.method.frontier import Scored
-from branchout.method.recipes import PAPER, RECIPES, Recipe, plain, recipe_named
+from branchout.method.recipes import PAPER, RECIPES, Recipe, recipe_named
 from branchout.method.stage2 import fuse, fusion_data, grid_answers, problem_of
 from branchout.metrics import Accuracies, accuracies
 from branchout.model.classifier import Classifier
+from branchout.training.optimisation import settings_dict
 
 GOALS = ("all", "balanced", "avg")
 
@@ -60,7 +61,7 @@ class Contender:
         """What a row says of how it was made, beside the plan."""
         ours = self.baseline is None
         return {
-            "recipe": plain(recipe_named(self.recipe)) if self.recipe else None,
+            "recipe": settings_dict(recipe_named(self.recipe)) if self.recipe else None,
             "branch": self.branch if ours else None,
             "pooler": self.pooler if ours else None,
             **({"fuse": True} if self.fuse else {}),  # where deltas are learned though the recipe does without

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from branchout.method.recipes import PAPER, Optimisation
+from branchout.method.recipes import PAPER
+from branchout.training.optimisation import Optimisation
 from branchout.training.pretrain import FAST
 
 

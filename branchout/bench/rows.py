@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from branchout.files import in_one_move
-from branchout.method.recipes import plain
 from branchout.metrics import Accuracies
+from branchout.training.optimisation import settings_dict
 
 METRICS = ("all", "base", "novel", "overlap", "avg")
 PACKAGE = Path(__file__).parents[1]
@@ -143,7 +143,7 @@ def write_together(rows: Mapping[Path, Mapping[str, Any]]) -> list[Path]:
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        return plain(value)
+        return settings_dict(value)
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     return str(value)

@@ -28,9 +28,9 @@ from branchout.bench.plan import Plan, difference, flat
 from branchout.data.datasets import resolve
 from branchout.errors import BranchoutError, DoesNotApply
 from branchout.files import locked
-from branchout.method.recipes import plain
 from branchout.metrics import average_over_steps, incremental
 from branchout.training.loop import Report, silent
+from branchout.training.optimisation import settings_dict
 
 _ALONE = threading.Lock()
 """Held by whoever runs jobs in this process: two at once would draw from torch's one random stream."""
@@ -294,7 +294,7 @@ def row(job: Job, contender: Contender, experiment: Experiment, measured: Measur
         "seconds": {**measured.seconds},
         "peak_memory_bytes": peak_memory(),
         "settings": {
-            **plain(plan),
+            **settings_dict(plan),
             "model": Path(plan.model).name if plan.model else None,
             **contender.settings(),
         },

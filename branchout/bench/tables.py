@@ -21,8 +21,8 @@ from branchout.data.dataset import Dataset
 from branchout.data.samples import digest
 from branchout.data.scenarios import CLUSTERED
 from branchout.errors import BranchoutError, unknown
-from branchout.method.recipes import Optimisation
 from branchout.model.architectures import check, is_transformer
+from branchout.training.optimisation import Optimisation
 from branchout.training.pretrain import FAST, TRANSFORMER, only_fast, schedule_for
 from branchout.training.pretrain import PAPER as PAPER_PRETRAINING
 

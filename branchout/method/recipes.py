@@ -9,58 +9,13 @@ Optimiser settings that the text leaves open are those of the authors' experimen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from branchout.errors import unknown
+from branchout.training.optimisation import Optimisation
 
 GRID = tuple((alpha / 5, beta / 5) for alpha in range(6) for beta in range(6))
 """The paper's grid: α and β each in {0, .2, .4, .6, .8, 1}."""
-
-
-@dataclass(frozen=True)
-class Optimisation:
-    """Stochastic gradient descent with momentum 0.9, or AdamW, and its schedule."""
-
-    epochs: int
-    lr: float = 0.1
-    batch: int = 256
-    weight_decay: float = 1e-4
-    nesterov: bool = False
-    schedule: str = "thirds"
-    """`thirds`: ÷10 after each third of the epochs; `cosine`: a twentieth of warm-up, then down to 0; `constant`."""
-    optimiser: str = "sgd"
-    """`sgd`, or `adamw`, which transformers want; with it gradients are clipped at norm 1."""
-
-    def __repr__(self) -> str:
-        return f"Optimisation({', '.join(f'{name}={value!r}' for name, value in plain(self).items())})"
-
-
-def plain(settings: Any) -> dict[str, Any]:
-    """Settings, with those inside them, as plain data: what is written down, compared and hashed.
-
-    Of optimisers only another than SGD is named. All that was trained before there was a choice was trained by it:
-    what is written or hashed of such a training stays the same to the byte.
-    """
-    return asdict(settings, dict_factory=_named)
-
-
-def _named(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: value for name, value in items if (name, value) != ("optimiser", "sgd")}
-
-
-def optimisation_in(written: Mapping[str, Any]) -> Optimisation | None:
-    """What `plain` made of an optimisation, among other things that were written with it; None if it is not there."""
-    found = {"optimiser": "sgd", **written}
-    names = [each.name for each in fields(Optimisation)]
-    return Optimisation(**{name: found[name] for name in names}) if set(names) <= set(found) else None
-
-
-def scale_to_dataset(optimisation: Optimisation, images: int) -> Optimisation:
-    """The same training for few images: a smaller batch, so that an epoch still has ten steps, and a rate to match."""
-    size = min(optimisation.batch, max(16, images // 10), images)
-    return replace(optimisation, batch=size, lr=optimisation.lr * size / optimisation.batch)
 
 
 @dataclass(frozen=True)

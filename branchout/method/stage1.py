@@ -25,11 +25,12 @@ from branchout.data.augment import Augmentation
 from branchout.data.images import Images, in_order, on_device, shuffled
 from branchout.labels import LabelSpace
 from branchout.method.features import extract
-from branchout.method.recipes import Stage1, scale_to_dataset
+from branchout.method.recipes import Stage1
 from branchout.model.classifier import Classifier, Step
 from branchout.model.heads import CosineHead, Head, Pooler, new_head
 from branchout.model.staged import Branch, branch_point
 from branchout.training.loop import Event, Report, fit, precision, seed_for, silent
+from branchout.training.optimisation import scale_to_dataset
 
 Ints = npt.NDArray[np.int64]
 CACHE_LIMIT = 4 << 30

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from branchout.errors import unknown
-from branchout.method.recipes import Optimisation, plain
+from branchout.training.optimisation import Optimisation, settings_dict
 
 Batch = TypeVar("Batch")
 
@@ -171,7 +171,9 @@ def save(
             tensors[f"{name}/{number}"] = optimiser.state[parameter][key].contiguous()
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    save_file(tensors, partial, {"losses": json.dumps(list(losses)), "settings": json.dumps(plain(optimisation))})
+    save_file(
+        tensors, partial, {"losses": json.dumps(list(losses)), "settings": json.dumps(settings_dict(optimisation))}
+    )
     partial.replace(path)
 
 
@@ -189,7 +191,7 @@ def resume(
         return []
     with opened as file:
         about = file.metadata()
-        if not about or json.loads(about["settings"]) != plain(optimisation):
+        if not about or json.loads(about["settings"]) != settings_dict(optimisation):
             return []
         names = [name for name in file.keys() if name.startswith("state/")]  # noqa: SIM118 (not a dict)
         state = {name.removeprefix("state/"): file.get_tensor(name) for name in names}

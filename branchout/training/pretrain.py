@@ -15,11 +15,11 @@ from branchout.data.augment import Augmentation
 from branchout.data.images import Images, on_device, shuffled
 from branchout.data.preprocess import Preprocessing
 from branchout.errors import BranchoutError, unknown
-from branchout.method.recipes import Optimisation, scale_to_dataset
 from branchout.model import architectures, bases
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead
 from branchout.training.loop import Report, fit, precision, seed_for, silent
+from branchout.training.optimisation import Optimisation, scale_to_dataset
 
 PAPER = Optimisation(epochs=90, lr=0.1, batch=256, weight_decay=1e-4, schedule="thirds")
 """The paper's: 90 epochs, ×0.1 every 30."""

@@ -21,10 +21,11 @@ from branchout.data.images import Gallery
 from branchout.data.memory import keep
 from branchout.data.samples import ArrayPixels, Samples, concatenate
 from branchout.labels import LabelSpace
-from branchout.method.recipes import PAPER, Optimisation
+from branchout.method.recipes import PAPER
 from branchout.method.stage1 import train_branch
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead, Head
+from branchout.training.optimisation import Optimisation
 
 KNOWN = (
     "ampersand",

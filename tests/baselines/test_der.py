@@ -7,7 +7,7 @@ import torch
 from helpers import same, snapshot
 
 from branchout.baselines import der, whole
-from branchout.method.recipes import Optimisation
+from branchout.training.optimisation import Optimisation
 
 
 @pytest.fixture(scope="module")

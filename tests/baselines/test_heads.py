@@ -12,8 +12,8 @@ from branchout.baselines import heads
 from branchout.baselines.common import Task
 from branchout.baselines.heads import Cached
 from branchout.data.images import in_order
-from branchout.method.recipes import Optimisation
 from branchout.model.heads import CosineHead
+from branchout.training.optimisation import Optimisation
 
 
 def test_the_balanced_split_holds_as_many_new_images_as_exemplars(overlapping_task: Task) -> None:

@@ -9,7 +9,7 @@ from helpers import ARCH, BASE, same, snapshot, untrained
 from branchout.baselines import joint
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
-from branchout.method.recipes import Optimisation
+from branchout.training.optimisation import Optimisation
 
 
 def test_it_learns_old_and_new(task, accuracy_of) -> None:

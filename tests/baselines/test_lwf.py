@@ -7,7 +7,7 @@ import torch
 
 from branchout.baselines import lwf
 from branchout.baselines.common import scores_of
-from branchout.method.recipes import Optimisation
+from branchout.training.optimisation import Optimisation
 
 
 def test_it_learns_and_remembers(classifier, task, accuracy_of, old_test, new_test) -> None:

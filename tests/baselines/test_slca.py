@@ -10,9 +10,9 @@ from torch import nn
 from branchout.baselines import slca
 from branchout.baselines.common import Task
 from branchout.labels import LabelSpace
-from branchout.method.recipes import Optimisation
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead
+from branchout.training.optimisation import Optimisation
 
 
 def test_the_shared_covariance_is_that_around_each_groups_mean() -> None:

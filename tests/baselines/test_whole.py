@@ -10,7 +10,7 @@ from branchout.baselines import whole
 from branchout.baselines.common import scores_of
 from branchout.baselines.registry import methods
 from branchout.data.samples import Samples
-from branchout.method.recipes import Optimisation
+from branchout.training.optimisation import Optimisation
 
 NETWORKS = ("finetune", "finetune-exemplars", "lwf", "icarl", "bic", "wa", "der", "podnet", "rainbow")
 ON_FEATURES = ("fa-bic", "fa-wa")

@@ -21,7 +21,7 @@ from branchout.data.dataset import Dataset
 from branchout.data.glyphs import SANS, glyphs
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
-from branchout.method.recipes import Optimisation
+from branchout.training.optimisation import Optimisation
 
 
 @cache

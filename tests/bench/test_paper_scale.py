@@ -24,11 +24,12 @@ from branchout.bench.runner import Job
 from branchout.data import augment, scenarios
 from branchout.data.dataset import Dataset
 from branchout.data.datasets import resolve
-from branchout.method.recipes import PAPER, REFERENCE, Optimisation, scale_to_dataset
+from branchout.method.recipes import PAPER, REFERENCE
 from branchout.model import resnet
 from branchout.model.checkpoint import load
 from branchout.model.heads import CosineHead
 from branchout.training.loop import fit, learning_rate
+from branchout.training.optimisation import Optimisation, scale_to_dataset
 
 TRAIN, VAL = 2, 2
 

@@ -39,8 +39,9 @@ from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
 from branchout.files import locked
 from branchout.method.features import extract
-from branchout.method.recipes import PAPER, RECIPES, Optimisation
+from branchout.method.recipes import PAPER, RECIPES
 from branchout.metrics import accuracies
+from branchout.training.optimisation import Optimisation
 
 PLAN = Plan(
     "disjoint",

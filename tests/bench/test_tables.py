@@ -28,7 +28,7 @@ from branchout.data.glyphs import glyphs
 from branchout.data.samples import ArrayPixels, Samples, digest
 from branchout.data.scenarios import CLUSTERED, NAMES
 from branchout.errors import BranchoutError
-from branchout.method.recipes import plain
+from branchout.training.optimisation import settings_dict
 from branchout.training.pretrain import TRANSFORMER
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -319,7 +319,7 @@ def test_a_row_records_what_rows_have_always_recorded(train: Samples, val: Sampl
     """To the byte: the settings of a row that is kept here, from the plan that would make it today."""
     kept = RESULTS / "tiny-imagenet-200/disjoint-40/resnet10/score-fusion-branchout-all.json"
     plan = plan_for("disjoint-40", Dataset("tiny-imagenet-200", train, val), size=64, arch="resnet10")
-    today = {**plain(plan), **contender_named("score-fusion-branchout").settings()}
+    today = {**settings_dict(plan), **contender_named("score-fusion-branchout").settings()}
     recorded = json.loads(kept.read_text(encoding="utf-8"))["settings"]
     assert json.dumps(today, indent=1) == json.dumps(recorded, indent=1)
 
@@ -327,7 +327,7 @@ def test_a_row_records_what_rows_have_always_recorded(train: Samples, val: Sampl
 def test_a_row_that_names_no_optimiser_was_made_by_descent_with_momentum(tmp_path: Path, dataset: Dataset) -> None:
     plan = fitted_to(Plan("disjoint", 8, 3), dataset)
     job = Job("glyphs", "glyphs", "mine", plan, "ncm", (1,), tmp_path)
-    row = {"settings": {**plain(plan), **contender_named("ncm").settings()}, "seeds": [1], "metrics": {}}
+    row = {"settings": {**settings_dict(plan), **contender_named("ncm").settings()}, "seeds": [1], "metrics": {}}
     assert "optimiser" not in json.dumps(row)
     for path in job.files().values():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -336,7 +336,7 @@ def test_a_row_that_names_no_optimiser_was_made_by_descent_with_momentum(tmp_pat
     other = replace(job, plan=replace(plan, pretraining=replace(plan.pretraining, optimiser="adamw")))
     with pytest.raises(BranchoutError, match=r"measured with pretraining\.optimiser sgd, and adamw is asked for now"):
         other.missing()
-    row["settings"] |= plain(other.plan)
+    row["settings"] |= settings_dict(other.plan)
     for path in job.files().values():
         path.write_text(json.dumps(row))
     assert other.missing() == []

@@ -2,36 +2,37 @@
 
 import pytest
 
-from branchout.method.recipes import RECIPES, Optimisation, optimisation_in, plain
+from branchout.method.recipes import RECIPES
+from branchout.training.optimisation import Optimisation, optimisation_in, settings_dict
 from branchout.training.pretrain import FAST, TRANSFORMER
 
 WRITTEN = {"epochs": 40, "lr": 0.4, "batch": 512, "weight_decay": 0.0005, "nesterov": True, "schedule": "cosine"}
 
 
 def test_descent_with_momentum_is_written_as_ever() -> None:
-    assert plain(FAST) == WRITTEN
-    assert list(plain(FAST)) == list(WRITTEN)  # in this order: names of kept networks hash it
+    assert settings_dict(FAST) == WRITTEN
+    assert list(settings_dict(FAST)) == list(WRITTEN)  # in this order: names of kept networks hash it
     told = "Optimisation(epochs=40, lr=0.4, batch=512, weight_decay=0.0005, nesterov=True, schedule='cosine')"
     assert repr(FAST) == told
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_name_no_optimiser(name: str) -> None:
-    written = plain(RECIPES[name])
+    written = settings_dict(RECIPES[name])
     assert "optimiser" not in str(written)
     assert "optimiser" not in repr(RECIPES[name])
     assert written["stage_one"]["optimisation"]["epochs"] == 30
 
 
 def test_another_optimiser_is_named() -> None:
-    assert plain(TRANSFORMER)["optimiser"] == "adamw"
+    assert settings_dict(TRANSFORMER)["optimiser"] == "adamw"
     assert repr(TRANSFORMER).endswith(", optimiser='adamw')")
     assert eval(repr(TRANSFORMER)) == TRANSFORMER
 
 
 def test_what_was_written_is_read_back() -> None:
     assert optimisation_in({"what": "pretrain", **WRITTEN, "seconds": 3}) == FAST
-    assert optimisation_in({"what": "pretrain", **plain(TRANSFORMER)}) == TRANSFORMER
+    assert optimisation_in({"what": "pretrain", **settings_dict(TRANSFORMER)}) == TRANSFORMER
     assert optimisation_in({"what": "opened", "base": "resnet18"}) is None
     assert optimisation_in({}) is None
     assert Optimisation(1).optimiser == "sgd"

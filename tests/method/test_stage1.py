@@ -17,11 +17,12 @@ from branchout.data.augment import Augmentation
 from branchout.data.images import in_order, open_images, shuffled
 from branchout.data.samples import Samples
 from branchout.method import stage1
-from branchout.method.recipes import BRANCHOUT, PAPER, Optimisation, Stage1, scale_to_dataset
+from branchout.method.recipes import BRANCHOUT, PAPER, Stage1
 from branchout.method.stage1 import Frozen, Labelled, train_branch
 from branchout.model.classifier import Classifier, Step
 from branchout.model.staged import branch_point
 from branchout.training.loop import seed_for, silent
+from branchout.training.optimisation import Optimisation, scale_to_dataset
 
 PLACES = ("last", "layer3", "layer4.0.conv2", "fc")
 

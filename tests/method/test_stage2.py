@@ -10,8 +10,9 @@ from torch import Tensor
 from branchout.data.images import class_balanced
 from branchout.labels import LabelSpace
 from branchout.method import stage2 as stage_two
-from branchout.method.recipes import GRID, PAPER, REFERENCE, Optimisation, Stage2
+from branchout.method.recipes import GRID, PAPER, REFERENCE, Stage2
 from branchout.method.stage2 import FusionData, Problem, fuse
+from branchout.training.optimisation import Optimisation
 
 K = 6
 

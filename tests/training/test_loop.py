@@ -13,8 +13,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from branchout.errors import BranchoutError
-from branchout.method.recipes import Optimisation
 from branchout.training.loop import Event, fit, learning_rate, seed_for
+from branchout.training.optimisation import Optimisation
 
 EPOCHS, STEPS = 6, 4
 SETTINGS = [
