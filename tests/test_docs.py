@@ -14,11 +14,11 @@ import pytest
 import torch
 import typer
 
-from branchout.baselines.registry import methods
+from benchmarks.paper.claims import checks
+from benchmarks.paper.report import read
+from branchout.baselines.registry import baselines
 from branchout.bench import claims, tables
-from branchout.bench.claims import checks
-from branchout.bench.measurements import number as rounded
-from branchout.bench.report import read
+from branchout.bench.rows import number as rounded
 from branchout.cli import app
 from branchout.method.frontier import Frontier
 from branchout.method.recipes import PAPER, recipe_named
@@ -164,7 +164,7 @@ def test_a_baseline_is_run_from_python_as_written(
     assert 0 <= float(capsys.readouterr().out) <= 1
     assert len(names["answers"]) == len(names["test"])
     assert set(names["answers"].tolist()) <= set(range(25))
-    scorer = methods()["fa-bic"]
+    scorer = baselines()["fa-bic"]
     assert scorer.on == "features"
     experiment = names["experiment"]
     scorer.learn(experiment.branched(1, PAPER.stage_one)[0], experiment.task(step=1, seed=1))

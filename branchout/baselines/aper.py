@@ -21,7 +21,7 @@ from branchout.baselines import heads
 from branchout.baselines.common import Network, Task, epochs_of
 from branchout.baselines.groups import new_groups
 from branchout.baselines.ncm import NearestMean
-from branchout.baselines.registry import Method
+from branchout.baselines.registry import Baseline
 from branchout.data.images import in_order
 from branchout.data.samples import Samples
 from branchout.errors import DoesNotApply
@@ -141,9 +141,9 @@ def learn(before: Classifier | Doubled, task: Task, *, everything: bool = False)
     return scorer
 
 
-METHODS = (
-    Method("aper", "APER with adapters", learn, on="base", note="vision transformers only"),
-    Method(
+BASELINES = (
+    Baseline("aper", "APER with adapters", learn, on="base", note="vision transformers only"),
+    Baseline(
         "aper-all",
         "APER with adapters, all base images",
         partial(learn, everything=True),

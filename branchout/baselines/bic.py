@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from branchout.baselines import heads, whole
 from branchout.baselines.branches import with_scales
 from branchout.baselines.common import Network, OnFeatures, Task, frozen_copy
-from branchout.baselines.registry import Method
+from branchout.baselines.registry import Baseline
 from branchout.data.samples import Samples, concatenate
 from branchout.model.classifier import Classifier
 
@@ -122,7 +122,7 @@ def fit_biases(
     return scale.tolist(), shift.tolist()
 
 
-METHODS = (
-    Method("bic", "BiC", learn, on="network"),
-    Method("fa-bic", "FA+BiC", learn_on_features, on="features"),
+BASELINES = (
+    Baseline("bic", "BiC", learn, on="network"),
+    Baseline("fa-bic", "FA+BiC", learn_on_features, on="features"),
 )

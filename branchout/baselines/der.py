@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from branchout.baselines import heads, whole
 from branchout.baselines.common import Network, Task
 from branchout.baselines.heads import Batch, Cached
-from branchout.baselines.registry import Method
+from branchout.baselines.registry import Baseline
 from branchout.model.classifier import Classifier
 from branchout.model.heads import to_norm
 from branchout.model.staged import Backbone
@@ -90,4 +90,4 @@ def relearn_head(network: Extractors, task: Task) -> None:
     heads.train(network.head, task, data, heads.class_by_class(task, data), loss_of)
 
 
-METHODS = (Method("der", "DER w/o P", learn, on="network"),)
+BASELINES = (Baseline("der", "DER w/o P", learn, on="network"),)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from branchout.baselines import heads
 from branchout.baselines.common import OnFeatures, Task
 from branchout.baselines.heads import Batch
-from branchout.baselines.registry import Method
+from branchout.baselines.registry import Baseline
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead
 
@@ -43,4 +43,4 @@ def learn(before: Classifier, task: Task) -> OnFeatures:
     return OnFeatures(before, head)
 
 
-METHODS = (Method("featcat-rt", "FeatCat+RT", learn, on="features"),)
+BASELINES = (Baseline("featcat-rt", "FeatCat+RT", learn, on="features"),)

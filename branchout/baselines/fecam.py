@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from branchout.baselines.common import OnFeatures, Task
 from branchout.baselines.groups import new_groups, plain
-from branchout.baselines.registry import Method
+from branchout.baselines.registry import Baseline
 from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier
 from branchout.model.heads import Pooler
@@ -115,7 +115,7 @@ def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = Fal
     return OnFeatures(model, Clouds(task.space, means, precisions, tukey, shared).to(task.device))
 
 
-METHODS = (
-    Method("fecam", "FeCAM, exemplars", learn, on="base"),
-    Method("fecam-all", "FeCAM, all base images", partial(learn, everything=True), on="base", oracle=True),
+BASELINES = (
+    Baseline("fecam", "FeCAM, exemplars", learn, on="base"),
+    Baseline("fecam-all", "FeCAM, all base images", partial(learn, everything=True), on="base", oracle=True),
 )

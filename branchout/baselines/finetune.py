@@ -12,7 +12,7 @@ from torch import Tensor
 
 from branchout.baselines import whole
 from branchout.baselines.common import Network, Task
-from branchout.baselines.registry import Method
+from branchout.baselines.registry import Baseline
 from branchout.data.samples import Samples
 from branchout.model.classifier import Classifier
 
@@ -36,7 +36,7 @@ def _trained_on(before: Classifier | Network, task: Task, samples: Samples) -> N
     return network
 
 
-METHODS = (
-    Method("finetune", "fine-tuning", learn, on="network"),
-    Method("finetune-exemplars", "fine-tuning + exemplars", learn_with_exemplars, on="network"),
+BASELINES = (
+    Baseline("finetune", "fine-tuning", learn, on="network"),
+    Baseline("finetune-exemplars", "fine-tuning + exemplars", learn_with_exemplars, on="network"),
 )

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from branchout.baselines import whole
 from branchout.baselines.common import Network, Task
-from branchout.baselines.registry import Method
+from branchout.baselines.registry import Baseline
 from branchout.data.memory import keep
 from branchout.data.samples import Samples, concatenate
 from branchout.model.classifier import Classifier
@@ -66,4 +66,4 @@ def exemplar_means(network: Network, task: Task, exemplars: Samples) -> Tensor:
     return F.normalize(sums, dim=1)
 
 
-METHODS = (Method("icarl", "iCaRL", learn, on="network"),)
+BASELINES = (Baseline("icarl", "iCaRL", learn, on="network"),)

@@ -14,7 +14,7 @@ import torch
 
 from branchout.baselines import heads
 from branchout.baselines.common import Task
-from branchout.baselines.registry import Method
+from branchout.baselines.registry import Baseline
 from branchout.errors import DoesNotApply
 from branchout.model.architectures import FAMILIES
 from branchout.model.classifier import Classifier
@@ -57,4 +57,4 @@ def in_order(model: Classifier, classes: Sequence[str]) -> Classifier:
     return Classifier(model.arch, model.backbone, head, classes, model.preprocessing, model.kind)
 
 
-METHODS = (Method("joint", "joint learning (oracle)", learn, on="network", oracle=True, anew=True),)
+BASELINES = (Baseline("joint", "joint learning (oracle)", learn, on="network", oracle=True, anew=True),)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from branchout.baselines import heads
 from branchout.baselines.common import OnFeatures, Task
 from branchout.baselines.heads import Batch, Cached
-from branchout.baselines.registry import Method
+from branchout.baselines.registry import Baseline
 from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead, Pooler
@@ -70,11 +70,11 @@ def trained(before: Classifier, task: Task, *, scratch: bool) -> OnFeatures:
     return OnFeatures(before, head)
 
 
-METHODS = (
-    Method("logitcat-rt", "LogitCat+RT", partial(trained, scratch=True), on="features"),
-    Method("logitcat-ft", "LogitCat+FT", partial(trained, scratch=False), on="features"),
+BASELINES = (
+    Baseline("logitcat-rt", "LogitCat+RT", partial(trained, scratch=True), on="features"),
+    Baseline("logitcat-ft", "LogitCat+FT", partial(trained, scratch=False), on="features"),
     *(
-        Method(
+        Baseline(
             f"logitcat-{pooler}",
             f"logit concatenation ({short} pool)",
             partial(pooled, pooler=pooler),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from branchout.baselines import whole
 from branchout.baselines.common import Network, Task
-from branchout.baselines.registry import Method
+from branchout.baselines.registry import Baseline
 from branchout.model.classifier import Classifier
 
 LAMBDA = 1.0
@@ -38,4 +38,4 @@ def learn(before: Classifier | Network, task: Task) -> Network:
     return network
 
 
-METHODS = (Method("lwf", "LwF", learn, on="network"),)
+BASELINES = (Baseline("lwf", "LwF", learn, on="network"),)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from branchout.baselines.common import OnFeatures, Task
 from branchout.baselines.groups import new_groups, plain
-from branchout.baselines.registry import Method
+from branchout.baselines.registry import Baseline
 from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier
 from branchout.model.heads import Pooler, to_norm
@@ -49,7 +49,7 @@ def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = Fal
     return OnFeatures(model, NearestMean(task.space, means).to(task.device))
 
 
-METHODS = (
-    Method("ncm", "SimpleCIL (nearest class mean), exemplars", learn, on="base"),
-    Method("ncm-all", "SimpleCIL, all base images", partial(learn, everything=True), on="base", oracle=True),
+BASELINES = (
+    Baseline("ncm", "SimpleCIL (nearest class mean), exemplars", learn, on="base"),
+    Baseline("ncm-all", "SimpleCIL, all base images", partial(learn, everything=True), on="base", oracle=True),
 )

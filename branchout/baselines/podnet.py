@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from branchout.baselines import heads, whole
 from branchout.baselines.common import Network, Task, frozen_copy
 from branchout.baselines.heads import Batch, Cached
-from branchout.baselines.registry import Method
+from branchout.baselines.registry import Baseline
 from branchout.data.augment import SMALL
 from branchout.errors import DoesNotApply
 from branchout.model.classifier import Classifier
@@ -231,4 +231,4 @@ def tune_head(network: PodNetwork, task: Task, optimisation: Optimisation) -> No
     heads.train(network.head, task, data, heads.class_by_class(task, data), loss_of)
 
 
-METHODS = (Method("podnet", "PODNet", learn, on="network"),)
+BASELINES = (Baseline("podnet", "PODNet", learn, on="network"),)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from branchout.baselines.common import Task
-from branchout.baselines.registry import Method
+from branchout.baselines.registry import Baseline
 from branchout.model.classifier import Classifier
 
 
@@ -32,8 +32,8 @@ def learn(before: Classifier | Padded, task: Task) -> Padded:
     return Padded(model, len(task.space.classes))
 
 
-METHODS = (
-    Method(
+BASELINES = (
+    Baseline(
         "pretrained",
         "pre-trained model",
         learn,

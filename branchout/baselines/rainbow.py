@@ -20,7 +20,7 @@ from torch import Tensor
 
 from branchout.baselines import heads, whole
 from branchout.baselines.common import Network, Task, epochs_of
-from branchout.baselines.registry import Method
+from branchout.baselines.registry import Baseline
 from branchout.data.memory import keep
 from branchout.data.samples import Samples
 from branchout.errors import DoesNotApply
@@ -109,7 +109,7 @@ def cutmix(pictures: Tensor, target: Tensor, rng: np.random.Generator, alpha: fl
     return mixed, target, target.roll(away, 0), 1 - float((bottom - top) * (right - left)) / (height * width)
 
 
-METHODS = (
-    Method("rainbow", "RM", learn, on="network"),
-    Method("rainbow-own", "RM, its own memory", partial(learn, own_memory=True), on="network"),
+BASELINES = (
+    Baseline("rainbow", "RM", learn, on="network"),
+    Baseline("rainbow-own", "RM, its own memory", partial(learn, own_memory=True), on="network"),
 )

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from branchout.baselines.common import OnFeatures, Task
 from branchout.baselines.groups import new_groups, plain
-from branchout.baselines.registry import Method
+from branchout.baselines.registry import Baseline
 from branchout.model.classifier import Classifier
 from branchout.training.loop import seed_for
 
@@ -125,7 +125,7 @@ def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = Fal
     return OnFeatures(model, Projected(projection, gram, moments, weight.float()).to(task.device))
 
 
-METHODS = (
-    Method("ranpac", "RanPAC, exemplars", learn, on="base"),
-    Method("ranpac-all", "RanPAC, all base images", partial(learn, everything=True), on="base", oracle=True),
+BASELINES = (
+    Baseline("ranpac", "RanPAC, exemplars", learn, on="base"),
+    Baseline("ranpac-all", "RanPAC, all base images", partial(learn, everything=True), on="base", oracle=True),
 )

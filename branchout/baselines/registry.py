@@ -31,13 +31,13 @@ MODULES: tuple[str, ...] = (
     "slca",
     "aper",
 )
-"""One file per idea; each lists its `METHODS`."""
+"""One file per idea; each lists its `BASELINES`."""
 
 Learn = Callable[[Any, Task], nn.Module]
 
 
 @dataclass(frozen=True)
-class Method:
+class Baseline:
     """A row of a table: how it is called, what it builds on, and where its idea applies."""
 
     name: str
@@ -59,7 +59,7 @@ class Method:
     """Where it does not apply, and why."""
 
 
-def methods() -> dict[str, Method]:
+def baselines() -> dict[str, Baseline]:
     """All baselines, in the order of the tables."""
     rooms = (import_module(f"branchout.baselines.{name}") for name in MODULES)
-    return {method.name: method for room in rooms for method in room.METHODS}
+    return {method.name: method for room in rooms for method in room.BASELINES}

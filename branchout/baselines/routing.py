@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from branchout.baselines import heads
 from branchout.baselines.common import OnFeatures, Task
 from branchout.baselines.heads import Batch
-from branchout.baselines.registry import Method
+from branchout.baselines.registry import Baseline
 from branchout.data.images import shuffled
 from branchout.model.classifier import Classifier
 from branchout.model.heads import FusedHead, Pooler
@@ -88,10 +88,10 @@ def learned(before: Classifier, task: Task, *, oracle: bool = False) -> OnFeatur
     return OnFeatures(before, Routed(before.fused, router).to(task.device))
 
 
-METHODS = (
-    Method("confidence-routing", "confidence-based routing", confident, on="features", dial=False, seeded=False),
-    Method("learned-routing", "learning-based routing w/ L_rt-bal", learned, on="features", dial=False),
-    Method(
+BASELINES = (
+    Baseline("confidence-routing", "confidence-based routing", confident, on="features", dial=False, seeded=False),
+    Baseline("learned-routing", "learning-based routing w/ L_rt-bal", learned, on="features", dial=False),
+    Baseline(
         "oracle-routing",
         "oracle routing w/ L_rt-bal",
         partial(learned, oracle=True),

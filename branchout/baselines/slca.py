@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from branchout.baselines import heads
 from branchout.baselines.common import OnFeatures, Task
 from branchout.baselines.groups import new_groups, plain
-from branchout.baselines.registry import Method
+from branchout.baselines.registry import Baseline
 from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier
 from branchout.model.heads import Head, Pooler, new_head
@@ -131,7 +131,7 @@ def aligned(head: Head, means: Tensor, factors: Tensor, task: Task) -> Head:
     return heads.settled(trained)
 
 
-METHODS = (
-    Method("slca", "SLCA (classifier alignment), exemplars", learn, on="base"),
-    Method("slca-all", "SLCA, all base images", partial(learn, everything=True), on="base", oracle=True),
+BASELINES = (
+    Baseline("slca", "SLCA (classifier alignment), exemplars", learn, on="base"),
+    Baseline("slca-all", "SLCA, all base images", partial(learn, everything=True), on="base", oracle=True),
 )

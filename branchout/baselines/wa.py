@@ -22,7 +22,7 @@ from branchout.baselines import heads, whole
 from branchout.baselines.branches import with_scales
 from branchout.baselines.common import Ints, Network, OnFeatures, Task
 from branchout.baselines.heads import Batch
-from branchout.baselines.registry import Method
+from branchout.baselines.registry import Baseline
 from branchout.data.images import shuffled
 from branchout.model.classifier import Classifier
 from branchout.model.heads import NORM, CosineHead, FusedHead, Head, to_norm
@@ -152,7 +152,7 @@ def relearned(before: Classifier, task: Task) -> Rows:
     return rows
 
 
-METHODS = (
-    Method("wa", "WA", learn, on="network"),
-    Method("fa-wa", "FA+WA", learn_on_features, on="features"),
+BASELINES = (
+    Baseline("wa", "WA", learn, on="network"),
+    Baseline("fa-wa", "FA+WA", learn_on_features, on="features"),
 )

@@ -1,6 +1,6 @@
 """Who takes part in a table: our method in its variants, and every baseline. Each is measured in the same way.
 
-A contender is run once for each exemplar seed (or for all of them in one pass), step by step; after each step its
+A method is run once for each exemplar seed (or for all of them in one pass), step by step; after each step its
 operating points are chosen on dev and measured on test.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from branchout.baselines.common import OnFeatures, scores_of
-from branchout.baselines.registry import Method, methods
+from branchout.baselines.registry import Baseline, baselines
 from branchout.bench.experiment import Experiment
 from branchout.data.images import Images, in_order
 from branchout.data.samples import Samples, concatenate
@@ -34,21 +35,21 @@ GOALS = ("all", "balanced", "avg")
 
 
 @dataclass(frozen=True)
-class Contender:
+class Method:
     """One way to learn new classes, by the name that `bench` knows it under."""
 
     name: str
     label: str
     recipe: str | None = None
-    """Of our own contenders: how stages I and II are trained."""
+    """Of our own methods: how stages I and II are trained."""
     branch: str = "last"
     pooler: str = "max"
     fuse: bool = False
-    baseline: Method | None = None
+    baseline: Baseline | None = None
 
     @property
-    def method(self) -> str:
-        """The method's name in results, where the recipe is a field of its own."""
+    def result_name(self) -> str:
+        """Its name in result rows, where the recipe is a field of its own."""
         return self.name.removesuffix(f"-{self.recipe}") if self.recipe else self.name
 
     def seeds(self, asked: Sequence[int], steps: int) -> tuple[int, ...]:
@@ -92,13 +93,13 @@ class Measured:
 
 
 OURS = (
-    Contender("score-fusion-branchout", "Branchout's recipe, the dial", "branchout"),
-    Contender("score-fusion-deltas-branchout", "Branchout's recipe with deltas, the dial", "branchout", fuse=True),
-    Contender(
+    Method("score-fusion-branchout", "Branchout's recipe, the dial", "branchout"),
+    Method("score-fusion-deltas-branchout", "Branchout's recipe with deltas, the dial", "branchout", fuse=True),
+    Method(
         "score-fusion-average-branchout", "Branchout's recipe, average pooling, the dial", "branchout", pooler="average"
     ),
     *(
-        Contender(f"score-fusion{suffix}-{recipe}", f"score fusion{told}, recipe {recipe}", recipe, branch, pooler)
+        Method(f"score-fusion{suffix}-{recipe}", f"score fusion{told}, recipe {recipe}", recipe, branch, pooler)
         for recipe in ("reference", "paper")
         for suffix, told, branch, pooler in (
             ("", "", "last", "max"),
@@ -108,9 +109,9 @@ OURS = (
             ("-conv2", " layer4 (conv2 only)", "layer4.0.conv2", "max"),
         )
     ),
-    Contender("stage-one-dial", "the paper's stage I, nothing fused, the dial", "paper"),
+    Method("stage-one-dial", "the paper's stage I, nothing fused, the dial", "paper"),
     *(
-        Contender(f"alone-{where}", f"new classes alone, {told}", "paper", where)
+        Method(f"alone-{where}", f"new classes alone, {told}", "paper", where)
         for where, told in (
             ("fc", "features as they are"),
             ("layer4", "fine-tuned from layer4"),
@@ -123,15 +124,16 @@ OURS = (
 )
 
 
-def contenders() -> dict[str, Contender]:
+@cache
+def methods() -> dict[str, Method]:
     """Everyone, ours first."""
-    others = (Contender(method.name, method.label, baseline=method) for method in methods().values())
-    return {contender.name: contender for contender in (*OURS, *others)}
+    others = (Method(method.name, method.label, baseline=method) for method in baselines().values())
+    return {method.name: method for method in (*OURS, *others)}
 
 
-def contender_named(name: str) -> Contender:
+def method_named(name: str) -> Method:
     """By its name, or by the recipe alone: `branchout`, `reference`, `paper`."""
-    known = contenders()
+    known = methods()
     name = f"score-fusion-{name}" if name in RECIPES else name
     if name not in known:
         from difflib import get_close_matches
@@ -142,29 +144,29 @@ def contender_named(name: str) -> Contender:
     return known[name]
 
 
-def measure(contender: Contender, experiment: Experiment, seeds: Sequence[int]) -> Measured:
-    """Run a contender through all steps of an experiment."""
+def measure(method: Method, experiment: Experiment, seeds: Sequence[int]) -> Measured:
+    """Run a method through all steps of an experiment."""
     assert experiment.base is not None  # trained before any clock starts
-    if contender.baseline is not None:
-        return _baseline(contender.baseline, experiment, seeds)
-    assert contender.recipe is not None
-    recipe = recipe_named(contender.recipe)
-    if contender.name == "stage-one-dial":
+    if method.baseline is not None:
+        return _baseline(method.baseline, experiment, seeds)
+    assert method.recipe is not None
+    recipe = recipe_named(method.recipe)
+    if method.name == "stage-one-dial":
         return _stage_one_dial(experiment)
-    if contender.points() == ("alone",):
-        return _alone(contender.branch, experiment)
-    return (_dial if recipe.dial else _grid)(contender, recipe, experiment, seeds)
+    if method.points() == ("alone",):
+        return _alone(method.branch, experiment)
+    return (_dial if recipe.dial else _grid)(method, recipe, experiment, seeds)
 
 
 # Ours.
 
 
-def _dial(contender: Contender, recipe: Recipe, experiment: Experiment, seeds: Sequence[int]) -> Measured:
+def _dial(method: Method, recipe: Recipe, experiment: Experiment, seeds: Sequence[int]) -> Measured:
     """The recipe with the dial, through the same code as `branchout extend`."""
     measured = Measured({goal: [] for goal in GOALS})
     took: list[dict[str, float]] = []
     for seed in seeds:
-        model = experiment.base.rebuilt((), contender.pooler)
+        model = experiment.base.rebuilt((), method.pooler)
         scored: dict[str, list[Scored]] = {goal: [] for goal in GOALS}
         seconds = {"stage1": 0.0, "fusion": 0.0, "choice": 0.0}
         for step in range(1, experiment.steps + 1):
@@ -173,8 +175,8 @@ def _dial(contender: Contender, recipe: Recipe, experiment: Experiment, seeds: S
             material = DataSplit(experiment.given(step), experiment.memory(step, seed), dev, test, "dev")
             request = ExtendConfig(
                 recipe=recipe.name,
-                branch=contender.branch,
-                fuse=contender.fuse,
+                branch=method.branch,
+                fuse=method.fuse,
                 exemplars=experiment.per_class(step),
                 epochs=experiment.plan.epochs,
                 seed=seed,
@@ -189,12 +191,12 @@ def _dial(contender: Contender, recipe: Recipe, experiment: Experiment, seeds: S
                 model.fused.deltas = list(extension.fuse(model).at(0, 0))
             after_two = experiment.now()
             halves = [_columns(experiment, model, half, step) for half in (dev, test)]
-            found = frontier.score_dial(halves[0], halves[1], experiment.space(step), GOALS, contender.pooler)
+            found = frontier.score_dial(halves[0], halves[1], experiment.space(step), GOALS, method.pooler)
             for goal in GOALS:
                 scored[goal].append(found[goal])
             if seed == seeds[0] and experiment.steps == 1:
                 measured.curve = _curve(
-                    frontier.dial_frontier(*halves[1], experiment.space(step), contender.pooler), ("b",)
+                    frontier.dial_frontier(*halves[1], experiment.space(step), method.pooler), ("b",)
                 )
             seconds["stage1"] += after_one - start
             seconds["fusion"] += after_two - after_one
@@ -207,12 +209,12 @@ def _dial(contender: Contender, recipe: Recipe, experiment: Experiment, seeds: S
     return measured
 
 
-def _grid(contender: Contender, recipe: Recipe, experiment: Experiment, seeds: Sequence[int]) -> Measured:
+def _grid(method: Method, recipe: Recipe, experiment: Experiment, seeds: Sequence[int]) -> Measured:
     """The paper's recipes: the whole grid for all exemplar seeds in one pass, whose time is shared out among them."""
     measured = Measured({goal: [[] for _ in seeds] for goal in GOALS}, {"stage1": 0.0, "cache": 0.0, "fusion": 0.0})
     for step in range(1, experiment.steps + 1):
-        model, stage_one = experiment.branched(step, recipe.stage_one, contender.branch)
-        model = model.rebuilt(model.steps, contender.pooler).to(experiment.device)
+        model, stage_one = experiment.branched(step, recipe.stage_one, method.branch)
+        model = model.rebuilt(model.steps, method.pooler).to(experiment.device)
         start = experiment.now()
         data = []
         for seed in seeds:
@@ -312,8 +314,8 @@ def _without_heads(model: Classifier) -> int:
 # The others.
 
 
-def _baseline(method: Method, experiment: Experiment, seeds: Sequence[int]) -> Measured:
-    measured = Measured({point: [] for point in Contender("", "", baseline=method).points()})
+def _baseline(method: Baseline, experiment: Experiment, seeds: Sequence[int]) -> Measured:
+    measured = Measured({point: [] for point in Method("", "", baseline=method).points()})
     took: list[float] = []
     for seed in seeds if method.seeded else seeds[:1]:
         scored: dict[str, list[Scored]] = {point: [] for point in measured.points}
@@ -354,7 +356,7 @@ def _stored(scorer: nn.Module) -> int:
     return 0
 
 
-def _steps(method: Method, experiment: Experiment, seed: int) -> Iterator[tuple[int, nn.Module, float]]:
+def _steps(method: Baseline, experiment: Experiment, seed: int) -> Iterator[tuple[int, nn.Module, float]]:
     """The method's classifier after each step, or after the last if that hangs on none before; and how long it took."""
     before: nn.Module = experiment.base
     rankings: dict[int, Samples] = {}

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import is_dataclass
+from decimal import ROUND_HALF_UP, Decimal
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,11 @@ PACKAGE = Path(__file__).parents[1]
 
 def percent(value: float | None) -> float | None:
     return None if value is None else round(100 * value, 3)
+
+
+def number(value: float | None) -> str:
+    """With one decimal, halves away from zero: 62.15 is 62.2, though it is stored as a little less."""
+    return "–" if value is None else str(Decimal(str(value)).quantize(Decimal("0.1"), ROUND_HALF_UP))
 
 
 def figures(measured: Accuracies) -> dict[str, float | None]:

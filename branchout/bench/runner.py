@@ -1,6 +1,6 @@
 """Rows on disk: run what is missing, once, whoever else runs beside us.
 
-A row is one file; a job makes all rows of one contender in one experiment. Before it starts, a job takes a lock that
+A row is one file; a job makes all rows of one method in one experiment. Before it starts, a job takes a lock that
 dies with its process, and looks again whether its rows are there: two runners on one folder never do the same job
 twice, and a killed one leaves nothing half-written.
 """
@@ -23,7 +23,7 @@ import torch
 
 from branchout.bench import rows as results
 from branchout.bench.experiment import Experiment
-from branchout.bench.methods import Contender, Measured, contender_named, measure
+from branchout.bench.methods import Measured, Method, measure, method_named
 from branchout.bench.plan import Plan, difference, flat
 from branchout.data.datasets import resolve
 from branchout.errors import BranchoutError, DoesNotApply
@@ -38,14 +38,14 @@ _ALONE = threading.Lock()
 
 @dataclass(frozen=True)
 class Job:
-    """One contender in one experiment."""
+    """One method in one experiment."""
 
     data: str
     dataset: str
     """The dataset's name in results."""
     table: str
     plan: Plan
-    contender: str
+    method: str
     seeds: tuple[int, ...]
     out: Path
     command: str = ""
@@ -65,8 +65,8 @@ class Job:
 
     def files(self) -> dict[str, Path]:
         """The file of each operating point."""
-        points = contender_named(self.contender).points()
-        return {point: self.folder / f"{self.contender}-{point}.json" for point in points}
+        points = method_named(self.method).points()
+        return {point: self.folder / f"{self.method}-{point}.json" for point in points}
 
     def missing(self) -> list[str]:
         """The operating points without a row, or with one that is marked as outdated.
@@ -95,7 +95,7 @@ class Job:
         if own:
             wanted["seeds"] = self.seeds
             if not row.get("outdated"):  # which is made again, by today's recipe
-                wanted |= contender_named(self.contender).settings()
+                wanted |= method_named(self.method).settings()
         # What an older row does not name was as it is by default; an optimiser is named only if it is not SGD.
         recorded = flat(asdict(Plan("", None, 0))) | flat(row["settings"])
         recorded["seeds"] = row.get("asked_seeds", row["seeds"])
@@ -195,7 +195,7 @@ def run(
     """
     if not job.missing():
         return Done(job)
-    with locked(job.folder / f".{job.contender}.lock", wait=wait) as mine:
+    with locked(job.folder / f".{job.method}.lock", wait=wait) as mine:
         if not mine:
             return None
         missing = job.missing()  # somebody may have made them while we waited
@@ -208,13 +208,13 @@ def run(
                 opened.clear()  # one experiment's pictures and models at a time
                 opened[job.data, job.plan] = Experiment(job.plan, resolve(job.data), drawn=job.drawn, report=report)
             experiment = opened[job.data, job.plan]
-        contender = contender_named(job.contender)
+        method = method_named(job.method)
         forget_peak_memory()
         shared = others_beside()
         # Now, because hours may go by in which the code beneath is changed.
         made_by = {**results.provenance(), "command": job.command or results.command()}
         try:
-            measured = measure(contender, experiment, job.seeds)
+            measured = measure(method, experiment, job.seeds)
         except DoesNotApply as error:
             return Done(job, why_not=str(error))
         finally:
@@ -222,7 +222,7 @@ def run(
                 torch.cuda.empty_cache()  # whoever runs beside us may need it
         shared = shared or others_beside()
         made = {
-            path: {**row(job, contender, experiment, measured, point), "gpu_shared": shared, **made_by}
+            path: {**row(job, method, experiment, measured, point), "gpu_shared": shared, **made_by}
             for point, path in job.files().items()
             if point in missing
         }
@@ -235,8 +235,8 @@ def _experiment(data: str, plan: Plan, drawn: Path) -> Experiment:
     return Experiment(plan, resolve(data), drawn=drawn)
 
 
-def row(job: Job, contender: Contender, experiment: Experiment, measured: Measured, point: str) -> dict[str, Any]:
-    """One operating point of one contender, as results have it."""
+def row(job: Job, method: Method, experiment: Experiment, measured: Measured, point: str) -> dict[str, Any]:
+    """One operating point of one method, as results have it."""
     plan, space = job.plan, experiment.scenario.space
     per_seed = measured.points[point]
     last = [steps[-1] for steps in per_seed]
@@ -265,9 +265,9 @@ def row(job: Job, contender: Contender, experiment: Experiment, measured: Measur
         "overlap_classes": len(space.overlap),
         "steps": experiment.steps,
         "arch": plan.arch,
-        "method": contender.method,
-        "label": contender.label,
-        "recipe": contender.recipe,
+        "method": method.result_name,
+        "label": method.label,
+        "recipe": method.recipe,
         "point": point,
         "dial": bool(chosen[0]) and len(chosen[0]) == 1,
         "alpha": [each[0] for each in chosen] if len(chosen[0]) == 2 else None,
@@ -296,7 +296,7 @@ def row(job: Job, contender: Contender, experiment: Experiment, measured: Measur
         "settings": {
             **settings_dict(plan),
             "model": Path(plan.model).name if plan.model else None,
-            **contender.settings(),
+            **method.settings(),
         },
     }
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from branchout.bench import rows as results
 from branchout.bench.given_base import given_base
-from branchout.bench.methods import contender_named
+from branchout.bench.methods import method_named
 from branchout.bench.plan import Plan
 from branchout.bench.runner import Job
 from branchout.data.augment import PADDED
@@ -45,7 +45,7 @@ class Table:
     experiment: str
     """Whose rows it shows: tables of one experiment share them."""
     archs: tuple[str, ...]
-    contenders: tuple[str, ...]
+    methods: tuple[str, ...]
     fewer: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Who takes part with networks for which the paper has only some of the rows, or none."""
     beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Table:
 
     def of(self, arch: str) -> tuple[str, ...]:
         """Who takes part with one network."""
-        return self.fewer.get(arch, self.contenders)
+        return self.fewer.get(arch, self.methods)
 
 
 @cache
@@ -62,6 +62,7 @@ def _read() -> dict[str, Any]:
     return read
 
 
+@cache
 def tables() -> dict[str, Table]:
     return {
         name: Table(
@@ -69,18 +70,19 @@ def tables() -> dict[str, Table]:
             entry["title"],
             entry.get("rows_in", name),
             tuple(entry["archs"]),
-            tuple(entry["contenders"]),
-            {arch: tuple(names) for arch, names in entry.get("contenders_for", {}).items()},
+            tuple(entry["methods"]),
+            {arch: tuple(names) for arch, names in entry.get("methods_for", {}).items()},
             {dataset: tuple(archs) for dataset, archs in entry.get("archs_beside", {}).items()},
         )
         for name, entry in _read()["tables"].items()
     }
 
 
+@cache
 def figures() -> dict[str, Table]:
     """The paper's figures; one without `rows_in` spans experiments that differ in the number of base classes."""
     return {
-        name: Table(name, entry["title"], entry.get("rows_in", BY_BASE), ("resnet10",), tuple(entry["contenders"]))
+        name: Table(name, entry["title"], entry.get("rows_in", BY_BASE), ("resnet10",), tuple(entry["methods"]))
         for name, entry in _read()["figures"].items()
     }
 
@@ -252,18 +254,18 @@ def jobs_for(
     dataset: Dataset,
     experiment: str,
     plan: Plan,
-    contenders: Sequence[str],
+    methods: Sequence[str],
     seeds: Sequence[int],
     out: Path,
 ) -> list[Job]:
-    """One job for each contender."""
+    """One job for each method."""
     command = results.command()
     images = digest(*("\n".join([*table.classes, *table.ids]) for table in (dataset.train, dataset.val)))
     # Workers may run elsewhere.
     out, data = out.absolute(), str(Path(data).absolute()) if Path(data).exists() else data
     jobs = []
-    for name in contenders:
-        contender = contender_named(name)
-        used = contender.seeds(seeds, plan.steps)
-        jobs.append(Job(data, dataset.name, experiment, plan, contender.name, used, out, command, images))
+    for name in methods:
+        method = method_named(name)
+        used = method.seeds(seeds, plan.steps)
+        jobs.append(Job(data, dataset.name, experiment, plan, method.name, used, out, command, images))
     return jobs

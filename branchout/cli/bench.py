@@ -18,7 +18,7 @@ from branchout.errors import BranchoutError, unknown
 @app.command(rich_help_panel=MORE)
 def bench(
     table: Annotated[
-        str | None, typer.Argument(metavar="TABLE", help="sota, fig-design-space, …; `all`, `report`; see --list.")
+        str | None, typer.Argument(metavar="TABLE", help="sota, fig-design-space, …, or `all`; see --list.")
     ] = None,
     data: Annotated[str, typer.Option(help="A benchmark's folder, a folder of classes, or 'glyphs'.")] = "glyphs",
     listed: Annotated[bool, typer.Option("--list", help="Name all tables and methods.")] = False,
@@ -72,16 +72,18 @@ def bench(
 ) -> None:
     """Run a table of the paper, or methods of your choice in a scenario.
 
-    Rows that are there already are not made again. `bench report` writes two pages from all rows.
+    Rows that already exist are not measured again.
     """
     if listed:
         _list()
         return
     if table == "report":
-        _report(out, data, page)
-        return
+        raise BranchoutError(
+            "`branchout bench report` is now a script of the repository: python -m benchmarks.paper --data NAME "
+            "(see benchmarks/README.md)"
+        )
     from branchout.bench import runner, tables
-    from branchout.bench.methods import contender_named
+    from branchout.bench.methods import method_named
     from branchout.bench.plan import Plan
     from branchout.bench.rows import on_another_base
     from branchout.cli.display import progress
@@ -103,7 +105,7 @@ def bench(
     if exemplars and memory_total:
         raise BranchoutError("--memory-total stands for a number a class, so leave --exemplars out, or the other")
     for name in method or ():
-        contender_named(name)  # a typo is answered before anything is loaded
+        method_named(name)  # a typo is answered before anything is loaded
     _known("scenario", scenario, NAMES)
     _known("architecture", arch, ARCHITECTURES)
     numbers = _numbers(seeds)
@@ -237,7 +239,7 @@ BUILT_ON = {"ours": "a new branch", "features": "the paper's branch", "network":
 
 
 def _list() -> None:
-    from branchout.bench.methods import contenders
+    from branchout.bench.methods import methods
     from branchout.bench.tables import figures, tables
 
     shown = Table(title="tables and figures", title_justify="left")
@@ -253,38 +255,11 @@ def _list() -> None:
     shown = Table(title="methods", title_justify="left")
     for heading in ("name", "what it is", "builds on"):
         shown.add_column(heading, no_wrap=heading == "name")
-    for contender in contenders().values():
-        note = contender.baseline.note if contender.baseline else ""
-        built_on = BUILT_ON[contender.baseline.on if contender.baseline else "ours"]
-        shown.add_row(contender.name, Text(f"{contender.label}. {note}" if note else contender.label), built_on)
+    for method in methods().values():
+        note = method.baseline.note if method.baseline else ""
+        built_on = BUILT_ON[method.baseline.on if method.baseline else "ours"]
+        shown.add_row(method.name, Text(f"{method.label}. {note}" if note else method.label), built_on)
     console.print(shown)
-
-
-def _report(out: Path, data: str, page: Path) -> None:
-    """The pages that set the paper and the rows under `out` side by side: Markdown, and HTML beside it."""
-    import os
-
-    from branchout.bench.figures import draw
-    from branchout.bench.markdown import markdown
-    from branchout.bench.page import beside, html
-    from branchout.bench.report import report
-    from branchout.files import check_place, in_one_move
-
-    there = [path.name for path in out.iterdir()] if out.is_dir() else []
-    dataset = data if data in there else open_dataset(data).name
-    check_place(page, such_as="results.md")
-    whole = beside(page)
-    drawn = draw(out, dataset, page.parent / "figures" / dataset)
-    found = report(out, dataset, [path.relative_to(page.parent) for path in drawn])
-    link = os.path.relpath(out, page.parent)
-    texts = {
-        page: markdown(found, link, whole.name),
-        whole: html(found, link, {path.stem: path.read_text(encoding="utf-8") for path in drawn}),
-    }
-    for place, text in texts.items():
-        with in_one_move(place) as partial:
-            partial.write_text(text, encoding="utf-8")
-    say(f"written to {page} and {whole}")
 
 
 def _given_base(base: str, decided: dict[str, Any]) -> Any:
@@ -363,12 +338,12 @@ def _executor(workers: int, dask: str | None) -> Iterator[tuple[Any, int]]:
 
 def _tell(done: Any) -> None:
     if done.why_not:
-        say(f"{done.job.contender}: {done.why_not}", "left out:")
+        say(f"{done.job.method}: {done.why_not}", "left out:")
 
 
 def _show(jobs: list[Any]) -> None:
     """The rows of these jobs as one table."""
-    from branchout.bench.measurements import number
+    from branchout.bench.rows import number
     from branchout.bench.runner import read_row
 
     rows = {job: [read_row(path) for path in job.files().values()] for job in jobs}
@@ -391,9 +366,9 @@ def _show(jobs: list[Any]) -> None:
     for job, points in rows.items():
         named = points[0]["point"] in ("plain", "alone")  # a point that needs no name: it is the method as it stands
         if not named:
-            table.add_row(job.contender)
+            table.add_row(job.method)
         for place, row in enumerate(points):
-            name = job.contender if named and place == 0 else f"  {row['point']}"
+            name = job.method if named and place == 0 else f"  {row['point']}"
             values = [row["metrics"].get(metric) for metric in metrics]
             figures = [number(value) for value in values]
             before = row.get("base_parameters")  # which older rows do not tell

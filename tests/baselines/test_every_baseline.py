@@ -10,16 +10,16 @@ from torch import nn
 
 from branchout.baselines import featcat, fecam, logitcat, ncm, pretrained, ranpac, routing, slca
 from branchout.baselines.common import Task, scores_of
-from branchout.baselines.registry import Method
+from branchout.baselines.registry import Baseline
 from branchout.data.samples import Samples
 from branchout.model.classifier import Classifier
 
 FILES = (pretrained, routing, featcat, logitcat, ncm, ranpac, fecam, slca)
 """APER needs a vision transformer and has tests of its own."""
-METHODS = [method for file in FILES for method in file.METHODS]
-every_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+BASELINES = [method for file in FILES for method in file.BASELINES]
+every_method = pytest.mark.parametrize("method", BASELINES, ids=lambda method: method.name)
 every_honest_method = pytest.mark.parametrize(
-    "method", [method for method in METHODS if not method.oracle], ids=lambda method: method.name
+    "method", [method for method in BASELINES if not method.oracle], ids=lambda method: method.name
 )
 
 Branched = Callable[[Task], Classifier]
@@ -39,7 +39,7 @@ def right_scores(scorer: nn.Module, task: Task, samples: Samples) -> bool:
 
 @every_method
 def test_it_learns_and_forgets_little(
-    method: Method,
+    method: Baseline,
     classifier: Classifier,
     branched: Branched,
     task: Task,
@@ -59,7 +59,7 @@ def test_it_learns_and_forgets_little(
 
 @every_method
 def test_new_looks_then_a_second_step(
-    method: Method,
+    method: Baseline,
     classifier: Classifier,
     branched: Branched,
     overlapping_task: Task,
@@ -89,7 +89,7 @@ def test_new_looks_then_a_second_step(
 
 @every_honest_method
 def test_a_base_with_a_linear_head(
-    method: Method,
+    method: Baseline,
     linear_classifier: Classifier,
     linear_branched: Branched,
     task: Task,
@@ -106,7 +106,7 @@ def test_a_base_with_a_linear_head(
 
 @every_honest_method
 def test_the_same_seed_gives_the_same_scores(
-    method: Method, classifier: Classifier, branched: Branched, task: Task, new_test: Samples
+    method: Baseline, classifier: Classifier, branched: Branched, task: Task, new_test: Samples
 ) -> None:
     before = branched(task) if method.on == "features" else classifier
     one, other = (scores_of(method.learn(before, task), task.images(new_test)) for _ in range(2))

@@ -1,6 +1,6 @@
 """The list of baselines."""
 
-from branchout.baselines.registry import methods
+from branchout.baselines.registry import baselines
 
 KNOWN = [
     "pretrained",
@@ -26,23 +26,23 @@ KNOWN = [
 
 
 def test_methods_on_frozen_features_are_listed_in_the_tables_order() -> None:
-    assert [name for name in methods() if name in KNOWN] == KNOWN
+    assert [name for name in baselines() if name in KNOWN] == KNOWN
 
 
 def test_every_method_says_what_it_builds_on() -> None:
-    assert {method.on for method in methods().values()} <= {"features", "network", "base"}
-    assert all(method.name == name for name, method in methods().items())
+    assert {method.on for method in baselines().values()} <= {"features", "network", "base"}
+    assert all(method.name == name for name, method in baselines().items())
 
 
 def test_whoever_sees_all_images_is_marked() -> None:
-    assert all(methods()[name].oracle for name in KNOWN if name.endswith("-all") or name.startswith("oracle"))
-    assert not any(methods()[name].oracle for name in ("ncm", "learned-routing", "logitcat-ft"))
+    assert all(baselines()[name].oracle for name in KNOWN if name.endswith("-all") or name.startswith("oracle"))
+    assert not any(baselines()[name].oracle for name in ("ncm", "learned-routing", "logitcat-ft"))
 
 
 def test_hard_decisions_have_no_dial() -> None:
-    assert [name for name in KNOWN if not methods()[name].dial] == KNOWN[:4]
+    assert [name for name in KNOWN if not baselines()[name].dial] == KNOWN[:4]
 
 
 def test_what_draws_nothing_is_marked() -> None:
-    unseeded = [name for name, method in methods().items() if not method.seeded]
+    unseeded = [name for name, method in baselines().items() if not method.seeded]
     assert unseeded == ["pretrained", "confidence-routing", "logitcat-average", "logitcat-max"]

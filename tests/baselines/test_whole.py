@@ -8,7 +8,7 @@ from helpers import same, snapshot
 
 from branchout.baselines import whole
 from branchout.baselines.common import scores_of
-from branchout.baselines.registry import methods
+from branchout.baselines.registry import baselines
 from branchout.data.samples import Samples
 from branchout.training.optimisation import Optimisation
 
@@ -19,7 +19,7 @@ ON_FEATURES = ("fa-bic", "fa-wa")
 @pytest.mark.parametrize("name", [*NETWORKS, *ON_FEATURES])
 def test_two_steps_with_overlap(name, classifier, overlapping_task, next_task, branched, old_test: Samples) -> None:
     before = snapshot(classifier)
-    method = methods()[name]
+    method = baselines()[name]
     first = replace(overlapping_task, network=Optimisation(epochs=1, lr=0.05, batch=32), views=1)
     scorer = classifier
     for task in (first, next_task(first)):
@@ -34,7 +34,7 @@ def test_two_steps_with_overlap(name, classifier, overlapping_task, next_task, b
 def test_linear_head(name, linear_classifier, task, old_test: Samples) -> None:
     few = task.new.select(torch.arange(0, len(task.new), 2).numpy())
     task = replace(task, new=few, network=Optimisation(epochs=1, lr=0.05, batch=32), views=1)
-    scores = scores_of(methods()[name].learn(linear_classifier, task), task.images(old_test))
+    scores = scores_of(baselines()[name].learn(linear_classifier, task), task.images(old_test))
     assert scores.shape == (len(old_test), 16)
     assert scores.isfinite().all()
 

@@ -123,7 +123,7 @@ def test_the_figures_go_from_few_base_classes_to_800(asked: Callable[..., list[J
         assert kept == {40, 100, 200, 800}
         assert all((job.plan.scenario, job.plan.base, job.plan.novel) == ("disjoint", 800, 40) for job in jobs)
         assert {job.plan.arch for job in jobs} == {"resnet10"}
-        assert {f"alone-{part}" for part in parts} <= {job.contender for job in jobs}
+        assert {f"alone-{part}" for part in parts} <= {job.method for job in jobs}
     assert {job.table for job in asked("fig-design-space")} == {"disjoint-40"}
 
 
@@ -134,7 +134,7 @@ def test_one_table_alone_has_all_its_networks(asked: Callable[..., list[Job]]) -
 
 
 def test_what_is_drawn_by_chance_is_drawn_three_times(asked: Callable[..., list[Job]]) -> None:
-    seeds = {job.contender: job.seeds for job in asked("sota")}
+    seeds = {job.method: job.seeds for job in asked("sota")}
     assert seeds["score-fusion-reference"] == seeds["score-fusion-paper"] == (1, 2, 3)
 
 

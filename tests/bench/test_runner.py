@@ -23,12 +23,12 @@ from PIL import Image
 from torch import nn
 
 from branchout.baselines.common import Network, Task
-from branchout.baselines.registry import Method
+from branchout.baselines.registry import Baseline
 from branchout.bench import experiment as module
-from branchout.bench import methods as contenders
+from branchout.bench import methods as methods
 from branchout.bench import runner
 from branchout.bench.experiment import Experiment
-from branchout.bench.methods import GOALS, contender_named, measure
+from branchout.bench.methods import GOALS, measure, method_named
 from branchout.bench.plan import Plan
 from branchout.bench.rows import on_another_base
 from branchout.bench.runner import Job, forget_peak_memory, grouped, peak_memory, read_row, run, run_all, run_group
@@ -75,8 +75,8 @@ def experiment(folder: Path) -> Experiment:
     return Experiment(PLAN, resolve(str(folder)), device=CPU)
 
 
-def job(folder: Path, out: Path, contender: str, plan: Plan = PLAN, seeds: tuple[int, ...] = (1, 2)) -> Job:
-    return Job(str(folder), "characters", "mine", plan, contender, seeds, out)
+def job(folder: Path, out: Path, method: str, plan: Plan = PLAN, seeds: tuple[int, ...] = (1, 2)) -> Job:
+    return Job(str(folder), "characters", "mine", plan, method, seeds, out)
 
 
 # Measuring.
@@ -117,7 +117,7 @@ def test_over_many_steps_both_halves_have_an_incremental_accuracy(folder: Path, 
     done = run(job(folder, tmp_path, "ncm", plan, (1, 2)), {(str(folder), plan): experiment})
     assert done is not None
     row = json.loads(done.job.files()["plain"].read_text())
-    measured = measure(contender_named("ncm"), experiment, (1, 2))
+    measured = measure(method_named("ncm"), experiment, (1, 2))
     known = concatenate(experiment.halves(0))
     with torch.no_grad():
         answers = experiment.base(next(experiment.images(known).plain([np.arange(len(known))]))).argmax(1).numpy()
@@ -167,7 +167,7 @@ def test_herded_exemplars_of_a_step_are_those_its_own_network_would_keep(folder:
         return network
 
     torch.manual_seed(0)
-    for _ in contenders._steps(Method("shaken", "", learn, on="network"), experiment, 1):
+    for _ in methods._steps(Baseline("shaken", "", learn, on="network"), experiment, 1):
         pass
 
     def of_base(pictures: torch.Tensor) -> torch.Tensor:
@@ -209,9 +209,9 @@ def test_every_kind_of_method_works_with_herded_exemplars(
     ranked: list[int] = []
     whole = Experiment.ranked
     monkeypatch.setattr(Experiment, "ranked", lambda self, step, rows: ranked.append(step) or whole(self, step, rows))
-    assert measure(contender_named(name), experiment, (1,)).points
+    assert measure(method_named(name), experiment, (1,)).points
     assert sorted(ranked) == [0, 1]  # the base's by the base, and the first step's by whoever learned it
-    network = contender_named(name).baseline is not None and contender_named(name).baseline.on == "network"  # type: ignore[union-attr]
+    network = method_named(name).baseline is not None and method_named(name).baseline.on == "network"  # type: ignore[union-attr]
     assert set(experiment._ranked) == ({0} if network else {0, 1})
 
 
@@ -244,7 +244,7 @@ def test_what_a_method_stores_beside_its_parameters_counts(
         return network if own is None else Keeper(network, own)
 
     counts = [
-        contenders._baseline(Method("x", "", partial(learn, own=own), on="network"), experiment, (1,)).parameters
+        methods._baseline(Baseline("x", "", partial(learn, own=own), on="network"), experiment, (1,)).parameters
         for own in (None, 7, 0)
     ]
     assert [count - counts[0] for count in counts] == [0, 7, 99]
@@ -284,7 +284,7 @@ def test_our_rows_have_one_file_for_each_goal_and_keep_base_and_new_apart(
 
 
 def test_a_dial_for_a_baseline_moves_its_new_classes_only(experiment: Experiment) -> None:
-    measured = measure(contender_named("logitcat-max"), experiment, [1])
+    measured = measure(method_named("logitcat-max"), experiment, [1])
     plain = measured.points["plain"][0][0].test
     best = measured.points["dial-avg"][0][0]
     assert best.test.avg is not None
@@ -316,7 +316,7 @@ def test_a_baselines_curve_is_what_its_scores_give_at_each_setting(
         truth = accuracies(answers, experiment.labels(test, 1), experiment.space(1))
         for name in ("all", "base", "novel", "avg"):
             assert point[name] == pytest.approx(100 * getattr(truth, name), abs=1e-2)
-    assert measure(contender_named("pretrained"), experiment, [1]).curve == []
+    assert measure(method_named("pretrained"), experiment, [1]).curve == []
 
 
 def test_a_grids_seconds_are_those_of_one_seed(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +324,7 @@ def test_a_grids_seconds_are_those_of_one_seed(experiment: Experiment, monkeypat
     monkeypatch.setattr(Experiment, "now", lambda self: float(next(clock)))
     plan = replace(PLAN, fusion_epochs=1)
     monkeypatch.setattr(experiment, "plan", plan)
-    recipe = contender_named("score-fusion-reference")
+    recipe = method_named("score-fusion-reference")
     experiment.branched(1, PAPER.stage_one)
     one, three = (measure(recipe, experiment, seeds) for seeds in ((1,), (1, 2, 3)))
     assert three.seconds["fusion"] == one.seconds["fusion"] / 3 == 2
@@ -428,7 +428,7 @@ def test_all_that_is_trained_sees_the_augmentation_that_the_plan_names(
     padded = Experiment(plan, dataset, device=CPU, cache=tmp_path)
     for name in ("joint", "finetune", "logitcat-ft", "score-fusion-layer3-reference", "der"):
         Seen.by.clear()
-        measure(contender_named(name), padded, (1,))
+        measure(method_named(name), padded, (1,))
         assert {each.pad for each in Seen.by} == {4}, name
     assert {each.pad for each in (padded.task(1, 1).augmentation, padded.task(1, 1).head_augmentation)} == {4}
     Seen.by.clear()
@@ -666,7 +666,7 @@ def test_joint_learning_of_two_tables_is_one_training(folder: Path, monkeypatch:
     """It sees the same images, in whatever order the scenarios name their classes, and counts as if it had just run."""
     dataset = resolve(str(folder))
     plan = replace(PLAN, split=7)
-    joint = contender_named("joint")
+    joint = method_named("joint")
     once = measure(joint, Experiment(plan, dataset, device=CPU), (1,))
     import branchout.bench.experiment as module
 
@@ -683,7 +683,7 @@ def test_joint_learning_answers_in_the_order_of_the_label_space(experiment: Expe
     assert task.from_scratch is not None
     assert task.everything is not None
     found = task.from_scratch(task.everything)
-    model = contender_named("joint").baseline.learn(experiment.base, task)  # type: ignore[union-attr]
+    model = method_named("joint").baseline.learn(experiment.base, task)  # type: ignore[union-attr]
     assert model.space.classes == task.space.classes != found.space.classes
     pictures = next(experiment.images(task.new).plain([np.arange(9)]))
     with torch.no_grad():
@@ -845,7 +845,7 @@ def test_two_runners_share_the_work(folder: Path, experiment: Experiment, tmp_pa
 def test_workers_get_whole_experiments_as_long_as_there_are_enough(folder: Path, tmp_path: Path) -> None:
     plans = [replace(PLAN, split=split) for split in (1, 2, 3)]
     jobs = [job(folder, tmp_path, name, plan) for name in ("ncm", "fecam") for plan in plans]
-    whole = [[(each.contender, each.plan.split) for each in group] for group in grouped(jobs, 3)]
+    whole = [[(each.method, each.plan.split) for each in group] for group in grouped(jobs, 3)]
     assert whole == [[(name, split) for name in ("ncm", "fecam")] for split in (1, 2, 3)]
     assert grouped(jobs, 2) == grouped(jobs, 3)
     assert grouped(jobs, 4) == [[each] for each in jobs]
@@ -877,7 +877,7 @@ def test_rows_that_are_there_are_no_work_for_workers(folder: Path, experiment: E
     with Handed(1) as pool:
         finished = run_all([there, absent], executor=pool, workers=1)
     assert Handed.handed == [[absent]]
-    assert {done.job.contender: bool(done.written) for done in finished} == {"ncm": False, "logitcat-max": True}
+    assert {done.job.method: bool(done.written) for done in finished} == {"ncm": False, "logitcat-max": True}
 
 
 def test_a_process_runs_one_group_at_a_time(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -911,7 +911,7 @@ def test_rows_can_be_made_by_a_dask_cluster(folder: Path, tmp_path: Path) -> Non
         assert workers == 1  # the cluster's, whatever is said of processes, and however many threads it has
         finished = run_all(jobs, executor=executor, workers=workers)
     assert not [each for each in jobs if each.missing()]
-    assert {done.job.contender for done in finished} == {"ncm", "logitcat-max"}
+    assert {done.job.method for done in finished} == {"ncm", "logitcat-max"}
 
 
 def test_a_killed_runner_leaves_nothing_half_done_and_blocks_nobody(folder: Path, tmp_path: Path) -> None:

@@ -2,14 +2,13 @@
 
 import json
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from branchout.bench.experiment import Experiment
-from branchout.bench.methods import contender_named, contenders
+from branchout.bench.methods import method_named, methods
 from branchout.bench.plan import Plan
 from branchout.bench.runner import Job
 from branchout.bench.tables import (
@@ -49,41 +48,17 @@ def test_every_table_of_the_paper_is_there() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("scale", ["paper", "tiny-imagenet-200", "glyphs"])
-def test_a_table_names_known_contenders_and_a_known_scenario_at_every_scale(
+def test_a_table_names_known_methods_and_a_known_scenario_at_every_scale(
     name: str, scale: str, dataset: Dataset
 ) -> None:
     table = table_named(name)
     plan = plan_for(table.experiment, dataset, scale)
     assert plan.scenario in NAMES
-    known = contenders()
-    assert not set(table.contenders) - set(known)
+    known = methods()
+    assert not set(table.methods) - set(known)
     for arch in table.archs:
         assert not set(table.of(arch)) - set(known)
         assert {"score-fusion-branchout", "joint"} <= set(table.of(arch))  # our recipe, and the honest comparison
-
-
-def test_every_row_that_the_paper_has_is_made_by_some_contender_of_the_table() -> None:
-    labels = {
-        "fine-tuning": "finetune", "LwF": "lwf", "iCaRL": "icarl", "BiC": "bic", "WA": "wa", "DER w/o P": "der",
-        "PODNet": "podnet", "RM": "rainbow", "joint learning (oracle)": "joint", "pre-trained model": "pretrained",
-        "confidence-based routing": "confidence-routing", "learning-based routing w/ L_rt-bal": "learned-routing",
-        "oracle routing w/ L_rt-bal": "oracle-routing", "FeatCat+RT": "featcat-rt", "LogitCat+RT": "logitcat-rt",
-        "LogitCat+FT": "logitcat-ft", "FA+BiC": "fa-bic", "FA+WA": "fa-wa",
-        "logit concatenation (avg pool)": "logitcat-average", "logit concatenation (max pool)": "logitcat-max",
-    }  # fmt: skip
-    paper = json.loads((files("branchout.bench") / "paper.json").read_text())
-    for entry, content in paper.items():
-        if entry.startswith("_"):
-            continue
-        name = next(table for table in sorted(ALL, key=len, reverse=True) if entry.startswith(table))
-        taking_part = table_named(name).of(content["backbone"])
-        for label in content["rows"]:
-            if "score fusion" in label:
-                part = next((p for p in ("fc", "layer3", "conv2") if p in label), "")
-                wanted = f"score-fusion{'-' + part if part else ''}-reference"
-            else:
-                wanted = labels[label]
-            assert wanted in taking_part, (entry, label)
 
 
 def test_sizes_follow_the_dataset(dataset: Dataset, train: Samples, val: Samples) -> None:
@@ -176,9 +151,9 @@ def test_few_characters_are_learned_for_longer(dataset: Dataset) -> None:
 
 
 def test_names_that_mean_nothing_are_answered_with_near_ones() -> None:
-    assert contender_named("branchout").name == "score-fusion-branchout"
+    assert method_named("branchout").name == "score-fusion-branchout"
     with pytest.raises(BranchoutError, match="no method is called 'icral'; did you mean icarl"):
-        contender_named("icral")
+        method_named("icral")
     with pytest.raises(BranchoutError, match="no table is called 'sotta'; did you mean sota"):
         table_named("sotta")
 
@@ -187,7 +162,7 @@ def test_networks_are_trained_for_one_seed_and_features_for_all(dataset: Dataset
     plan = fitted_to(Plan("disjoint", 8, 3), dataset)
     jobs = jobs_for("glyphs", dataset, "mine", plan, ["finetune", "featcat-rt", "branchout"], [1, 2, 3], tmp_path)
     assert [job.seeds for job in jobs] == [(1,), (1, 2, 3), (1, 2, 3)]
-    assert [job.contender for job in jobs] == ["finetune", "featcat-rt", "score-fusion-branchout"]
+    assert [job.method for job in jobs] == ["finetune", "featcat-rt", "score-fusion-branchout"]
     many = replace(plan, scenario="steps", steps=2)
     jobs = jobs_for("glyphs", dataset, "mine", many, ["featcat-rt", "reference", "branchout"], [1, 2, 3], tmp_path)
     assert [job.seeds for job in jobs] == [(1, 2, 3), (1, 2, 3), (1,)]  # ours trains a branch for each seed and step
@@ -226,12 +201,12 @@ def test_rows_that_are_kept_here_are_those_that_would_be_made_today(name: str, t
         if (split, folder.name) not in plans:
             plans[split, folder.name] = plans_of(dataset, size=size, arch=folder.name, split=split)
         plan = plans[split, folder.name][table]
-        for contender in contenders():
-            own = Job(name, name, table, plan, contender, (), RESULTS).files()
+        for method in methods():
+            own = Job(name, name, table, plan, method, (), RESULTS).files()
             kept = [json.loads(path.read_text(encoding="utf-8")) for path in own.values() if path.exists()]
             for row in kept:
                 seeds, images = tuple(row.get("asked_seeds", row["seeds"])), row.get("images") or ""
-                Job(name, name, table, plan, contender, seeds, RESULTS, images=images).missing()
+                Job(name, name, table, plan, method, seeds, RESULTS, images=images).missing()
             rows += len(kept)
         if plan.scenario in CLUSTERED:
             assert Experiment(plan, dataset, drawn=folder.parent / "scenario.json").scenario.name == plan.scenario
@@ -239,7 +214,7 @@ def test_rows_that_are_kept_here_are_those_that_would_be_made_today(name: str, t
 
 
 def test_a_row_tells_whether_deltas_were_learned_beside_the_recipe() -> None:
-    plain, fused = (contender_named(f"score-fusion{how}-branchout").settings() for how in ("", "-deltas"))
+    plain, fused = (method_named(f"score-fusion{how}-branchout").settings() for how in ("", "-deltas"))
     assert fused == {**plain, "fuse": True}
 
 
@@ -319,7 +294,7 @@ def test_a_row_records_what_rows_have_always_recorded(train: Samples, val: Sampl
     """To the byte: the settings of a row that is kept here, from the plan that would make it today."""
     kept = RESULTS / "tiny-imagenet-200/disjoint-40/resnet10/score-fusion-branchout-all.json"
     plan = plan_for("disjoint-40", Dataset("tiny-imagenet-200", train, val), size=64, arch="resnet10")
-    today = {**settings_dict(plan), **contender_named("score-fusion-branchout").settings()}
+    today = {**settings_dict(plan), **method_named("score-fusion-branchout").settings()}
     recorded = json.loads(kept.read_text(encoding="utf-8"))["settings"]
     assert json.dumps(today, indent=1) == json.dumps(recorded, indent=1)
 
@@ -327,7 +302,7 @@ def test_a_row_records_what_rows_have_always_recorded(train: Samples, val: Sampl
 def test_a_row_that_names_no_optimiser_was_made_by_descent_with_momentum(tmp_path: Path, dataset: Dataset) -> None:
     plan = fitted_to(Plan("disjoint", 8, 3), dataset)
     job = Job("glyphs", "glyphs", "mine", plan, "ncm", (1,), tmp_path)
-    row = {"settings": {**settings_dict(plan), **contender_named("ncm").settings()}, "seeds": [1], "metrics": {}}
+    row = {"settings": {**settings_dict(plan), **method_named("ncm").settings()}, "seeds": [1], "metrics": {}}
     assert "optimiser" not in json.dumps(row)
     for path in job.files().values():
         path.parent.mkdir(parents=True, exist_ok=True)

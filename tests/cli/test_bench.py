@@ -13,6 +13,7 @@ import pytest
 from helpers import BASE, NEW, run
 from PIL import Image
 
+from benchmarks.paper.__main__ import write_pages
 from branchout import api
 from branchout.bench.tables import table_named
 from branchout.data.samples import Samples
@@ -57,9 +58,7 @@ def test_methods_in_a_scenario_of_ones_own(folder: Path, tmp_path: Path) -> None
     assert ["avg", *shown] in lines[lines.index(["score-fusion-branchout"]) :]
     assert all(len(line) <= 80 for line in told.splitlines() if "dial-" in line)
     assert "…" not in told
-    status, told, _ = run("bench", "report", "--data", folder, "--out", tmp_path, "--page", tmp_path / "page.md")
-    assert status == 0
-    page = (tmp_path / "page.md").read_text()
+    page = write_pages(tmp_path, folder.name, tmp_path / "page.md")[0].read_text()
     assert page.startswith(f"# Results on {folder.name}")
     assert len(set(re.findall(r"\(([^()]*\.json)\)", page))) == 7
 
@@ -116,7 +115,7 @@ def test_methods_from_a_base_of_ones_own(folder: Path, base: api.Model, tmp_path
     assert f"disjoint-8+2-from-{base.folder.name} on {folder.name}, resnet10: 8 + 2" in told
     row = json.loads(next(tmp_path.rglob("ncm-plain.json")).read_text())
     assert row["settings"]["model"] == base.folder.name
-    assert (row["settings"]["width"], row["settings"]["size"]) == (4, 32)
+    assert (row["settings"]["width"], row["settings"]["size"]) == (8, 32)
     status, _, complained = run(*words, "--width", "8")
     assert status == 1
     assert "the model that --base gives decides --width" in complained
@@ -209,7 +208,7 @@ def test_interrupted_its_processes_stop_too(folder: Path, tmp_path: Path) -> Non
         (["sota", "--base-classes", "5"], "a table has sizes of its own, so --base-classes goes with --scenario only"),
         (["--scenario", "disjoint", "--scale", "paper", "--method", "ncm"], "--scale is for tables"),
         (["sota", "--data", "nowhere"], "no dataset 'nowhere'"),
-        (["report", "--out", "empty"], "holds no rows"),
+        (["report"], "python -m benchmarks.paper"),
         (["--scenario", "disjiont", "--base-classes", "8", "--method", "ncm"], "did you mean disjoint?"),
         (["sota", "--arch", "resnet19"], "no architecture is called 'resnet19'; did you mean resnet18?"),
         (["sota", "--seeds", "1,1"], "--seeds names a seed twice"),

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from measured import PLACE, alone, row, write
 
-from branchout.bench import figures
-from branchout.bench.figures import STYLE, draw
-from branchout.bench.page import PAINTS
-from branchout.bench.report import read
+from benchmarks.paper import figures
+from benchmarks.paper.figures import STYLE, draw
+from benchmarks.paper.page import PAINTS
+from benchmarks.paper.report import read
 
 DEPTHS = ("fc", "layer4", "layer3", "layer2", "layer1", "stem")
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from measured import PLACE, papers_own, row, write
 
-from branchout.bench import claims
-from branchout.bench.markdown import markdown, plain
-from branchout.bench.page import html
-from branchout.bench.paper import misprints, paper_label, paper_number, paper_rows
-from branchout.bench.report import Report, Section, anchor, lines, number, read, report
+from benchmarks.paper import claims
+from benchmarks.paper.markdown import markdown, plain
+from benchmarks.paper.page import html
+from benchmarks.paper.paper_numbers import misprints, paper, paper_label, paper_number, paper_rows
+from benchmarks.paper.report import Report, Section, anchor, lines, number, read, report
 from branchout.bench.tables import table_named, tables
 from branchout.errors import BranchoutError
 
@@ -55,7 +55,7 @@ def test_the_papers_numbers_stand_beside_the_measured_ones(out: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "contender", "point", "label"),
+    ("table", "method", "point", "label"),
     [
         ("sota", "score-fusion-fc-reference", "balanced", "score fusion fc-only best-balanced"),
         ("branch-depth", "score-fusion-conv2-reference", "balanced", "layer4 (conv2 only): score fusion best-balanced"),
@@ -66,10 +66,8 @@ def test_the_papers_numbers_stand_beside_the_measured_ones(out: Path) -> None:
         ("sota", "bic", "dial-all", None),
     ],
 )
-def test_rows_bear_the_papers_names_where_it_has_them(
-    table: str, contender: str, point: str, label: str | None
-) -> None:
-    assert paper_label(table, contender, point) == label
+def test_rows_bear_the_papers_names_where_it_has_them(table: str, method: str, point: str, label: str | None) -> None:
+    assert paper_label(table, method, point) == label
     if label:
         assert label in paper_rows(table, "resnet10")
 
@@ -282,3 +280,26 @@ def test_rows_of_another_base_are_marked(out: Path) -> None:
 @pytest.mark.parametrize(("value", "shown"), [(62.15, "62.2"), (62.65, "62.7"), (10.65, "10.7"), (61.053, "61.1")])
 def test_halves_are_rounded_as_on_paper(value: float, shown: str) -> None:
     assert number(value) == shown
+
+
+def test_every_row_that_the_paper_has_is_made_by_some_method_of_the_table() -> None:
+    labels = {
+        "fine-tuning": "finetune", "LwF": "lwf", "iCaRL": "icarl", "BiC": "bic", "WA": "wa", "DER w/o P": "der",
+        "PODNet": "podnet", "RM": "rainbow", "joint learning (oracle)": "joint", "pre-trained model": "pretrained",
+        "confidence-based routing": "confidence-routing", "learning-based routing w/ L_rt-bal": "learned-routing",
+        "oracle routing w/ L_rt-bal": "oracle-routing", "FeatCat+RT": "featcat-rt", "LogitCat+RT": "logitcat-rt",
+        "LogitCat+FT": "logitcat-ft", "FA+BiC": "fa-bic", "FA+WA": "fa-wa",
+        "logit concatenation (avg pool)": "logitcat-average", "logit concatenation (max pool)": "logitcat-max",
+    }  # fmt: skip
+    for entry, content in paper().items():
+        if entry.startswith("_"):
+            continue
+        name = next(table for table in sorted(tables(), key=len, reverse=True) if entry.startswith(table))
+        taking_part = table_named(name).of(content["backbone"])
+        for label in content["rows"]:
+            if "score fusion" in label:
+                part = next((p for p in ("fc", "layer3", "conv2") if p in label), "")
+                wanted = f"score-fusion{'-' + part if part else ''}-reference"
+            else:
+                wanted = labels[label]
+            assert wanted in taking_part, (entry, label)

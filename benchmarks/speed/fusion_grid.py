@@ -1,6 +1,6 @@
 """How long the whole α×β grid of stage II takes, against one point alone on the same cached features.
 
-    python benchmarks/fusion_grid.py --out results/speed
+    python benchmarks/speed/fusion_grid.py --out results/speed
 
 Features are random (their values do not change the work); sizes are the paper's kinds: 180+20 and 800+40 classes, ten
 exemplars a class, k = 512, ten cached views, ten epochs.

@@ -6,10 +6,9 @@ import re
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from branchout.bench.claims import Case, Check
-from branchout.bench.measurements import number
-from branchout.bench.paper import misprints
-from branchout.bench.report import (
+from benchmarks.paper.claims import Case, Check
+from benchmarks.paper.paper_numbers import misprints
+from benchmarks.paper.report import (
     NAMES,
     Figure,
     Line,
@@ -20,6 +19,7 @@ from branchout.bench.report import (
     cell,
     columns,
 )
+from branchout.bench.rows import number
 
 FOLDS = {
     "dial": "The same dial for everyone: {count} rows in which the other methods are given it too",

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Decimal
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from branchout.bench.methods import contenders
-from branchout.bench.rows import on_another_base
+from branchout.bench.methods import methods
+from branchout.bench.rows import number, on_another_base
 
 Rows = Mapping[Path, Mapping[str, Any]]
 TEST_IMAGES = {"glyphs": 10}
@@ -85,27 +84,27 @@ class Measurements:
             on_another_base({path: row for path, row in self.rows.items() if path.parts[0] == self.dataset})
         )
 
-    def row(self, experiment: str, contender: str, point: str, arch: str) -> Mapping[str, Any]:
-        path = Path(self.dataset) / experiment / arch / f"{contender}-{point}.json"
-        about = f"{label(contender)}{'' if point == 'plain' else f', {point}'}"
+    def row(self, experiment: str, method: str, point: str, arch: str) -> Mapping[str, Any]:
+        path = Path(self.dataset) / experiment / arch / f"{method}-{point}.json"
+        about = f"{label(method)}{'' if point == 'plain' else f', {point}'}"
         if path not in self.rows:
             raise Missing(f"no row of {about}")
         if path in self.odd:
             raise Missing(f"{about} only with another training of the base model")
         return self.rows[path]
 
-    def value(self, metric: str, experiment: str, contender: str, point: str, arch: str) -> Value:
-        row = self.row(experiment, contender, point, arch)
+    def value(self, metric: str, experiment: str, method: str, point: str, arch: str) -> Value:
+        row = self.row(experiment, method, point, arch)
         mean = row["metrics"].get(metric)
         if mean is None:
-            raise Missing(f"no {metric} in the row of {label(contender)}")
+            raise Missing(f"no {metric} in the row of {label(method)}")
         mark = f" {OUTDATED}" if row.get("outdated") else ""
         return Value(float(mean), _spread(row, metric), self.error(row, metric), mark)
 
-    def perhaps(self, metric: str, experiment: str, contender: str, point: str, arch: str) -> Value | None:
+    def perhaps(self, metric: str, experiment: str, method: str, point: str, arch: str) -> Value | None:
         """A number that is told beside a claim and decides nothing."""
         try:
-            return self.value(metric, experiment, contender, point, arch)
+            return self.value(metric, experiment, method, point, arch)
         except Missing:
             return None
 
@@ -141,11 +140,6 @@ def _spread(row: Mapping[str, Any], metric: str) -> float | None:
     return spread
 
 
-def number(value: float | None) -> str:
-    """With one decimal, halves away from zero: 62.15 is 62.2, though it is stored as a little less."""
-    return "–" if value is None else str(Decimal(str(value)).quantize(Decimal("0.1"), ROUND_HALF_UP))
-
-
-def label(contender: str) -> str:
-    known = contenders()
-    return known[contender].label if contender in known else contender
+def label(method: str) -> str:
+    known = methods()
+    return known[method].label if method in known else method

@@ -11,21 +11,22 @@ from typing import Any
 
 import pytest
 from browsing import Browser, fits, visited
-from helpers import run
 from measured import PLACE, alone, row, write
 from test_figures import rows as figure_rows
 
-from branchout.bench.page import GENERATOR, PAINTS, html, inline, seconds
-from branchout.bench.report import read, report
+from benchmarks.paper.__main__ import main, write_pages
+from benchmarks.paper.page import GENERATOR, PAINTS, html, inline, seconds
+from benchmarks.paper.report import read, report
+from branchout.errors import BranchoutError
 
 VOID = {"meta", "br", "path", "use", "rect"}
 DATASET = "toys"
 
 
-def full(contender: str, point: str, **figures: float) -> dict[str, Any]:
+def full(method: str, point: str, **figures: float) -> dict[str, Any]:
     """A row with all that rows have."""
     return {
-        **row(contender, point, **figures),
+        **row(method, point, **figures),
         "seeds": [1, 2, 3], "std": dict.fromkeys(figures, 0.25), "alpha": [0.2, 0.4, 0.2], "beta": [1.0, 0.8, 1.0],
         "b": None, "two_fold": {"all": 60.125}, "parameters": 8_571_200, "seconds": {"stage1": 6.14, "fusion": 0.6},
         "peak_memory_bytes": 40_957_036_544, "versions": {"torch": "2.11.0"}, "commit": "490a2a3004ec",
@@ -205,11 +206,9 @@ def test_a_figure_within_a_page_has_names_and_colours_of_its_own() -> None:
 def test_from_the_command_line_to_the_browser(browser: Browser, out: Path, tmp_path: Path) -> None:
     figure_rows(out)
     docs = tmp_path / "docs"
-    words = ("bench", "report", "--data", DATASET, "--out", out, "--page", docs / "found.md")
-    status, told, complained = run(*words)
-    assert (status, complained) == (0, "")
-    assert "found.md" in told
-    assert "found.html" in told
+    pages = (out, DATASET, docs / "found.md")
+    made = write_pages(*pages)
+    assert made == [docs / "found.md", docs / "found.html"]
     text = (docs / "found.md").read_text()
     assert "[one page](found.html)" in text
     pictures = re.findall(r'<img src="([^"]+)"', text)
@@ -242,18 +241,16 @@ def test_from_the_command_line_to_the_browser(browser: Browser, out: Path, tmp_p
             paper = shown.evaluate("getComputedStyle(document.querySelector('.drawn svg path')).fill")
             assert paper == shown.evaluate("getComputedStyle(document.body).backgroundColor")
 
-    assert run(*words)[0] == 0  # an earlier page is written over
+    write_pages(*pages)  # an earlier page is overwritten
     (docs / "found.html").write_text("my diary")
-    status, _, complained = run(*words)
-    assert status == 1
-    assert "is there already and is no page of results" in complained
+    with pytest.raises(BranchoutError, match=r"found\.html already exists and is not a results page"):
+        write_pages(*pages)
     assert (docs / "found.html").read_text() == "my diary"
 
 
-def test_the_html_is_not_named_but_lies_beside(out: Path) -> None:
-    status, _, complained = run("bench", "report", "--data", DATASET, "--out", out, "--page", out / "a.html")
-    assert status == 1
-    assert f"--page {out / 'a.md'}" in complained.replace("\n", "")
+def test_the_page_option_names_the_markdown(out: Path) -> None:
+    with pytest.raises(SystemExit, match=re.escape(f"--page {out / 'a.md'}")):
+        main(["--data", DATASET, "--results", str(out), "--page", str(out / "a.html")])
     assert not (out / "a.html").exists()
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from measured import PLACE, alone, papers_own, row, write
 
-from branchout.bench import claims, measurements
-from branchout.bench.claims import CLAIMS, Case, Check, checks
-from branchout.bench.paper import paper_number
-from branchout.bench.report import FIGURES, read
+from benchmarks.paper import claims, measurements
+from benchmarks.paper.claims import CLAIMS, Case, Check, checks
+from benchmarks.paper.paper_numbers import paper_number
+from benchmarks.paper.report import FIGURES, read
 from branchout.bench.tables import figures, tables
 
 OF_TABLES = [claim.key for claim in CLAIMS if claim.places[0][0] not in FIGURES]

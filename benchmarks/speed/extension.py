@@ -1,7 +1,7 @@
 """How long an extension takes against training jointly from scratch, from rows that one `bench` run measured.
 
 branchout bench disjoint-40 --data TINY_IMAGENET_DIR --method joint --method branchout
-python benchmarks/extension.py --rows results/tiny-imagenet-200/disjoint-40/resnet10 --out results
+python benchmarks/speed/extension.py --rows results/tiny-imagenet-200/disjoint-40/resnet10 --out results
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
-from branchout.bench.claims import alone
-from branchout.bench.report import Row, read
+from benchmarks.paper.claims import alone
+from benchmarks.paper.report import Row, read
 from branchout.bench.tables import figures
 from branchout.files import in_one_move
 

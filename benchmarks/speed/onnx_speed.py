@@ -1,6 +1,6 @@
 """How long onnxruntime takes for a picture, against torch on the same cores and the same model.
 
-    python benchmarks/onnx_speed.py --out results
+    python benchmarks/speed/onnx_speed.py --out results
 
 Exports the shipped model of 800 characters (or --model), and asks both for the same pictures, one at a time and many
 at once, in turns, so that a busy machine slows both. Writes OUT/speed/onnx.json.

@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from branchout.bench.measurements import Measurements, Missing, Rows, Verdict, decided, label, number
-from branchout.bench.methods import contenders
-from branchout.bench.paper import paper_rows
+from benchmarks.paper.measurements import Measurements, Missing, Rows, Verdict, decided, label
+from benchmarks.paper.paper_numbers import paper_rows
+from branchout.bench.methods import methods
+from branchout.bench.rows import number
 from branchout.bench.tables import BY_BASE, base_class_counts, networks_of, table_named
 from branchout.report.markup import MINUS
 
@@ -125,7 +125,7 @@ def reason(key: str, of: Measurements) -> str | None:
 @cache
 def _reasons() -> dict[str, dict[str, dict[str, Any]]]:
     known: dict[str, dict[str, dict[str, Any]]] = json.loads(
-        (files("branchout.bench") / "reasons.json").read_text(encoding="utf-8")
+        Path(__file__).with_name("reasons.json").read_text(encoding="utf-8")
     )
     return known
 
@@ -145,11 +145,11 @@ def _above_joint(of: Measurements, table: str, arch: str) -> Verdict:
     experiment = table_named(table).experiment
     ours, joint = (of.value("avg", experiment, *who, arch) for who in ((OURS, "avg"), ("joint", "plain")))
     told = f"avg {ours.against(joint)}"
-    for what, contender, point in (
+    for what, method, point in (
         ("Branchout's recipe", DEFAULT, "avg"),
         ("joint training with the same dial", "joint", "dial-avg"),
     ):
-        value = of.perhaps("avg", experiment, contender, point, arch)
+        value = of.perhaps("avg", experiment, method, point, arch)
         told += f"; {what} {value}" if value else ""
     return decided([(ours.mean - joint.mean, ours.chance(joint))], told)
 
@@ -162,17 +162,17 @@ def _above(
     metrics: Mapping[str, str],
     lead: float = 0.0,
 ) -> Verdict:
-    """Whether our contender is above all others in each metric, by `lead` points, at the point that is chosen for it.
+    """Whether our method is above all others in each metric, by `lead` points, at the point that is chosen for it.
 
-    Both sides are contenders and a network. All others must be measured. What everybody in the table reaches with the
+    Both sides are methods and a network. All others must be measured. What everybody in the table reaches with the
     same dial is told.
     """
     experiment = table_named(table).experiment
-    contender, arch = ours
+    method, arch = ours
     network, names = others
     told, dialled, margins = [], [], []
     for metric, point in metrics.items():
-        mine = of.value(metric, experiment, contender, point, arch)
+        mine = of.value(metric, experiment, method, point, arch)
         theirs = {name: of.value(metric, experiment, name, "plain", network) for name in names}
         best = max(theirs, key=lambda name: theirs[name].mean)
         margins.append((mine.mean - theirs[best].mean - lead, mine.chance(theirs[best])))
@@ -196,7 +196,7 @@ def _above(
 
 
 def _is_rival(name: str) -> bool:
-    baseline = contenders()[name].baseline
+    baseline = methods()[name].baseline
     return baseline is not None and not baseline.oracle
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 from string import Template
 from urllib.parse import quote
 
-from branchout.bench.claims import Case, Check
-from branchout.bench.markdown import AGAIN, CLAIMS, FOLDS, TERMS, UNKNOWN
-from branchout.bench.measurements import number
-from branchout.bench.paper import misprints
-from branchout.bench.report import (
+from benchmarks.paper.claims import Case, Check
+from benchmarks.paper.markdown import AGAIN, CLAIMS, FOLDS, TERMS, UNKNOWN
+from benchmarks.paper.paper_numbers import misprints
+from benchmarks.paper.report import (
     NAMES,
     Figure,
     Line,
@@ -26,10 +25,12 @@ from branchout.bench.report import (
     cell,
     columns,
 )
+from branchout.bench.rows import number
 from branchout.errors import BranchoutError
 from branchout.files import check_place
 from branchout.report.markup import command, duration, named, note, size, text
 
+TEMPLATES = Path(__file__).parent / "templates"
 GENERATOR = "Branchout bench"
 """By this mark in its head a file is known as a page of results, which may be written over."""
 MEANING = {
@@ -60,7 +61,7 @@ def beside(markdown: Path) -> Path:
     """Where the page lies: by the Markdown, and checked for being free or an earlier page."""
     if markdown.suffix == ".html":
         raise BranchoutError(
-            f"--page {markdown} names the Markdown, and the HTML page lies beside it; "
+            f"--page must name the Markdown file, and {markdown} is HTML, which is written beside it; "
             f"try: --page {markdown.with_suffix('.md')}"
         )
     page = markdown.with_suffix(".html")
@@ -70,15 +71,15 @@ def beside(markdown: Path) -> Path:
             ours = GENERATOR.encode() in file.read(1000)
         if not ours:
             raise BranchoutError(
-                f"{page} is there already and is no page of results; remove it, or choose another --page"
+                f"{page} already exists and is not a results page; remove it, or choose another --page"
             )
     return page
 
 
 def html(report: Report, link: str, pictures: Mapping[str, str]) -> str:
     """The page. `link` leads from it to the results; `pictures` are the figures as SVG, by name."""
-    styles = [files("branchout.evaluate") / "page" / "page.css", files("branchout.assets") / "results" / "page.css"]
-    template = (files("branchout.assets") / "results" / "page.html").read_text(encoding="utf-8")
+    styles = [files("branchout.report") / "page" / "page.css", TEMPLATES / "results.css"]
+    template = (TEMPLATES / "results.html").read_text(encoding="utf-8")
     sections = [_claims(report)] if report.judged else []
     sections += [_section(section, link) for section in report.sections]
     sections += [_figure(figure, link, pictures[figure.table.name]) for figure in report.figures]
@@ -127,7 +128,7 @@ def _contents(report: Report) -> str:
 def _footer(report: Report) -> str:
     corrected = "".join(f"<li>{text(where)}: {text(told)}</li>" for where, told in misprints())
     told = f"<p>Misprints of the paper, corrected here:</p><ul>{corrected}</ul>" if report.judged else ""
-    return f"{told}<p>Made by <code>branchout bench report</code>. This file needs no network and asks for none.</p>"
+    return f"{told}<p>Made by <code>python -m benchmarks.paper</code>. This file needs no network.</p>"
 
 
 def _framed(heading: str, body: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from branchout.bench import measurements
+from benchmarks.paper import measurements
 
 
 @pytest.fixture(autouse=True)

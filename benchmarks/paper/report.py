@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from branchout.bench.claims import Case, Check, alone_rows, checks
-from branchout.bench.measurements import OUTDATED, number
-from branchout.bench.methods import Contender, contenders
-from branchout.bench.paper import BEST, network, paper_label, paper_number, paper_rows
-from branchout.bench.rows import check_figures, on_another_base
+from benchmarks.paper.claims import Case, Check, alone_rows, checks
+from benchmarks.paper.measurements import OUTDATED
+from benchmarks.paper.paper_numbers import BEST, network, paper_label, paper_number, paper_rows
+from branchout.bench.methods import Method, methods
+from branchout.bench.rows import check_figures, number, on_another_base
 from branchout.bench.tables import BY_BASE, Table, figures, networks_of, tables
 from branchout.errors import BranchoutError
 
@@ -77,7 +77,7 @@ class Section:
     @property
     def listed(self) -> bool:
         """Whether it is a table of ours to run, and not just rows that lie there."""
-        return bool(self.table.contenders)
+        return bool(self.table.methods)
 
     @property
     def short(self) -> str:
@@ -110,7 +110,7 @@ class Section:
         there = {
             line.path.stem.rsplit(f"-{line.ours['point']}", 1)[0] for line in self.lines if line.path and line.ours
         }
-        return [contenders()[name].label for name in self.table.of(self.arch) if name not in there]
+        return [methods()[name].label for name in self.table.of(self.arch) if name not in there]
 
     @property
     def command(self) -> str:
@@ -285,19 +285,19 @@ def cases_of(judged: Sequence[Check], table: Table, arch: str) -> tuple[tuple[Ch
 
 
 def lines(table: Table, arch: str, dataset: str, rows: Mapping[Path, Row]) -> Iterator[Line]:
-    """The lines of a table, in the order of its contenders: what the paper has, and what was measured."""
+    """The lines of a table, in the order of its methods: what the paper has, and what was measured."""
     numbers = dict(paper_rows(table.name, arch))
     folder = Path(dataset) / table.experiment / arch
     odd = on_another_base({path: row for path, row in rows.items() if path.parent == folder})
     found = []
     for name in table.of(arch):
-        for point in contenders()[name].points():
+        for point in methods()[name].points():
             path = folder / f"{name}-{point}.json"
             label = paper_label(table.name, name, point)
             told = numbers.pop(label, None) if label else None
             row = rows.get(path)
             if row is not None or told is not None:
-                line = _line(contenders()[name], point, label, told, row, path if row is not None else None)
+                line = _line(methods()[name], point, label, told, row, path if row is not None else None)
                 found.append(replace(line, label=f"{line.label} {OTHER_BASE}") if path in odd else line)
     # What the paper has and our table has not stands with the methods that it is compared with.
     yield from (Line(label, told, None, None) for label, told in numbers.items())
@@ -305,27 +305,27 @@ def lines(table: Table, arch: str, dataset: str, rows: Mapping[Path, Row]) -> It
 
 
 def _line(
-    contender: Contender,
+    method: Method,
     point: str,
     label: str | None,
     told: Mapping[str, float] | None,
     row: Row | None,
     path: Path | None,
 ) -> Line:
-    joint = contender.name == "joint"
-    kind = "joint" if joint else "rival" if contender.baseline else "ours"
-    if contender.recipe in ("reference", "paper"):
+    joint = method.name == "joint"
+    kind = "joint" if joint else "rival" if method.baseline else "ours"
+    if method.recipe in ("reference", "paper"):
         kind = "fusion"
     fold = ""
     if point.startswith("dial-"):
         fold = "" if joint else "dial"
-        label = f"{contender.label} with the dial: {BEST[point.removeprefix('dial-')]}"
+        label = f"{method.label} with the dial: {BEST[point.removeprefix('dial-')]}"
     elif label is None:
-        fold = "" if contender.name == "score-fusion-branchout" else "variant"
-        label = f"{contender.label}: {BEST.get(point, point)}"
+        fold = "" if method.name == "score-fusion-branchout" else "variant"
+        label = f"{method.label}: {BEST.get(point, point)}"
     if row is not None and row.get("outdated"):
         label = f"{label} {OUTDATED}"
-    return Line(label, told, row, path, kind, contender.baseline is not None and contender.baseline.oracle, fold)
+    return Line(label, told, row, path, kind, method.baseline is not None and method.baseline.oracle, fold)
 
 
 def _in_turn(line: Line) -> Line:
@@ -342,12 +342,12 @@ def _others(dataset: str, rows: Mapping[Path, Row]) -> Iterator[Section]:
     for path, row in rows.items():
         if path.parts[0] != dataset or path in alone_rows(rows, dataset):  # those are shown as figures
             continue
-        contender = contenders().get(path.stem.removesuffix(f"-{row['point']}"))
+        method = methods().get(path.stem.removesuffix(f"-{row['point']}"))
         label = f"{row['label']}: {BEST.get(row['point'], row['point'])}"
         line = Line(label, None, row, path)
-        if contender is not None:
+        if method is not None:
             plain = row["label"] if row["point"] == "plain" else None
-            line = _line(contender, row["point"], plain, None, row, path)
+            line = _line(method, row["point"], plain, None, row, path)
         if line.fold == "variant":
             line = Line(line.label, None, row, path, line.kind, line.oracle)  # here nothing stands before it
         found.setdefault((path.parts[1], path.parts[2]), []).append(line)
@@ -369,7 +369,7 @@ def _drawn(figure: Table, dataset: str, rows: Mapping[Path, Row]) -> Mapping[Pat
     if figure.experiment == BY_BASE:
         return alone_rows(rows, dataset)
     folder = Path(dataset) / figure.experiment / "resnet10"
-    names = [f"{name}-{point}.json" for name in figure.contenders for point in ("plain", "all")]
+    names = [f"{name}-{point}.json" for name in figure.methods for point in ("plain", "all")]
     names += [f"joint-dial-{goal}.json" for goal in BEST]
     return {folder / name: rows[folder / name] for name in names if folder / name in rows}
 

@@ -6,10 +6,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-from branchout.bench.methods import contenders
+from branchout.bench.methods import methods
 
 BEST = {"all": "best-Acc_all", "balanced": "best-balanced", "avg": "best-Acc_avg"}
 VARIANTS = {"": "score fusion", "-fc": "score fusion fc-only"}
@@ -18,7 +18,7 @@ DEPTHS = {"-layer3": "layer3,4", "": "layer4", "-conv2": "layer4 (conv2 only)", 
 
 @cache
 def paper() -> dict[str, Any]:
-    numbers: dict[str, Any] = json.loads((files("branchout.bench") / "paper.json").read_text(encoding="utf-8"))
+    numbers: dict[str, Any] = json.loads(Path(__file__).with_name("paper.json").read_text(encoding="utf-8"))
     return numbers
 
 
@@ -52,14 +52,14 @@ def misprints() -> Iterator[tuple[str, str]]:
         yield ", ".join([entry["what"].split(":")[0], network(entry["backbone"]), *rest]), told
 
 
-def paper_label(table: str, contender: str, point: str) -> str | None:
+def paper_label(table: str, method: str, point: str) -> str | None:
     """How the paper calls a row of ours; None if it has no such row."""
-    known = contenders()[contender]
+    known = methods()[method]
     if known.baseline is not None:
         return known.label if point == "plain" else None
     if known.recipe != "reference" or point not in BEST:
         return None
-    middle = contender.removeprefix("score-fusion").removesuffix("-reference")
+    middle = method.removeprefix("score-fusion").removesuffix("-reference")
     if table == "branch-depth":
         return f"{DEPTHS[middle]}: score fusion {BEST[point]}" if middle in DEPTHS else None
     return f"{VARIANTS[middle]} {BEST[point]}" if middle in VARIANTS else None
