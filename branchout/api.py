@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterable, Sequence
@@ -19,12 +18,13 @@ import torch
 from branchout import __version__
 from branchout.data.decode import decode
 from branchout.data.folders import Problems, pictures_in, scan
-from branchout.data.images import cache_folder, open_images
+from branchout.data.images import open_images
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import ArrayPixels, Samples, digest
 from branchout.errors import BranchoutError
 from branchout.evaluate.compare import Comparison, compare, logits
 from branchout.evaluate.explain import Album, Explanation, explain
+from branchout.files import cache_folder, write_json
 from branchout.method import frontier as frontiers
 from branchout.method.extend import DataSplit, ExtendConfig, Extension, apply_fusion, divide
 from branchout.method.features import extract, weights_digest
@@ -475,10 +475,7 @@ def claim(out: Path, identity: dict[str, Any]) -> Path:
                 + "\n  ".join(differing)
                 + f"\nGo on with the same settings, choose another --out, or remove {work}"
             )
-    work.mkdir(parents=True, exist_ok=True)
-    partial = note.with_name(f"{note.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(identity, indent=1), encoding="utf-8")
-    partial.replace(note)  # a kill leaves a whole note or none
+    write_json(note, identity)
     return work
 
 

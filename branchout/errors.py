@@ -1,10 +1,13 @@
-"""The one kind of error a user is meant to read."""
+"""Errors that a user can fix, and text that is safe to print."""
 
+import errno
+import os
+import unicodedata
 from collections.abc import Iterable
 
 
 class BranchoutError(Exception):
-    """Something the user can mend.
+    """Something the user can fix.
 
     The message says what was found, what was expected and, where there is one, what to type next. The command line
     prints it without a traceback and exits with status 1.
@@ -12,7 +15,7 @@ class BranchoutError(Exception):
 
 
 class DoesNotApply(BranchoutError):  # noqa: N818 – not a fault
-    """A method whose idea does not fit what it was given, such as adapters for a transformer and a ResNet."""
+    """A method that cannot be used with what it was given, such as adapters for a transformer and a ResNet."""
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> BranchoutError:
@@ -23,3 +26,53 @@ def unknown(what: str, name: str, known: Iterable[str]) -> BranchoutError:
     near = get_close_matches(name, names, n=1)
     hint = f"; did you mean {near[0]}? Known" if near else "; known"
     return BranchoutError(f"no {what} is called {name!r}{hint} are: {', '.join(names)}")
+
+
+_OVERRIDES = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}
+"""Characters that change the direction of the text after them: a name could rewrite the line it is printed on."""
+
+
+def printable(text: str | os.PathLike[str], *, newlines: bool = False) -> str:
+    r"""A name or message with control characters and invalid Unicode shown as escapes, such as `\x1b`.
+
+    `newlines` keeps line breaks and tabs, for messages of several lines; a file name has none.
+    """
+    text = os.fspath(text)
+    if text.isprintable():
+        return text
+    return "".join(letter if newlines and letter in "\n\t" else _escaped(letter) for letter in text)
+
+
+def _escaped(letter: str) -> str:
+    if 0xDC80 <= ord(letter) <= 0xDCFF:  # how Python keeps a byte of a file name that is not valid UTF-8
+        return f"\\x{ord(letter) - 0xDC00:02x}"
+    control = unicodedata.category(letter) in {"Cc", "Cs", "Zl", "Zp"} or ord(letter) in _OVERRIDES
+    return ascii(letter)[1:-1] if control else letter
+
+
+_OS_ERRORS = {
+    errno.ENOSPC: "the disk is full; free some space and run the same command again",
+    errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.EACCES: "permission denied; choose another folder, or change its permissions",
+    errno.EPERM: "the operation is not permitted",
+    errno.ENAMETOOLONG: "the name is too long for this file system; choose a shorter one",
+    errno.ENOTDIR: "a part of the path is a file, not a folder",
+    errno.EISDIR: "it is a folder; a file was expected",
+    errno.ENOENT: "no such file or folder",
+    errno.EEXIST: "it already exists",
+    errno.ELOOP: "a symbolic link points to itself",
+    errno.EMFILE: "too many open files; raise the limit with `ulimit -n 4096`",
+    errno.EIO: "the disk reports an input/output error",
+}
+
+
+def explain_os_error(error: BaseException) -> str:
+    """A sentence without a full stop for an OSError, a SafetensorError or a MemoryError: what to do about it."""
+    if isinstance(error, MemoryError):
+        return "not enough memory; use fewer or smaller images, a smaller batch, or a machine with more memory"
+    if not isinstance(error, OSError):  # safetensors reports what the system said as text: "… (os error 28)"
+        number = next((code for code in _OS_ERRORS if f"(os error {code})" in str(error)), None)
+        return printable(str(error) or type(error).__name__) if number is None else _OS_ERRORS[number]
+    found = _OS_ERRORS.get(error.errno or 0, error.strerror or str(error) or type(error).__name__)
+    return printable(f"{error.filename}: {found}" if isinstance(error.filename, str) else found)

@@ -26,7 +26,7 @@ from branchout import __version__
 from branchout.data.samples import Image
 from branchout.errors import BranchoutError
 from branchout.evaluate.compare import logits
-from branchout.files import check_place, in_one_move
+from branchout.files import atomic_write, check_output
 from branchout.labels import branch_name
 from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
@@ -84,7 +84,7 @@ class Graph(nn.Module):
 def export_onnx(saved: SavedModel, out: Path, pictures: Iterable[Image], *, flip: bool = False) -> Exported:
     """Write the model at its operating point; `pictures` are those that the file must answer as the model does."""
     check_installed()
-    check_place(out, free=True)
+    check_output(out, free=True)
     # A copy, on the CPU and in the plain memory layout: the exporter would write the other one out as gathers.
     model = copy.deepcopy(saved.model()).cpu().to(memory_format=torch.contiguous_format)
     if flip and model.kind == "glyph":
@@ -96,7 +96,7 @@ def export_onnx(saved: SavedModel, out: Path, pictures: Iterable[Image], *, flip
     traced = trace(model, flip)
     for key, value in metadata(saved, model, flip).items():
         traced.metadata_props.add(key=key, value=value)
-    with in_one_move(out) as partial:
+    with atomic_write(out) as partial:
         partial.write_bytes(traced.SerializeToString())
         differences, agreeing = _compared(model, partial, batches, flip)
         if not max(differences) <= ALLOWED:  # NaN is no agreement either

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.paper.claims import alone
 from benchmarks.paper.report import Row, read
 from branchout.bench.tables import figures
-from branchout.files import in_one_move
+from branchout.files import atomic_write
 
 INK, SOFT, RULE, GROUND = "#1a1a1a", "#5f6368", "#d9d9d9", "#ffffff"
 BLUE, RED, GREEN, PALE = "#0072b2", "#b34a00", "#00795a", "#56a0cf"
@@ -82,7 +82,7 @@ def draw(out: Path, dataset: str, folder: Path, kind: str = "svg") -> list[Path]
             figure, axes = pyplot.subplots(figsize=SIZE, layout="constrained")
             if painters[name](axes, rows, dataset):
                 path = folder / f"{name}.{kind}"
-                with in_one_move(path) as partial:
+                with atomic_write(path) as partial:
                     figure.savefig(partial, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
                 drawn.append(path)
             pyplot.close(figure)

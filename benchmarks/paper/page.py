@@ -27,7 +27,7 @@ from benchmarks.paper.report import (
 )
 from branchout.bench.rows import number
 from branchout.errors import BranchoutError
-from branchout.files import check_place
+from branchout.files import check_output
 from branchout.report.markup import command, duration, named, note, size, text
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -65,7 +65,7 @@ def beside(markdown: Path) -> Path:
             f"try: --page {markdown.with_suffix('.md')}"
         )
     page = markdown.with_suffix(".html")
-    check_place(page)
+    check_output(page)
     if page.exists():
         with page.open("rb") as file:
             ours = GENERATOR.encode() in file.read(1000)

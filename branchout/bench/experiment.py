@@ -24,11 +24,11 @@ from branchout.data import augment, scenarios
 from branchout.data import memory as memory_rules
 from branchout.data.augment import Augmentation
 from branchout.data.dataset import Dataset
-from branchout.data.images import SMALL, Gallery, Images, cache_folder
+from branchout.data.images import SMALL, Gallery, Images
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples, concatenate, digest
 from branchout.errors import BranchoutError
-from branchout.files import in_one_move, locked
+from branchout.files import atomic_write, cache_folder, lock
 from branchout.labels import LabelSpace
 from branchout.method.extend import VIEWS
 from branchout.method.features import extract, weights_digest
@@ -102,10 +102,10 @@ class Experiment:
         """The scenario in a file, which whoever comes first draws; it must be the one that the plan asks for."""
         network = self._training(CLUSTERING)
         if not place.exists():
-            with locked(place.with_name(f".{place.name}.lock")):
+            with lock(place.with_name(f".{place.name}.lock")):
                 if not place.exists():
                     fresh = replace(self._draw(), network=network)
-                    with in_one_move(place) as partial:
+                    with atomic_write(place) as partial:
                         fresh.save(partial)
         drawn = scenarios.Scenario.load(place)
         plan, (base, *steps) = self.plan, [len(names) for names in drawn.branches]
@@ -280,7 +280,7 @@ class Experiment:
         name = digest(samples.fingerprint(portable=True), repr(sorted(settings.items())))
         kept = self.cache / "bench" / name
         asked = time.perf_counter()
-        with locked(self.cache / "bench" / f".{name}.lock"):  # another runner may be training the very same one
+        with lock(self.cache / "bench" / f".{name}.lock"):  # another runner may be training the very same one
             self._earlier -= time.perf_counter() - asked  # what it took is in the file, and waiting is no work
             fresh = not is_saved_model(kept)
             if fresh:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from branchout.files import in_one_move
+from branchout.files import atomic_write
 from branchout.metrics import Accuracies
 from branchout.training.optimisation import settings_dict
 
@@ -141,7 +141,7 @@ def write_together(rows: Mapping[Path, Mapping[str, Any]]) -> list[Path]:
     not leave one measurement's rows to be filled up by another's."""
     with ExitStack() as moves:
         for path, row in rows.items():
-            partial = moves.enter_context(in_one_move(path))
+            partial = moves.enter_context(atomic_write(path))
             content = json.dumps(row, indent=1, ensure_ascii=False, default=_plain)
             partial.write_text(content + "\n", encoding="utf-8")
     return list(rows)

@@ -27,7 +27,7 @@ from branchout.bench.methods import Measured, Method, measure, method_named
 from branchout.bench.plan import Plan, difference, flat
 from branchout.data.datasets import resolve
 from branchout.errors import BranchoutError, DoesNotApply
-from branchout.files import locked
+from branchout.files import lock
 from branchout.metrics import average_over_steps, incremental
 from branchout.training.loop import Report, silent
 from branchout.training.optimisation import settings_dict
@@ -195,7 +195,7 @@ def run(
     """
     if not job.missing():
         return Done(job)
-    with locked(job.folder / f".{job.method}.lock", wait=wait) as mine:
+    with lock(job.folder / f".{job.method}.lock", wait=wait) as mine:
         if not mine:
             return None
         missing = job.missing()  # somebody may have made them while we waited

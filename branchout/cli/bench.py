@@ -298,9 +298,9 @@ def _known(what: str, name: str | None, names: Iterable[str]) -> None:
 
 
 def _make_folder(out: Path) -> None:
-    from branchout.files import check_place
+    from branchout.files import check_output
 
-    check_place(out / "row.json")
+    check_output(out / "row.json")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -34,8 +34,9 @@ def explain(
     from contextlib import nullcontext
 
     from branchout.cli.display import progress
-    from branchout.data.decode import UnreadableImage, decode, printable
+    from branchout.data.decode import UnreadableImage, decode
     from branchout.data.folders import pictures_in
+    from branchout.errors import printable
     from branchout.training.loop import silent
 
     files = [file for given in pictures for file in pictures_in(given)]
@@ -168,10 +169,10 @@ def export(
     """Write a model as one ONNX file, checked against the original."""
     from branchout.cli.display import size
     from branchout.export import OPSET, check_installed
-    from branchout.files import check_place
+    from branchout.files import check_output
 
     check_installed()
-    check_place(onnx, free=True)
+    check_output(onnx, free=True)
     loaded = open_model(model)
     with console.status("writing and checking the file …"):
         made = loaded.export(onnx, flip=flip, verify=verify)

@@ -84,7 +84,7 @@ def predict(
 def _answer(file: Path, answer: list[tuple[str, float]], as_json: bool) -> None:
     import json
 
-    from branchout.data.decode import printable
+    from branchout.errors import printable
 
     if as_json:
         listed = [{"class": name, "probability": round(p, 6)} for name, p in answer]
@@ -111,12 +111,12 @@ def evaluate(
 
     from branchout import api
     from branchout.cli.display import before_after, percent, progress
-    from branchout.data.decode import printable
-    from branchout.files import check_place, write_csv, write_json
+    from branchout.errors import printable
+    from branchout.files import check_output, write_csv, write_json
 
     asked = [file for file in (csv, images_csv, json) if file is not None]
     for file in asked:
-        check_place(file)
+        check_output(file)
     if len({file.absolute() for file in asked}) < len(asked):
         raise BranchoutError("two tables cannot go to one file; name another for --csv, --images-csv or --json")
     loaded = open_model(model)

@@ -15,7 +15,7 @@ from PIL import BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin,
 from PIL import Image as Pillow
 
 from branchout.data.samples import Image
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,11 +88,6 @@ def looks_like_image(path: Path) -> bool:
     except (OSError, UnreadableImage):
         return False
     return True
-
-
-def printable(path: str | os.PathLike[str]) -> str:
-    """A file name that is not valid Unicode, made so: such names can neither be printed nor saved."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _read(source: Source, max_pixels: int, shrink: int | None) -> tuple[Image, tuple[int, int]]:

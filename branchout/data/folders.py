@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from branchout.data.decode import MAX_PIXELS, Kind, UnreadableImage, decode, looks_like_image, measure, printable
+from branchout.data.decode import MAX_PIXELS, Kind, UnreadableImage, decode, looks_like_image, measure
 from branchout.data.samples import Image, Ints, Samples, Strings, digest
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, printable
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 COMPANION_SUFFIXES = frozenset(

@@ -24,6 +24,7 @@ from branchout.data.augment import Augmentation
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import JoinedPixels, Pixels, Samples, digest
 from branchout.errors import BranchoutError
+from branchout.files import load_cached, store_cached
 
 Ints = npt.NDArray[np.int64]
 SMALL = 128
@@ -227,39 +228,17 @@ def cores() -> int:
 def decoded(samples: Samples, preprocessing: Preprocessing, cache: Path | None) -> npt.NDArray[np.uint8]:
     """All pictures at the network's size (N, C, size, size), read from `cache` if they were decoded before."""
     shape = (len(samples), preprocessing.channels, preprocessing.size, preprocessing.size)
-    kept = None
-    if cache is not None:
-        kept = cache / "pixels" / f"{digest(samples.fingerprint(), repr(preprocessing))}.npy"
-        stored = stored_array(kept)
-        if stored is not None and stored.shape == shape:
-            return stored
+    kept = f"pixels/{digest(samples.fingerprint(), repr(preprocessing))}" if cache else ""
+    stored = load_cached(cache, kept, shape, np.uint8)
+    if stored is not None:
+        return stored
     pixels = np.empty(shape, dtype=np.uint8)
     jobs: list[list[Job]] = [[(int(i), None) for i in positions] for positions in in_order(len(samples), 512)]
     workers = cores() if len(jobs) > 4 else 0  # starting processes costs more than decoding a few pictures
     for positions, images in zip(in_order(len(samples), 512), load(samples, preprocessing, jobs, workers), strict=True):
         pixels[positions] = images.numpy()
-    if kept is not None:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        partial = kept.with_suffix(f".{os.getpid()}.partial")
-        with partial.open("wb") as file:
-            np.save(file, pixels)
-        partial.replace(kept)  # a half-written array never bears the final name
+    store_cached(cache, kept, pixels)
     return pixels
-
-
-def stored_array(kept: Path) -> npt.NDArray[Any] | None:
-    """The array in a file; None where there is none, or none that can be read: it is then made anew."""
-    try:
-        stored: npt.NDArray[Any] = np.load(kept, mmap_mode="c")
-    except (OSError, ValueError, EOFError):
-        return None
-    return stored
-
-
-def cache_folder() -> Path:
-    """Where decoded pictures and features are kept: $BRANCHOUT_CACHE, or the user's cache folder."""
-    chosen = os.environ.get("BRANCHOUT_CACHE")
-    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "branchout"
 
 
 # The order in which samples are seen.

@@ -7,7 +7,6 @@ half-written file is ever used.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +16,9 @@ from torch import Tensor, nn
 
 from branchout.data import augment
 from branchout.data.augment import Augmentation
-from branchout.data.images import Images, in_order, stored_array
+from branchout.data.images import Images, in_order
 from branchout.data.samples import digest
+from branchout.files import load_cached, store_cached
 from branchout.model.classifier import Classifier
 from branchout.training.loop import Event, Report, seed_for, silent
 
@@ -68,9 +68,9 @@ def extract(
             repr((views, augmentation, seed)),
             repr(model.preprocessing),
         )
-        kept = cache / "features" / f"{key}.npy"
-        stored = stored_array(kept)
-        if stored is not None and stored.shape == shape:
+        kept = f"features/{key}"
+        stored = load_cached(cache, kept, shape, np.float32)
+        if stored is not None:
             return torch.from_numpy(stored).to(device)
     batches = in_order(len(images), BATCH)
     rounds = []
@@ -85,9 +85,5 @@ def extract(
         rounds.append(torch.cat(rows))
     features = torch.stack(rounds)
     if kept is not None:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        partial = kept.with_suffix(f".{os.getpid()}.partial")
-        with partial.open("wb") as file:
-            np.save(file, features.cpu().numpy())
-        partial.replace(kept)
+        store_cached(cache, kept, features.cpu().numpy())
     return features

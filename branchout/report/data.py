@@ -27,9 +27,8 @@ import numpy as np
 import torch
 
 from branchout import __version__
-from branchout.data.decode import printable
 from branchout.data.samples import Samples
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, printable
 from branchout.method.frontier import Frontier
 from branchout.metrics import part_of_class
 from branchout.model.checkpoint import SavedModel

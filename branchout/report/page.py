@@ -12,7 +12,7 @@ from string import Template
 from typing import Any
 
 from branchout.errors import BranchoutError
-from branchout.files import check_place, in_one_move
+from branchout.files import atomic_write, check_output
 from branchout.report import added, tested
 from branchout.report.markup import change, command, count, named, note, percent, text
 from branchout.report.points import FIGURES, axes_of, operating_points, setting, tune_command
@@ -89,7 +89,7 @@ def check_report(out: Path) -> Path:
     """The place for a report, if it is free or holds an earlier one; asked before the work."""
     if out.is_dir():
         raise BranchoutError(f"{out} is a folder, and a report is one file; try: --out {out / 'report.html'}")
-    check_place(out)
+    check_output(out)
     if out.exists():
         with out.open("rb") as file:
             ours = GENERATOR.encode() in file.read(1000)
@@ -99,7 +99,7 @@ def check_report(out: Path) -> Path:
 
 
 def write(page: str, out: Path) -> None:
-    with in_one_move(out) as partial:
+    with atomic_write(out) as partial:
         partial.write_text(page, encoding="utf-8")
 
 

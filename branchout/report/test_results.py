@@ -21,10 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from branchout.data.decode import printable
 from branchout.data.images import open_images
 from branchout.data.samples import Samples
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, printable
 from branchout.evaluate.compare import Comparison
 from branchout.labels import OVERLAP, LabelSpace
 from branchout.method.features import extract

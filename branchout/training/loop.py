@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from branchout.errors import unknown
+from branchout.files import atomic_write
 from branchout.training.optimisation import Optimisation, settings_dict
 
 Batch = TypeVar("Batch")
@@ -169,12 +169,9 @@ def save(
     for number, parameter in enumerate(parameters):
         for name, key in REMEMBERED[optimisation.optimiser].items():
             tensors[f"{name}/{number}"] = optimiser.state[parameter][key].contiguous()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    save_file(
-        tensors, partial, {"losses": json.dumps(list(losses)), "settings": json.dumps(settings_dict(optimisation))}
-    )
-    partial.replace(path)
+    about = {"losses": json.dumps(list(losses)), "settings": json.dumps(settings_dict(optimisation))}
+    with atomic_write(path) as partial:
+        save_file(tensors, partial, about)
 
 
 def resume(

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from branchout.files import partial_path
 from branchout.training.loop import Event, Report
 
 NOTE = "progress.json"
@@ -66,7 +67,7 @@ def _losses(earlier: dict[str, Any] | None, event: Event) -> list[float]:
 
 
 def _replace(note: Path, about: dict[str, Any]) -> None:
-    partial = note.with_name(f"{note.name}.{os.getpid()}.partial")
+    partial = partial_path(note)
     with suppress(OSError):  # a full disk must not end a training that only wanted to be watched
         partial.write_text(json.dumps(about), encoding="utf-8")
         partial.replace(note)

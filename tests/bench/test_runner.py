@@ -37,7 +37,7 @@ from branchout.data.datasets import resolve
 from branchout.data.images import SMALL
 from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
-from branchout.files import locked
+from branchout.files import lock
 from branchout.method.features import extract
 from branchout.method.recipes import PAPER, RECIPES
 from branchout.metrics import accuracies
@@ -821,9 +821,9 @@ def test_waiting_for_another_runners_network_is_no_time(folder: Path, tmp_path: 
     start = first.now()
     first.trained(given)
     took = first.now() - start
-    (lock,) = (tmp_path / "bench").glob(".*.lock")
+    (held,) = (tmp_path / "bench").glob(".*.lock")
     with ThreadPoolExecutor(1) as pool:
-        with locked(lock):
+        with lock(held):
             start = second.now()
             waiting = pool.submit(second.trained, given)
             time.sleep(took + 2)

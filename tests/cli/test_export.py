@@ -132,7 +132,7 @@ def test_export_answers_bad_input_kindly(
 ) -> None:
     there = tmp_path / "there.onnx"
     there.write_text("mine")
-    refused(run("export", extended.folder, "--onnx", there), "there.onnx is there already; choose another name")
+    refused(run("export", extended.folder, "--onnx", there), "there.onnx already exists")
     assert there.read_text() == "mine"
     refused(run("export", extended.folder, "--onnx", there / "x.onnx"), "cannot be written", "is a file, not a folder")
     refused(run("export", extended.folder, "--onnx", tmp_path), "is a folder; name a file")
