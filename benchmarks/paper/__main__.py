@@ -16,7 +16,7 @@ from benchmarks.paper.markdown import markdown
 from benchmarks.paper.page import beside, html
 from benchmarks.paper.report import report
 from branchout.errors import BranchoutError
-from branchout.files import check_place, in_one_move
+from branchout.files import atomic_write, check_output
 
 
 def main(words: list[str] | None = None) -> None:
@@ -34,7 +34,7 @@ def main(words: list[str] | None = None) -> None:
 
 def write_pages(results: Path, dataset: str, page: Path) -> list[Path]:
     """Draw the figures and write both pages; returns the pages."""
-    check_place(page, such_as="results.md")
+    check_output(page, such_as="results.md")
     page_html = beside(page)
     drawn = draw(results, dataset, page.parent / "figures" / dataset)
     found = report(results, dataset, [path.relative_to(page.parent) for path in drawn])
@@ -44,7 +44,7 @@ def write_pages(results: Path, dataset: str, page: Path) -> list[Path]:
         page_html: html(found, link, {path.stem: path.read_text(encoding="utf-8") for path in drawn}),
     }
     for place, content in texts.items():
-        with in_one_move(place) as partial:
+        with atomic_write(place) as partial:
             partial.write_text(content, encoding="utf-8")
     return list(texts)
 
