@@ -78,7 +78,7 @@ def beside(markdown: Path) -> Path:
 
 def html(report: Report, link: str, pictures: Mapping[str, str]) -> str:
     """The page. `link` leads from it to the results; `pictures` are the figures as SVG, by name."""
-    styles = [files("branchout.report") / "page" / "page.css", TEMPLATES / "results.css"]
+    styles = [files("branchout.report") / "static" / "style.css", TEMPLATES / "results.css"]
     template = (TEMPLATES / "results.html").read_text(encoding="utf-8")
     sections = [_claims(report)] if report.judged else []
     sections += [_section(section, link) for section in report.sections]

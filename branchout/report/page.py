@@ -31,16 +31,22 @@ LIVE_BYTES = 2_000_000
 """Answers of more images than fit into this stay out of the page: its dial then moves accuracies alone."""
 
 
-BEGIN = 'showReport(JSON.parse(document.getElementById("data").textContent));\n'
+def static_file(name: str) -> str:
+    """The stylesheet `style.css` or the script `script.js`, which the report file and the served page share."""
+    return (files("branchout.report") / "static" / name).read_text(encoding="utf-8")
+
+
+def served_page() -> str:
+    """The page that `branchout serve` answers at /; it loads /style.css and /script.js."""
+    return (files("branchout.report") / "templates" / "served.html").read_text(encoding="utf-8")
 
 
 def render(facts: Facts) -> str:
     """The page."""
-    here = files("branchout.evaluate") / "page"
-    style, script = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    script += BEGIN
+    style, script = static_file("style.css"), static_file("script.js")
     told = parts(facts, most=LIVE_BYTES)
-    return Template((here / "page.html").read_text(encoding="utf-8")).substitute(
+    template = (files("branchout.report") / "templates" / "report.html").read_text(encoding="utf-8")
+    return Template(template).substitute(
         generator=GENERATOR,
         policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src '{_hash(script)}'",
         title=text(f"{facts['name']}: report"),

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +21,7 @@ from branchout.api import Model
 from branchout.data.decode import Kind, UnreadableImage
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
+from branchout.report.page import served_page, static_file
 from branchout.serve import schema
 from branchout.serve.describe import finite, matching
 from branchout.serve.docs import documentation
@@ -35,16 +35,6 @@ STATUS = {Kind.EMPTY: 400, Kind.NOT_AN_IMAGE: 415, Kind.UNSUPPORTED: 415, Kind.T
 """Of a picture that cannot be used; 422 for all that is not listed: it is an image, but broken."""
 SMALL_BODY = 10_000
 HEARTBEAT = 15.0
-LIVE, REPORT = ("branchout", "assets/page"), ("branchout.evaluate", "page")
-PAGE = {
-    "/": (*LIVE, "index.html", "text/html"),
-    "/page.js": (*LIVE, "page.js", "text/javascript"),
-    "/page.css": (*LIVE, "page.css", "text/css"),
-    "/report.js": (*REPORT, "page.js", "text/javascript"),
-    "/report.css": (*REPORT, "page.css", "text/css"),
-}
-"""The live page is the report with more beside it, in the report's own style and script."""
-
 router = APIRouter()
 
 
@@ -331,14 +321,18 @@ async def docs(request: Request) -> Response:
 
 
 @router.get("/", include_in_schema=False)
-@router.get("/page.js", include_in_schema=False)
-@router.get("/page.css", include_in_schema=False)
-@router.get("/report.js", include_in_schema=False)
-@router.get("/report.css", include_in_schema=False)
-async def page(request: Request) -> Response:
-    package, folder, name, kind = PAGE[request.url.path]
-    text = files(package).joinpath(*folder.split("/"), name).read_bytes()
-    return Response(text, media_type=f"{kind}; charset=utf-8")
+async def page() -> Response:
+    return Response(served_page(), media_type="text/html; charset=utf-8")
+
+
+@router.get("/style.css", include_in_schema=False)
+async def style() -> Response:
+    return Response(static_file("style.css"), media_type="text/css; charset=utf-8")
+
+
+@router.get("/script.js", include_in_schema=False)
+async def script() -> Response:
+    return Response(static_file("script.js"), media_type="text/javascript; charset=utf-8")
 
 
 # Refusals, always {"error": a sentence}.

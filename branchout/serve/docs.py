@@ -25,9 +25,7 @@ def documentation(api: Mapping[str, Any]) -> str:
     return (
         "<!doctype html><html lang='en'><meta charset='utf-8'><title>Branchout: HTTP API</title>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'><link rel='icon' href='data:,'>"
-        "<link rel='stylesheet' href='/report.css'><link rel='stylesheet' href='/page.css'><main>"
-        + "\n".join(body)
-        + "</main>"
+        "<link rel='stylesheet' href='/style.css'><main>" + "\n".join(body) + "</main>"
     )
 
 

@@ -541,7 +541,7 @@ def test_no_other_origin_is_given_leave(server: Caller) -> None:
     assert not [name for name in reply.headers if name.startswith("access-control")]
 
 
-@pytest.mark.parametrize("path", ["/", "/docs", "/page.js", "/model", "/nowhere", "/predict"])
+@pytest.mark.parametrize("path", ["/", "/docs", "/script.js", "/model", "/nowhere", "/predict"])
 def test_every_answer_keeps_pages_to_themselves(server: Caller, path: str) -> None:
     headers = server.get(path).headers
     policy = headers["content-security-policy"]
@@ -560,8 +560,7 @@ def test_a_path_that_leads_nowhere_says_where_to_look(server: Caller) -> None:
 
 
 def test_pages_need_nothing_from_elsewhere(server: Caller) -> None:
-    pages = {"/": "text/html", "/docs": "text/html", "/page.js": "text/javascript", "/page.css": "text/css"}
-    pages |= {"/report.js": "text/javascript", "/report.css": "text/css"}
+    pages = {"/": "text/html", "/docs": "text/html", "/script.js": "text/javascript", "/style.css": "text/css"}
     for path, kind in pages.items():
         reply = server.get(path)
         assert reply.status == 200
