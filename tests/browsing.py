@@ -7,9 +7,17 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+
+from branchout import api
+from branchout.data.samples import Samples
+from branchout.method.frontier import Frontier, predict
+from branchout.metrics import accuracies
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -98,3 +106,29 @@ def table(page: Page, selector: str) -> dict[str, list[str]]:
         "rows => rows.map((row) => [...row.cells].map((cell) => cell.textContent.trim()))"
     )
     return {name: cells for name, *cells in rows}
+
+
+DIAL = (-40.0, -2.0, -0.5, 1.0, 3.0, 40.0)
+"""Positions of b far apart: which classes the two ends answer with does not depend on a processor's rounding."""
+
+
+def with_fixed_dial(model: api.Model, samples: Samples, folder: Path) -> api.Model:
+    """The model with a frontier at the positions of `DIAL`, measured on `samples` and saved at the balanced point.
+
+    The frontier of a trained test model has few points, and which ones depends on the processor.
+    """
+    found = model.evaluate(samples)
+    measured = [accuracies(predict(found.columns, found.space, b), found.labels, found.space) for b in DIAL]
+    figures = {
+        name: np.array([np.nan if getattr(each, name) is None else getattr(each, name) for each in measured])
+        for name in ("all", "base", "novel", "overlap", "avg")
+    }
+    frontier = Frontier("dial", np.array(DIAL)[:, None], figures, len(samples))
+    point = frontier.choose("balanced")
+    assert 0 < point < len(DIAL) - 1
+    *earlier, last = model.saved.fusions
+    fusion = replace(last, frontier=frontier.to_dict(), point=point, goal="balanced")
+    # What `extend` measured belongs to points of the frontier that is replaced.
+    history = tuple({k: v for k, v in event.items() if k != "measured"} for event in model.saved.history)
+    saved = replace(model.saved, fusions=(*earlier, fusion), history=history)
+    return api.Model(saved, None, model.device).save(folder)

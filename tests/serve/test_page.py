@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browsing import Browser, Page, fits, table, turn, until, visited
+from browsing import Browser, Page, fits, table, turn, until, visited, with_fixed_dial
 from helpers import BASE, LATER, NEW, untrained
 from serving import Caller, File, png, running
 
@@ -30,21 +30,27 @@ from branchout.serve.app import create_app
 
 
 @pytest.fixture(scope="module")
-def tested(extended: api.Model, val: Samples) -> Samples:
-    return val.of_classes(extended.classes)
+def adjustable(extended: api.Model, val: Samples, tmp_path_factory: pytest.TempPathFactory) -> api.Model:
+    """The extended model with a dial whose positions are the same on every machine."""
+    return with_fixed_dial(extended, val.of_classes(extended.classes), tmp_path_factory.mktemp("dial") / "v2")
 
 
 @pytest.fixture(scope="module")
-def server(extended: api.Model, tested: Samples) -> Iterator[Caller]:
-    with running(create_app(extended, test=tested)) as caller:
+def tested(adjustable: api.Model, val: Samples) -> Samples:
+    return val.of_classes(adjustable.classes)
+
+
+@pytest.fixture(scope="module")
+def server(adjustable: api.Model, tested: Samples) -> Iterator[Caller]:
+    with running(create_app(adjustable, test=tested)) as caller:
         yield caller
 
 
 @pytest.fixture
-def copied(extended: api.Model, tmp_path: Path) -> api.Model:
+def copied(adjustable: api.Model, tmp_path: Path) -> api.Model:
     """A model whose folder may be written to."""
-    assert extended.folder is not None
-    return api.load(shutil.copytree(extended.folder, tmp_path / "v2"))
+    assert adjustable.folder is not None
+    return api.load(shutil.copytree(adjustable.folder, tmp_path / "v2"))
 
 
 def address(server: Caller) -> str:
@@ -106,7 +112,7 @@ def ready(page: Page) -> None:
 
 @pytest.mark.parametrize("how", ["drop", "paste"])
 def test_pictures_are_answered_beside_what_was_said_before(
-    browser: Browser, server: Caller, extended: api.Model, base: api.Model, tested: Samples, how: str
+    browser: Browser, server: Caller, adjustable: api.Model, base: api.Model, tested: Samples, how: str
 ) -> None:
     chosen = [NEW[0], BASE[2]]
     with visited(browser, address(server)) as page:
@@ -115,7 +121,7 @@ def test_pictures_are_answered_beside_what_was_said_before(
         until(page, "document.querySelectorAll('.top').length === 2")
         for number, name in enumerate(chosen):
             picture = tested.read(int(np.flatnonzero(tested.names == name)[0]))
-            assert close(answers(page, number), expected(extended, picture))
+            assert close(answers(page, number), expected(adjustable, picture))
             card = page.locator("#answers > li").nth(number)
             marks = card.locator(".top .mark").all_text_contents()
             assert marks == ["new" if each in NEW else "base" for each, _ in answers(page, number)]
@@ -177,9 +183,9 @@ def test_a_bad_file_gets_the_servers_sentence(browser: Browser, server: Caller, 
 
 
 def test_everything_follows_the_dial_and_agrees_with_python(
-    browser: Browser, server: Caller, extended: api.Model, tested: Samples
+    browser: Browser, server: Caller, adjustable: api.Model, tested: Samples
 ) -> None:
-    last = len(extended.frontier) - 1
+    last = len(adjustable.frontier) - 1
     picture = tested.read(int(np.flatnonzero(tested.names == NEW[0])[0]))
     seen = set()
     with visited(browser, address(server)) as page:
@@ -187,11 +193,11 @@ def test_everything_follows_the_dial_and_agrees_with_python(
         given(page, [file_of(tested, NEW[0])])
         page.wait_for_selector(".top")
         page.locator("#classes tr", has_text=BASE[1]).locator(".pick").click()
-        number = extended.classes.index(BASE[1])
+        number = adjustable.classes.index(BASE[1])
         for place in (0, last):
             with page.expect_response(re.compile("/predict")):
                 turn(page, place)
-            model = at(extended, place)
+            model = at(adjustable, place)
             found = model.evaluate(tested)
             tiles = page.locator(".tile dd b").all_text_contents()
             assert tiles[:2] == [percent(found.after.base), percent(found.after.novel)]
@@ -235,8 +241,8 @@ def test_apply_saves_the_point_in_the_model(browser: Browser, copied: api.Model,
     assert kept.evaluate(tested).after == at(copied, place).evaluate(tested).after
 
 
-def test_what_cannot_be_saved_is_said(browser: Browser, extended: api.Model) -> None:
-    model = api.Model(extended.saved, None)
+def test_what_cannot_be_saved_is_said(browser: Browser, adjustable: api.Model) -> None:
+    model = api.Model(adjustable.saved, None)
     with (
         running(create_app(model)) as server,
         visited(browser, address(server), forgiven=["status of 422"]) as page,
@@ -271,8 +277,8 @@ def test_a_class_is_found_and_its_pictures_are_seen(browser: Browser, server: Ca
         assert page.locator("#one").is_hidden()
 
 
-def test_without_labelled_images_names_are_searched(browser: Browser, extended: api.Model) -> None:
-    with running(create_app(extended)) as server, visited(browser, address(server)) as page:
+def test_without_labelled_images_names_are_searched(browser: Browser, adjustable: api.Model) -> None:
+    with running(create_app(adjustable)) as server, visited(browser, address(server)) as page:
         page.wait_for_selector("#names tr")
         assert page.locator("#names tr").count() == 11
         page.get_by_role("searchbox").fill("ARROW")
@@ -302,10 +308,10 @@ class Gated:
         return self.inner.fingerprint(rows, portable=portable)
 
 
-def test_the_page_is_there_before_the_images_are_read(browser: Browser, extended: api.Model, tested: Samples) -> None:
+def test_the_page_is_there_before_the_images_are_read(browser: Browser, adjustable: api.Model, tested: Samples) -> None:
     pixels = Gated(np.stack([tested.read(n) for n in range(20)]) // 2)  # unlike any that a cache may hold
     samples = Samples.build(pixels, tested.names[:20], [f"dark/{n}" for n in range(20)])
-    with running(create_app(extended, test=samples)) as server, visited(browser, address(server)) as page:
+    with running(create_app(adjustable, test=samples)) as server, visited(browser, address(server)) as page:
         page.wait_for_selector("#dial")
         assert "being read" in page.locator("#reading").text_content()
         given(page, [file_of(tested, NEW[0])])
@@ -347,7 +353,7 @@ def test_names_are_only_ever_text(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_a_running_extension_is_watched_until_it_answers(
-    browser: Browser, extended: api.Model, tested: Samples, tmp_path: Path
+    browser: Browser, adjustable: api.Model, tested: Samples, tmp_path: Path
 ) -> None:
     out = tmp_path / "v3"
     work = api.work_folder(out)
@@ -373,7 +379,7 @@ def test_a_running_extension_is_watched_until_it_answers(
             "loss 2.500 in the first epoch, 0.500 in epoch 4 of 4"
         )
         assert len(page.locator("#losses polyline").get_attribute("points").split()) == 3
-        shutil.copytree(extended.folder, tmp_path / "copy")
+        shutil.copytree(adjustable.folder, tmp_path / "copy")
         (tmp_path / "copy").rename(out)
         shutil.rmtree(work)
         ready(page)
