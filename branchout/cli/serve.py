@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -13,90 +15,123 @@ from branchout.errors import BranchoutError
 
 if TYPE_CHECKING:
     from branchout.api import Model
+    from branchout.serve.limits import Limits
+
+SHORTEST_TOKEN = 12
 
 
 @app.command(rich_help_panel=OFTEN)
 def serve(
     model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="A saved model, or the --out of an extension that still runs.")
+        str | None, typer.Argument(metavar="MODEL", help="A saved model, or the --out of a running extension.")
     ] = None,
     test: Annotated[
         Path | None, typer.Argument(metavar="[TEST]", help="Labelled images: one folder per class.")
     ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="The address to listen on. Other than this machine's own: --public.")] = (
+        "127.0.0.1"
+    ),
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes any free one.")] = 8000,
-    watch: Annotated[Path | None, typer.Option(metavar="OUT", help="Show how far the extension into OUT is.")] = None,
-    max_mb: Annotated[float, typer.Option(min=0.001, help="The largest picture file that is taken, in MB.")] = 20.0,
-    batch: Annotated[int, typer.Option(min=1, help="How many pictures the network is given at once.")] = 32,
-    name: Annotated[
-        list[str] | None, typer.Option(help="Another name by which browsers may call this machine.")
+    public: Annotated[
+        bool, typer.Option("--public", help="Allow a --host that other machines can reach. Requests need a token.")
+    ] = False,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="BRANCHOUT_TOKEN", help="The token that requests need; --public generates one."),
     ] = None,
+    watch: Annotated[Path | None, typer.Option(metavar="OUT", help="Show the progress of an extension to OUT.")] = None,
+    max_mb: Annotated[float, typer.Option(min=0.001, help="The largest image file to accept, in MB.")] = 20.0,
+    batch: Annotated[int, typer.Option(min=1, help="The largest batch of images.")] = 32,
+    name: Annotated[list[str] | None, typer.Option(help="Another host name of this machine to accept.")] = None,
 ) -> None:
-    """Serve a model: a local page, and an HTTP API.
+    """Serve a model: a local page and an HTTP API.
 
-    With TEST the page also shows what was gained and lost on these images. Ctrl-C ends it.
+    With TEST the page also compares accuracies on these images before and after the last step. Stop with Ctrl-C.
     """
     try:
-        _serve(model, test, host, port, watch, max_mb, batch, name or [])
+        from branchout.serve.limits import Limits
+    except ModuleNotFoundError as error:
+        raise BranchoutError(f"Serving needs {error.name}. Type: pip install 'branchout[serve]'") from None
+    try:
+        token = _token(host, public, token)
+        limits = Limits(file_bytes=int(max_mb * 1e6), batch=batch, waiting=max(256, 4 * batch))
+        _serve(model, test, (host, port), watch, limits, name or [], token)
     except KeyboardInterrupt:
-        sys.exit(0)  # the way to end it, even while it still loads
+        sys.exit(0)  # the way to stop it, even while it is loading
+
+
+def _token(host: str, public: bool, token: str | None) -> str | None:
+    """The token that requests need. A server that other machines can reach always has one."""
+    from branchout.serve.guard import is_loopback
+
+    if token is not None and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
+        raise BranchoutError(f"--token needs at least {SHORTEST_TOKEN} printable ASCII characters.")
+    if is_loopback(host):
+        return token
+    if not public:
+        raise BranchoutError(
+            f"Other machines can reach --host {host}. Add --public to allow this (requests then need a token), or "
+            "leave --host out to serve this machine only."
+        )
+    return token or secrets.token_urlsafe(24)
 
 
 def _serve(
     model: str | None,
     test: Path | None,
-    host: str,
-    port: int,
+    listen_on: tuple[str, int],
     watch: Path | None,
-    max_mb: float,
-    batch: int,
+    limits: Limits,
     names: list[str],
+    token: str | None,
 ) -> None:
-    try:
-        from branchout.serve.run import address, listen, serve
-    except ModuleNotFoundError as error:
-        raise BranchoutError(f"serving needs {error.name}; type: pip install 'branchout[serve]'") from None
     from branchout.serve.app import create_app
-    from branchout.serve.guard import Names, is_loopback
-    from branchout.serve.uploads import Limits
+    from branchout.serve.guard import Names
+    from branchout.serve.run import address, listen, serve
 
+    host, port = listen_on
     place = model if model is not None else str(watch or "")
     if not place:
-        raise BranchoutError("what is to be served? Type: branchout serve MODEL, or branchout serve --watch OUT")
+        raise BranchoutError("No model was given. Type: branchout serve MODEL, or branchout serve --watch OUT")
     if test is not None and not test.is_dir():
-        raise BranchoutError(f"there is no folder {test}; TEST holds labelled images, one folder per class")
+        raise BranchoutError(f"Folder {test} does not exist. TEST holds labelled images, one folder per class.")
     with listen(host, port, again=f"branchout serve {quoted(place)}") as sock:
         opened, watch = _open(model, watch)
-        limits = Limits(file_bytes=int(max_mb * 1e6), batch=batch, waiting=max(256, 4 * batch))
         served = create_app(
-            opened, names=Names(host, names), limits=limits, watch=watch, test=test, typed=place.rstrip("/") or place
+            opened,
+            names=Names(host, names),
+            token=token,
+            limits=limits,
+            watch=watch,
+            test=test,
+            typed=place.rstrip("/") or place,
         )
         here = address(sock, host)
-        if opened is None:
-            say(f"waiting for {watch} to be finished, at {here} (/docs: the API; Ctrl-C: the end)")
+        what = f"waiting for {watch}" if opened is None else f"{place}: {len(opened.classes):,} classes"
+        say(f"{what}, at {here} (API: {here}/docs; stop with Ctrl-C)")
+        if token is None:
+            then(f"curl -F files=@photo.jpg {here}/predict")
         else:
-            say(f"{place}: {len(opened.classes):,} classes, at {here} (/docs: the API; Ctrl-C: the end)")
-        if not is_loopback(host):
-            say("whoever can reach this machine can use this server, and turn its dial", "not only for you:")
-        then(f"curl -F files=@photo.jpg {here}/predict")
+            say(f"open {here}/?token={quote(token, safe='')} in a browser, or send the token with each request.")
+            then(f"curl -H {quoted(f'Authorization: Bearer {token}')} -F files=@photo.jpg {here}/predict")
         sys.stdout.flush()
         serve(served, sock)
 
 
 def _open(model: str | None, watch: Path | None) -> tuple[Model | None, Path | None]:
-    """The model, unless it is still being made; and the folder to watch, if there is one."""
+    """The model, or None while it is being made; and the folder to watch, if there is one."""
     from branchout.api import work_folder
     from branchout.model.checkpoint import is_saved_model
 
     for folder in (watch, None if model is None else Path(model)):
         if folder is not None and not folder.name:
-            raise BranchoutError(f"{folder} has no name of its own; give the folder by its name")
+            raise BranchoutError(f"{folder} has no name. Give the folder by its name.")
     if model is None:
         assert watch is not None
         return (open_model(str(watch)) if is_saved_model(watch) else None), watch
     place = Path(model)
     if not place.exists() and work_folder(place).is_dir():
         if watch not in (None, place):
-            raise BranchoutError(f"{place} is not finished, so it is what is watched; leave --watch {watch} out")
+            raise BranchoutError(f"{place} is not finished and is watched itself. Leave out --watch {watch}.")
         return None, place
     return open_model(model), watch

@@ -80,6 +80,20 @@ def measure(source: Source, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int, 
     return height, width, pixels.shape[2]
 
 
+def image_size(source: Source) -> tuple[int, int, bool]:
+    """Width, height and whether it is a JPEG, from the header alone: nothing is decoded."""
+    try:
+        with _opened(source) as file:
+            start = file.read(_START)
+            file.seek(0)
+            picture = _reader(start)(file)
+            return *picture.size, isinstance(picture, JpegImagePlugin.JpegImageFile)
+    except UnreadableImage:
+        raise
+    except Exception as error:  # Pillow's readers raise whatever a broken file leads them to.
+        raise UnreadableImage(_kind_of(error), str(error) or type(error).__name__) from error
+
+
 def looks_like_image(path: Path) -> bool:
     """Whether a file starts as an image of a supported format does."""
     try:

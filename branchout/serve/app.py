@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,8 +27,9 @@ from branchout.serve.describe import finite, matching
 from branchout.serve.docs import documentation
 from branchout.serve.engine import Question
 from branchout.serve.guard import HEADERS, Guard, Names
+from branchout.serve.limits import Limits, Refused
 from branchout.serve.service import Service
-from branchout.serve.uploads import Limits, Refused, uploads
+from branchout.serve.uploads import uploaded_files
 from branchout.serve.watch import progress_of
 
 STATUS = {Kind.EMPTY: 400, Kind.NOT_AN_IMAGE: 415, Kind.UNSUPPORTED: 415, Kind.TOO_LARGE: 413}
@@ -42,6 +43,7 @@ def create_app(
     model: Model | None,
     *,
     names: Names | None = None,
+    token: str | None = None,
     limits: Limits | None = None,
     watch: Path | None = None,
     test: Path | Samples | None = None,
@@ -50,7 +52,7 @@ def create_app(
     """The app of one model. Without a model it waits for the one that is being made in `watch`.
 
     With `test`, labelled images, it also shows what was gained and lost on them, as soon as they are read. `typed` is
-    how commands on the page name the model.
+    how commands on the page name the model. With `token`, every request must carry it.
     """
     service = Service(model, limits or Limits(), watch, test, typed)
 
@@ -83,7 +85,7 @@ def create_app(
     )
     app.state.service = service
     app.include_router(router)
-    app.add_middleware(Guard, names=names or Names("127.0.0.1"))
+    app.add_middleware(Guard, names=names or Names("127.0.0.1"), token=token)
     return app
 
 
@@ -130,21 +132,23 @@ async def predict(
     engine = service.engine
     engine.check_flip(flip)
     point = engine.points.current if at is None else engine.points.numbered(at)
+    service.check_room()
     predictions: list[dict[str, Any]] = []
     asked: list[tuple[int, Question]] = []
     statuses: set[int] = set()
     try:
-        with service.admitted():
+        with ExitStack() as slot:
             with service.coming():
-                async for upload in uploads(request, service.limits):
-                    try:
-                        pixels = await service.pixels(upload)
-                    except UnreadableImage as error:
-                        predictions.append({"file": upload.name, "error": str(error)})
-                        statuses.add(STATUS.get(error.kind, 422))
-                    else:
-                        asked.append((len(predictions), Question(pixels, top, flip, point)))
-                        predictions.append({"file": upload.name})
+                async with uploaded_files(request, service.limits, service.uploads) as files:
+                    slot.enter_context(service.admitted())
+                    decoded = await service.decode(files)
+            for file, pixels in zip(files, decoded, strict=True):
+                if isinstance(pixels, UnreadableImage):
+                    predictions.append({"file": file.filename, "error": str(pixels)})
+                    statuses.add(STATUS.get(pixels.kind, 422))
+                else:
+                    asked.append((len(predictions), Question(pixels, top, flip, point)))
+                    predictions.append({"file": file.filename})
             answers = await service.ask([question for _, question in asked])
     except ClientDisconnect:
         return Response(status_code=400)  # nobody is there to read it
@@ -217,7 +221,6 @@ async def turn(request: Request) -> Response:
             point = await asyncio.to_thread(points.at, wanted.b)
         if wanted.save:
             point = await asyncio.to_thread(points.save, point)
-            await asyncio.to_thread(service.telling.saved)
         points.current = point
     return Answer({"operating_point": point.about})
 
@@ -254,6 +257,7 @@ async def report_data(
     about = service.engine.points.current.about
     if brief:
         return Answer(service.telling.state)
+    service.engine.points.refresh()
     told = await asyncio.to_thread(service.telling.report)
     numbers = told["data"].get("numbers", [])
     now = about["point"] if about else None
@@ -270,6 +274,7 @@ async def test_image(request: Request, number: int) -> Response:
 # Watching.
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health", summary="Whether it answers", responses={200: {"model": schema.Health}})
 async def health(request: Request) -> Response:
     """200 while pictures can be asked about; 503 while the model is still awaited, or if it cannot be opened."""

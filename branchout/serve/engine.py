@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from branchout.api import Model
-from branchout.data.decode import Kind, UnreadableImage, decode
+from branchout.data.decode import Kind, UnreadableImage, decode, image_size
 from branchout.errors import BranchoutError
 from branchout.model.heads import FusedHead
+from branchout.serve.limits import JPEG_COST, JPEG_PIXELS, Limits
 from branchout.serve.points import OperatingPoint, Points
 
 Told = dict[str, Any]
@@ -41,11 +42,26 @@ class Engine:
         self._known_before: frozenset[str] = frozenset(() if self.before is None else self.before.space.classes)
         self._branch_of_column = torch.from_numpy(model.classifier.space.branch_of_column).to(model.device)
 
-    def pixels(self, data: bytes, name: str, max_pixels: int) -> Tensor:
-        """A picture that was sent, as the network sees it. Takes long enough to be kept off the event loop."""
+    def pixel_cost(self, source: BinaryIO | bytes, name: str, limits: Limits) -> float:
+        """What decoding this image costs, in pixels. Reads the header only, and refuses what is too large."""
         try:
-            image = decode(data, max_pixels=max_pixels)
-            self._check_shape(image, max_pixels)
+            width, height, jpeg = image_size(source)
+        except UnreadableImage as error:
+            raise UnreadableImage(error.kind, error.detail, name) from None
+        most = limits.pixels * (JPEG_PIXELS if jpeg else 1)
+        if width * height > most:
+            detail = f"{width:,} × {height:,} pixels; the limit is {most / 1e6:,.3g} million"
+            raise UnreadableImage(Kind.TOO_LARGE, detail, name)
+        return width * height * (JPEG_COST if jpeg else 1)
+
+    def pixels(self, source: BinaryIO | bytes, name: str, limits: Limits) -> Tensor:
+        """An uploaded image as the network sees it. Slow enough to be kept off the event loop."""
+        try:
+            width, height, _ = image_size(source)
+            # Large JPEGs are decoded at a reduced size that is still twice as large as needed.
+            reduced = 2 * self._target if width * height > limits.small_pixels else None
+            image = decode(source, max_pixels=JPEG_PIXELS * limits.pixels, shrink=reduced)
+            self._check_shape(image, limits.pixels)
             prepared: Tensor = self.model.classifier.preprocessing.prepare(image)
             return prepared
         except UnreadableImage as error:
@@ -53,11 +69,16 @@ class Engine:
         except MemoryError:
             raise UnreadableImage(Kind.TOO_LARGE, "it does not fit into memory", name) from None
 
+    @property
+    def _target(self) -> int:
+        """The shorter side of an image before the centre crop."""
+        how = self.model.classifier.preprocessing
+        return int(how.size / how.crop)
+
     def _check_shape(self, image: npt.NDArray[np.uint8], max_pixels: int) -> None:
         """Resized by its shorter side, a picture one pixel high would become as large as its length squared."""
-        how = self.model.classifier.preprocessing
         height, width = image.shape[:2]
-        target = int(how.size / how.crop)
+        target = self._target
         if target * (target * max(height, width) // min(height, width)) > max_pixels:
             raise UnreadableImage(Kind.TOO_LARGE, f"{width:,} × {height:,} pixels are too long and thin")
 

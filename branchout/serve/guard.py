@@ -6,11 +6,14 @@ rebinding). The first carries a foreign Origin, the second a foreign Host; both 
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import ipaddress
 import json
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from urllib.parse import parse_qs, quote, unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -62,9 +65,10 @@ class Names:
 class Guard:
     """Around the whole app: refuses strangers, and gives every answer the headers that keep a page to itself."""
 
-    def __init__(self, app: ASGIApp, names: Names) -> None:
+    def __init__(self, app: ASGIApp, names: Names, token: str | None = None) -> None:
         self.app = app
         self.names = names
+        self.token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -77,18 +81,31 @@ class Guard:
                 message["headers"] = [*message["headers"], *(pair for pair in _ENCODED if pair[0] not in given)]
             await send(message)
 
-        refusal = self.refusal(scope)
-        if refusal is None:
-            await self.app(scope, receive, guarded)
-            return
-        body = json.dumps({"error": refusal}, ensure_ascii=False).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await guarded({"type": "http.response.start", "status": 403, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-    def refusal(self, scope: Scope) -> str | None:
-        """Why a request is refused, or None."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        refusal = self.refusal(scope["method"], headers)
+        if refusal is not None:
+            await _answer(guarded, 403, refusal)
+        elif self.token is None or has_token(headers, self.token):
+            await self.app(scope, receive, guarded)
+        elif login := self._login(scope):
+            await _answer(guarded, 303, "", login)
+        else:
+            sentence = (
+                "This server needs its token. Send the header 'Authorization: Bearer TOKEN', or open the link with "
+                "?token=… that `branchout serve` printed."
+            )
+            await _answer(guarded, 401, sentence, {"www-authenticate": "Bearer"})
+
+    def _login(self, scope: Scope) -> dict[str, str] | None:
+        """The headers that log a browser in, for the page's address with the right token behind it."""
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        if self.token is None or scope["path"] != "/" or scope["method"] != "GET" or not _equal(given, self.token):
+            return None
+        cookie = f"{cookie_name(self.token)}={quote(self.token, safe='')}; Path=/; HttpOnly; SameSite=Lax"
+        return {"location": "/", "set-cookie": cookie}
+
+    def refusal(self, method: str, headers: Mapping[str, str]) -> str | None:
+        """Why a request from another site is refused, or None."""
         host = headers.get("host", "").lower()
         if host_name(host) not in self.names:
             there = ", ".join(sorted(self.names.known))
@@ -97,9 +114,35 @@ class Guard:
         if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
             return f"pages of {origin[:80]!r} may not use this server; only its own may"
         # Browsers say where a request comes from even where they send no Origin. A link to the page is no harm.
-        if scope["method"] not in ("GET", "HEAD") and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        if method not in ("GET", "HEAD") and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             return "other sites may not use this server; only its own pages may"
         return None
+
+
+async def _answer(send: Send, status: int, error: str, headers: Mapping[str, str] | None = None) -> None:
+    body = json.dumps({"error": error}, ensure_ascii=False).encode() if error else b""
+    given = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
+    listed = [(name.encode(), value.encode("latin-1")) for name, value in given.items()]
+    await send({"type": "http.response.start", "status": status, "headers": listed})
+    await send({"type": "http.response.body", "body": body})
+
+
+def has_token(headers: Mapping[str, str], token: str) -> bool:
+    """Whether a request carries the token, as a header or as the cookie of the login link."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and _equal(given.strip(), token):
+        return True
+    cookies = (each.strip().partition("=") for each in headers.get("cookie", "").split(";"))
+    return any(name == cookie_name(token) and _equal(unquote(value), token) for name, _, value in cookies)
+
+
+def cookie_name(token: str) -> str:
+    """Browsers share cookies between the ports of a host, so each server has a name of its own."""
+    return f"branchout_{hashlib.sha256(token.encode()).hexdigest()[:8]}"
+
+
+def _equal(given: str, token: str) -> bool:
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode())
 
 
 def host_name(host: str) -> str:

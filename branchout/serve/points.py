@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,17 @@ class NoSuchPoint(BranchoutError):  # noqa: N818 – read as an answer
 
 @dataclass(frozen=True, eq=False)
 class OperatingPoint:
-    """One setting of the model, and the head that speaks at it."""
+    """One setting of the model, and the fused head for it."""
 
     head: FusedHead
-    about: Mapping[str, Any] | None
-    """What is told of it; None for a base model, which has nothing to choose."""
+    fields: Mapping[str, Any] | None
+    """Goal, number and accuracies; None for a base model, which has no operating points."""
+    is_saved: Callable[[OperatingPoint], bool]
+
+    @property
+    def about(self) -> dict[str, Any] | None:
+        """The description of the point, as JSON. `saved` is looked up each time: the folder may have changed."""
+        return None if self.fields is None else {**self.fields, "saved": self.is_saved(self)}
 
 
 class Points:
@@ -49,13 +55,15 @@ class Points:
         self.model = model
         self.frontier: Frontier | None = None
         self._heads: dict[int, FusedHead] = {}
-        self._files = None if model.folder is None else _checksums(model.folder)
+        self._files = None if model.folder is None else _Manifest.of(model.folder).files
+        self._stamp = None if model.folder is None else _stamp(model.folder)
+        self._same_model = model.folder is not None
         if model.saved.fusions:
             self.frontier = model.frontier
             chosen = model.saved.fusions[-1]
             self.current = self._point(chosen.point, chosen.goal)
         else:
-            self.current = OperatingPoint(_head(model.classifier, None, []), None)
+            self.current = OperatingPoint(_head(model.classifier, None, []), None, self._is_saved)
 
     @property
     def before(self) -> FusedHead | None:
@@ -87,7 +95,7 @@ class Points:
             "b": b,
             "nearest": {"b": nearest_b, "accuracies": frontier.at(nearest)},
         }
-        return OperatingPoint(_head(self.model.classifier, fusion.chosen_deltas(), offsets), about)
+        return OperatingPoint(_head(self.model.classifier, fusion.chosen_deltas(), offsets), about, self._is_saved)
 
     def numbered(self, number: int) -> OperatingPoint:
         """A point of the frontier by its number, called by a goal that leads there if there is one.
@@ -115,8 +123,8 @@ class Points:
                 f"only points of the frontier can be saved, and b={about['b']:g} is none; "
                 f"the nearest has b={about['nearest']['b']!r}"
             )
-        if _checksums(folder) != self._files:
-            raise NoSuchPoint(f"{folder} is not the model that was opened any more; start the server again")
+        if _Manifest.of(folder).files != self._files:
+            raise NoSuchPoint(f"{folder} now holds another model than the one being served. Restart the server.")
         kept = self.model.saved
         *earlier, last = kept.fusions
         kept = replace(kept, fusions=(*earlier, replace(last, point=about["point"], goal=about["goal"])))
@@ -125,7 +133,35 @@ class Points:
         except OSError as error:
             raise BranchoutError(f"the choice could not be written to {folder}: {error}") from None
         self.model.saved = kept
+        self._stamp = _stamp(folder)
         return self._point(about["point"], about["goal"])
+
+    def refresh(self) -> None:
+        """Read the saved choice again if the folder's manifest has changed, as after `branchout tune`."""
+        folder = self.model.folder
+        if folder is None or (stamp := _stamp(folder)) == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            found = _Manifest.of(folder)
+        except BranchoutError:
+            self._same_model = False
+            return
+        self._same_model = found.files == self._files
+        if self._same_model and self.frontier is not None and found.choice is not None:
+            point, goal = found.choice
+            if 0 <= point < len(self.frontier):
+                *earlier, last = self.model.saved.fusions
+                fusions = (*earlier, replace(last, point=point, goal=goal))
+                self.model.saved = replace(self.model.saved, fusions=fusions)
+
+    def _is_saved(self, point: OperatingPoint) -> bool:
+        """Whether the folder names this very choice. Two goals may lead to one point: the goal counts too."""
+        self.refresh()
+        if point.fields is None or not self._same_model:
+            return False
+        saved = self.model.saved.fusions[-1]
+        return (point.fields["point"], point.fields["goal"]) == (saved.point, saved.goal)
 
     def _reach(self) -> Frontier:
         if self.frontier is None:
@@ -139,7 +175,7 @@ class Points:
             offsets = fusion.offsets(len(self.model.classifier.steps))
             self._heads[number] = _head(self.model.classifier, fusion.chosen_deltas(), offsets)
         about = {**self._told(number, goal), **self._where(number), "accuracies": frontier.at(number)}
-        return OperatingPoint(self._heads[number], about)
+        return OperatingPoint(self._heads[number], about, self._is_saved)
 
     def _where(self, number: int) -> dict[str, float]:
         frontier = self._reach()
@@ -148,7 +184,6 @@ class Points:
 
     def _told(self, number: int | None, goal: str) -> dict[str, Any]:
         frontier = self._reach()
-        saved = self.model.saved.fusions[-1]
         return {
             "kind": frontier.kind,
             "goal": goal,
@@ -156,8 +191,6 @@ class Points:
             "accuracies": None,
             "images": frontier.images,
             "measured": frontier.measured,
-            # Two goals may lead to one point: the folder names a goal as well, and only that choice is the saved one.
-            "saved": self.model.folder is not None and (number, goal) == (saved.point, saved.goal),
         }
 
 
@@ -172,9 +205,29 @@ def _head(classifier: Classifier, deltas: Deltas | None, offsets: Sequence[float
     return head.to(device)
 
 
-def _checksums(folder: Path) -> Any:
-    """What the folder's manifest vouches for: a model written over the one that was opened has others."""
+@dataclass(frozen=True)
+class _Manifest:
+    """What the manifest of a model folder says that a running server must notice."""
+
+    files: Mapping[str, str]
+    """Checksums: another model in the same folder has others."""
+    choice: tuple[int, str] | None
+    """Point and goal of the last step."""
+
+    @classmethod
+    def of(cls, folder: Path) -> _Manifest:
+        try:
+            manifest = json.loads((folder / checkpoint.MANIFEST).read_text(encoding="utf-8"))
+            fusions = manifest["fusions"]
+            return cls(manifest["files"], (fusions[-1]["point"], fusions[-1]["goal"]) if fusions else None)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise BranchoutError(f"{folder / checkpoint.MANIFEST} cannot be read: {error!r}") from None
+
+
+def _stamp(folder: Path) -> tuple[int, ...] | None:
+    """Changes whenever the manifest is replaced."""
     try:
-        return json.loads((folder / checkpoint.MANIFEST).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError) as error:
-        raise BranchoutError(f"{folder / checkpoint.MANIFEST} cannot be read: {error!r}") from None
+        found = (folder / checkpoint.MANIFEST).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import socket
@@ -9,8 +10,10 @@ import warnings
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from branchout.errors import BranchoutError
+from branchout.serve.limits import Limits
 
 GRACE = 10
 """Seconds that answers under way are given when the server is told to stop."""
@@ -66,11 +69,42 @@ def address(sock: socket.socket, host: str) -> str:
     return f"http://{shown}:{sock.getsockname()[1]}"
 
 
+class TimedProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 with a time limit for the headers of each request: it has none of its own."""
+
+    _header_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._update_timer()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._update_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _update_timer(self) -> None:
+        """Starts with the first bytes outside a request that is being answered; ends when its headers are complete."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_timer()
+        elif self._header_timer is None:
+            limits: Limits = self.config.app.state.service.limits  # type: ignore[union-attr]
+            self._header_timer = self.loop.call_later(limits.header_seconds, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+
 def server_of(app: FastAPI) -> uvicorn.Server:
     """A server that says nothing unless something is wrong with it."""
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=TimedProtocol,
         ws="none",
         lifespan="on",
         log_level="error",

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fastapi import UploadFile
 from torch import Tensor
 
 from branchout import api
@@ -20,10 +21,11 @@ from branchout.model.checkpoint import is_saved_model
 from branchout.serve.batching import Batcher, Closed, Full
 from branchout.serve.describe import finite, model_facts
 from branchout.serve.engine import Engine, Question, Told
+from branchout.serve.limits import RETRY_SOON, Limits, PixelBudget, Refused, Uploads, megabytes
 from branchout.serve.telling import Telling
-from branchout.serve.uploads import Limits, Refused, Upload
+from branchout.serve.uploads import UNNAMED
 
-SOON = {"Retry-After": "1"}
+BUSY = "Too many images are waiting. Try again in a second."
 LOOK_EVERY = 0.5
 """Seconds between two looks at whether an awaited model is there."""
 
@@ -52,11 +54,16 @@ class Service:
         self._engine: Engine | None = None
         self._facts: dict[str, Any] = {}
         self._batcher: Batcher[Question, Told] | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        self.uploads = Uploads(limits)
+        self._small: ThreadPoolExecutor | None = None
+        self._large: ThreadPoolExecutor | None = None
+        self._budget = PixelBudget(limits.decoding_pixels)
         self._admitted = 0
 
     def start(self) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=min(4, cores()), thread_name_prefix="decode")
+        # Two pools, so that small images never wait behind large ones.
+        self._small = ThreadPoolExecutor(max_workers=min(4, cores()), thread_name_prefix="decode")
+        self._large = ThreadPoolExecutor(max_workers=min(4, cores()), thread_name_prefix="decode-large")
         if self._model is not None:
             self._open(self._model)
 
@@ -83,8 +90,9 @@ class Service:
         self.telling.stop()
         if self._batcher is not None:
             self._batcher.close()
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        for pool in (self._small, self._large):
+            if pool is not None:
+                pool.shutdown(cancel_futures=True)
 
     # What requests need.
 
@@ -110,12 +118,16 @@ class Service:
         assert self.engine
         return self._facts
 
-    @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """A place among the requests that are read and answered at the same time."""
+    def check_room(self) -> None:
+        """Refuse a request while too many others are being answered."""
         full = self._batcher is not None and self._batcher.waiting >= self.limits.waiting
         if self._admitted >= self.limits.requests or full:
-            raise Refused(503, "too many pictures wait already; try again in a second", SOON)
+            raise Refused(503, BUSY, RETRY_SOON)
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """One of the requests that are decoded and answered at the same time. Uploading ones do not count."""
+        self.check_room()
         self._admitted += 1
         try:
             yield
@@ -129,13 +141,34 @@ class Service:
         with self._batcher.coming():
             yield
 
-    async def pixels(self, upload: Upload) -> Tensor:
-        """One upload as the network sees it, decoded beside the event loop."""
-        if upload.too_large:
-            detail = f"the limit is {self.limits.file_bytes / 1e6:,.3g} MB a file"
-            raise UnreadableImage(Kind.TOO_LARGE, detail, upload.name)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self.engine.pixels, upload.data, upload.name, self.limits.pixels)
+    async def decode(self, files: Sequence[UploadFile]) -> list[Tensor | UnreadableImage]:
+        """Each file as the network sees it, or the reason why not, decoded beside the event loop."""
+        found: list[Tensor | UnreadableImage] = []
+        left = float(self.limits.request_pixels)
+        for file in files:
+            try:
+                cost, pixels = await self._decode(file, left)
+                left -= cost
+                found.append(pixels)
+            except UnreadableImage as error:
+                found.append(error)
+        return found
+
+    async def _decode(self, file: UploadFile, left: float) -> tuple[float, Tensor]:
+        """The cost and the pixels of one file; `left` is what the other images of the request left over."""
+        name, limits, engine = file.filename or UNNAMED, self.limits, self.engine
+        run = asyncio.get_running_loop().run_in_executor
+        if (file.size or 0) > limits.file_bytes:
+            raise UnreadableImage(Kind.TOO_LARGE, f"the limit is {megabytes(limits.file_bytes)} a file", name)
+        cost = await run(self._small, engine.pixel_cost, file.file, name, limits)
+        if cost > left:
+            most = f"{limits.request_pixels / 1e6:,.3g} million"
+            detail = f"more than {most} pixels in one request; send this image in another one"
+            raise UnreadableImage(Kind.TOO_LARGE, detail, name)
+        if cost <= limits.small_pixels:
+            return cost, await run(self._small, engine.pixels, file.file, name, limits)
+        async with self._budget.reserve(cost):
+            return cost, await run(self._large, engine.pixels, file.file, name, limits)
 
     async def ask(self, questions: Sequence[Question]) -> list[Told]:
         """The answers, in the order of the questions; all of them are taken on, or none."""
@@ -143,7 +176,7 @@ class Service:
         try:
             futures = self._batcher.submit(questions)
         except Full:
-            raise Refused(503, "too many pictures wait already; try again in a second", SOON) from None
+            raise Refused(503, BUSY, RETRY_SOON) from None
         except Closed:
-            raise Refused(503, "the server is ending", SOON) from None
+            raise Refused(503, "The server is stopping.", RETRY_SOON) from None
         return list(await asyncio.gather(*map(asyncio.wrap_future, futures)))

@@ -12,11 +12,12 @@ from branchout.api import Model, samples_in
 from branchout.data.decode import UnreadableImage
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
+from branchout.model.checkpoint import SavedModel
 from branchout.report.data import standing
 from branchout.report.gallery import thumbnail
 from branchout.report.page import parts
 from branchout.serve.describe import finite
-from branchout.serve.uploads import Refused
+from branchout.serve.limits import Refused
 from branchout.training.loop import Event
 
 Told = dict[str, Any]
@@ -37,6 +38,7 @@ class Telling:
         self._samples: Samples | None = None
         self._about: Told = {"state": "none", "work": "", "done": 0, "total": 0, "error": None, "problems": []}
         self._parts: Told | None = None
+        self._shown: SavedModel | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._leaving = False
@@ -70,8 +72,7 @@ class Telling:
             self._about |= {"state": "failed", "error": sentence}
             return
         with self._lock:
-            # The dial may have been saved elsewhere in the meantime.
-            self._facts = {**facts, **standing(self._model.saved)}
+            self._facts = facts
             self._samples = samples
             self._parts = None
             self._about |= {"state": "ready", "problems": problems}
@@ -81,13 +82,6 @@ class Telling:
             raise _Leaving
         self._about |= {"work": event.work, "done": event.done, "total": event.total}
 
-    def saved(self) -> None:
-        """The model's folder names another operating point now."""
-        assert self._model is not None
-        with self._lock:
-            self._facts = {**self._facts, **standing(self._model.saved)}
-            self._parts = None
-
     @property
     def state(self) -> Told:
         """How far the reading of labelled images is."""
@@ -96,7 +90,10 @@ class Telling:
     def report(self) -> Told:
         """How far the reading is, and the report as it is now: markup, and the data that its script follows."""
         with self._lock:
-            if self._parts is None:
+            assert self._model is not None
+            if self._parts is None or self._shown is not self._model.saved:
+                self._shown = self._model.saved  # another operating point may have been saved since
+                self._facts = {**self._facts, **standing(self._shown)}
                 self._parts = finite(parts(self._facts))
             return {**self.state, **self._parts}
 

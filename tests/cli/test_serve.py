@@ -18,7 +18,7 @@ import pytest
 from serving import Caller, File, glyph_files, wait_for
 
 from branchout import api, cli
-from branchout.cli.serve import _open
+from branchout.cli.serve import _open, _token
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.serve.run import address, listen
@@ -46,7 +46,7 @@ def typed(*words: str | Path) -> Iterator[tuple[subprocess.Popen[str], Caller, s
     try:
         assert process.stdout is not None
         said = process.stdout.readline()
-        place = re.search(r"http://127\.0\.0\.1:(\d+)", said)
+        place = re.search(r"http://(?:127\.0\.0\.1|localhost):(\d+)", said)
         assert place, said + (process.communicate()[1] if process.poll() is not None else "")
         yield process, Caller(int(place[1])), said
     finally:
@@ -86,7 +86,7 @@ def test_a_run_is_watched_until_ctrl_c_even_by_someone_who_listens(tmp_path: Pat
     out = tmp_path / "v2"
     api.work_folder(out).mkdir()
     with typed(out, "--port", "0") as (process, caller, said):
-        assert said.startswith(f"waiting for {out} to be finished, at http://127.0.0.1:")
+        assert said.startswith(f"waiting for {out}, at http://127.0.0.1:")
         assert caller.get("/progress").json["state"] == "running"
         assert caller.predict([file]).status == 503
         line = HTTPConnection("127.0.0.1", caller.port, timeout=20)
@@ -138,10 +138,36 @@ def test_a_port_that_is_taken_is_answered_with_a_free_one(
 
 
 def test_what_cannot_be_served_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert "what is to be served?" in refused(capsys, "--port", "0")
+    assert "branchout serve MODEL" in refused(capsys, "--port", "0")
     assert "there is no saved model" in refused(capsys, tmp_path / "nothing", "--port", "0")
     assert "expected branchout.json" in refused(capsys, tmp_path, "--port", "0")
     assert "TEST holds labelled images" in refused(capsys, tmp_path, tmp_path / "nothing", "--port", "0")
+
+
+def test_listening_beyond_this_machine_needs_a_flag_and_a_token(
+    capsys: pytest.CaptureFixture[str], extended: api.Model
+) -> None:
+    for host in ("0.0.0.0", "::", "192.168.0.7", ""):
+        said = refused(capsys, extended.folder, "--host", host, "--port", "0")
+        assert "--public" in said
+        assert "token" in said
+    assert "12" in refused(capsys, extended.folder, "--token", "short")
+    assert _token("127.0.0.1", False, None) is None
+    assert _token("127.0.0.1", False, "a long secret") == "a long secret"
+    assert _token("0.0.0.0", True, "a long secret") == "a long secret"
+    made = {_token("0.0.0.0", True, None) for _ in range(3)}
+    assert len(made) == 3
+    assert all(len(token or "") >= 32 for token in made)
+
+
+def test_a_public_server_prints_its_token_and_asks_for_it(extended: api.Model, file: File) -> None:
+    with typed(extended.folder, "--port", "0", "--host", "0.0.0.0", "--public") as (process, caller, _):
+        assert process.stdout is not None
+        link = re.search(r"/\?token=([\w-]+)", process.stdout.readline())
+        assert link
+        assert caller.predict([file]).status == 401
+        assert caller.predict([file], Authorization=f"Bearer {link[1]}").status == 200
+        leaves_quietly(process)
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.9"])
@@ -175,7 +201,7 @@ def test_what_is_opened_and_what_is_watched(extended: api.Model, tmp_path: Path)
     assert finished is not None
     api.work_folder(out).mkdir()
     assert _open(str(out), None) == (None, out)
-    with pytest.raises(BranchoutError, match="leave --watch"):
+    with pytest.raises(BranchoutError, match="Leave out --watch"):
         _open(str(out), extended.folder)
-    with pytest.raises(BranchoutError, match="no name of its own"):
+    with pytest.raises(BranchoutError, match="has no name"):
         _open(None, Path("/"))

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from branchout.data.samples import Samples
 from branchout.serve import schema
 from branchout.serve.app import create_app
 from branchout.serve.engine import Engine, Question, Told
-from branchout.serve.uploads import Limits
+from branchout.serve.limits import Limits
 
 SMALL = Limits(file_bytes=200_000, files=5, pixels=1_000_000)
 
@@ -86,7 +87,7 @@ def test_one_picture_may_be_the_body(server: Caller, files: list[File]) -> None:
     reply = server.ask("POST", "/predict", files[0][1], Content_Type="image/png")
     (raw,) = reply.json["predictions"]
     (sent,) = server.predict(files[:1]).json["predictions"]
-    assert raw["file"] == "picture"
+    assert raw["file"] == "image"
     assert chances(raw["answers"]) == pytest.approx(chances(sent["answers"]), abs=1e-6)
     assert len(raw["answers"]) == 5
 
@@ -235,7 +236,7 @@ def test_a_batch_of_only_bad_ones_is_refused(server: Caller) -> None:
 
 def test_no_pictures_or_too_many_are_refused(server: Caller, files: list[File]) -> None:
     assert "no picture was sent" in error_of(server.predict([]), 400)
-    assert "at most 5 pictures" in error_of(server.predict(files + files), 413)
+    assert "at most 5" in error_of(server.predict(files + files), 413)
     assert server.predict(files).status == 200
 
 
@@ -277,8 +278,6 @@ def test_a_file_far_beyond_the_limit_is_refused_while_it_streams(server: Caller)
 
 
 def test_a_caller_who_hangs_up_harms_nobody(server: Caller, files: list[File]) -> None:
-    import socket
-
     for sent in (b"", b"--xyz\r\nContent-Disposition: form-data; name"):
         with socket.create_connection(("127.0.0.1", server.port)) as line:
             line.sendall(
@@ -436,7 +435,7 @@ def test_when_too_much_waits_more_is_turned_away_and_the_rest_is_answered(
             held.append(pool.submit(caller.predict, files[:2]))
             wait_for(lambda: caller.get("/health").json["queued"] == 2)
             refusal = caller.predict(files[:2])  # two more than may wait
-            assert "try again" in error_of(refusal, 503)
+            assert "Try again" in error_of(refusal, 503)
             assert int(refusal.headers["retry-after"]) > 0
             held.append(pool.submit(caller.predict, files[:1]))
             wait_for(lambda: caller.get("/health").json["queued"] == 3)
@@ -505,6 +504,103 @@ def test_every_answer_belongs_to_the_one_point_it_names(copied: api.Model, files
         for told, chance in zip(reply.json["predictions"], expected[b], strict=True):
             assert chances(told["answers"]) == pytest.approx(chance, abs=1e-5)
     assert len(seen) > 1
+
+
+# Large images and slow clients.
+
+
+@pytest.fixture(scope="module")
+def tight(extended: api.Model) -> Iterator[Caller]:
+    """A server with little patience, and limits that small images reach."""
+    limits = Limits(
+        pixels=1_000_000,
+        request_pixels=1_500_000,
+        decoding_pixels=1_000_000,
+        small_pixels=100_000,
+        header_seconds=0.5,
+        body_grace=1.5,
+        requests=4,
+    )
+    with running(create_app(extended, limits=limits)) as caller:
+        yield caller
+
+
+def test_pixels_are_limited_per_image_and_per_request(tight: Caller) -> None:
+    large = png(np.zeros((800, 1000), np.uint8))
+    assert tight.predict([("a.png", large)]).status == 200
+    reply = tight.predict([("a.png", large), ("b.png", large), ("c.png", png(NOISE))])
+    assert reply.status == 200
+    told = reply.json["predictions"]
+    assert ["error" in each for each in told] == [False, True, False]
+    assert "1.5 million pixels in one request" in told[1]["error"]
+    too_large = png(np.zeros((1000, 1001), np.uint8))
+    assert "1,001 × 1,000 pixels; the limit is 1 million" in error_of(tight.predict([("d.png", too_large)]), 413)
+    jpeg = png(np.zeros((1000, 1400), np.uint8), kind="JPEG")  # a JPEG may be larger
+    assert tight.predict([("e.jpg", jpeg)] * 4).status == 200
+
+
+def test_small_images_do_not_wait_for_large_ones(
+    tight: Caller, files: list[File], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    busy: list[str] = []
+    pixels = Engine.pixels
+
+    def slow(self: Engine, source: Any, name: str, limits: Limits) -> Any:
+        if name.startswith("large"):
+            busy.append(name)
+            gate.wait(20)
+        return pixels(self, source, name, limits)
+
+    monkeypatch.setattr(Engine, "pixels", slow)
+    large = png(np.zeros((800, 1000), np.uint8))
+    with ThreadPoolExecutor(3) as pool:
+        held = [pool.submit(tight.predict, [(f"large-{n}.png", large)]) for n in range(3)]
+        try:
+            wait_for(lambda: busy)
+            for file in files:
+                assert tight.predict([file]).status == 200
+            assert len(busy) == 1  # two of them have more pixels than may be decoded at the same time
+        finally:
+            gate.set()
+        assert [each.result(20).status for each in held] == [200] * 3
+
+
+def unfinished(port: int, sent: bytes) -> socket.socket:
+    line = socket.create_connection(("127.0.0.1", port), timeout=10)
+    line.sendall(sent)
+    return line
+
+
+BODY = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\nContent-Length: 5000\r\n\r\nx"
+
+
+def test_unfinished_bodies_block_nobody_and_are_given_up(tight: Caller, files: list[File]) -> None:
+    lines = [unfinished(tight.port, BODY) for _ in range(20)]  # five times the requests that are answered at once
+    start = time.monotonic()
+    assert tight.predict(files[:1]).status == 200
+    assert time.monotonic() - start < 1
+    for line in lines:
+        answer = line.recv(10_000)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        line.close()
+    assert time.monotonic() - start < 8
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "])
+def test_headers_must_arrive_in_time(tight: Caller, sent: bytes) -> None:
+    with unfinished(tight.port, sent) as line:
+        start = time.monotonic()
+        assert line.recv(1000) == b""
+        assert 0.3 < time.monotonic() - start < 5
+
+
+def test_headers_must_arrive_in_time_on_a_connection_in_use_too(tight: Caller) -> None:
+    request = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with unfinished(tight.port, request) as line:
+        assert b'"ok"' in line.recv(10_000)
+        line.sendall(request[:-10])
+        assert line.recv(1000) == b""
 
 
 # Strangers, headers, pages.
@@ -598,6 +694,36 @@ def test_health(server: Caller) -> None:
     reply = server.get("/health")
     schema.Health.model_validate(reply.json)
     assert reply.json["status"] == "ok"
+
+
+def test_health_by_head(server: Caller) -> None:
+    reply = server.ask("HEAD", "/health")
+    assert (reply.status, reply.body) == (200, b"")
+
+
+# The token.
+
+
+def test_with_a_token_every_request_needs_it(extended: api.Model, files: list[File]) -> None:
+    with running(create_app(extended, token="a long secret")) as caller:
+        for reply in (caller.get("/"), caller.get("/health"), caller.predict(files[:1]), caller.get("/?token=wrong")):
+            assert "Authorization: Bearer" in error_of(reply, 401)
+            assert reply.headers["www-authenticate"] == "Bearer"
+            assert "set-cookie" not in reply.headers
+        assert caller.predict(files[:1], Authorization="Bearer a long secret").status == 200
+        error_of(caller.get("/health", Authorization="Bearer a long secret", Origin="http://evil.example"), 403)
+
+
+def test_the_login_link_gives_the_page_a_cookie(extended: api.Model, files: list[File]) -> None:
+    with running(create_app(extended, token="a long secret")) as caller:
+        reply = caller.get("/?token=a%20long%20secret")
+        assert (reply.status, reply.headers["location"]) == (303, "/")
+        cookie, *attributes = reply.headers["set-cookie"].split("; ")
+        assert {"HttpOnly", "SameSite=Lax", "Path=/"} == set(attributes)
+        assert caller.get("/", Cookie=cookie).status == 200
+        assert caller.predict(files[:1], Cookie=cookie).status == 200
+        error_of(caller.predict(files[:1], Cookie=cookie, Origin="http://evil.example"), 403)
+        error_of(caller.get("/model?token=a%20long%20secret"), 401)  # only the page's address logs in
 
 
 # Watching.

@@ -19,6 +19,7 @@ from branchout.labels import LabelSpace
 from branchout.model.checkpoint import Fusion, SavedModel
 from branchout.model.heads import CosineHead, FusedHead
 from branchout.serve.engine import Engine, Question, Told, credit
+from branchout.serve.limits import Limits
 
 CLOSE = {"rel": 1e-4, "abs": 1e-5}
 
@@ -184,6 +185,39 @@ def test_turning_the_dial_up_moves_credit_to_the_new_branches(val: Samples) -> N
 def test_a_picture_one_pixel_high_is_refused_before_it_grows(base: api.Model) -> None:
     engine = Engine(api.Model(base.saved, None, torch.device("cpu")))
     engine.model.classifier.preprocessing = Preprocessing(224, 1, (0.5,), (0.25,))
+    limits = Limits(pixels=10_000_000)
     with pytest.raises(UnreadableImage, match="long and thin"):
-        engine.pixels(png(np.zeros((1, 60_000), np.uint8)), "line.png", 10_000_000)
-    assert engine.pixels(png(np.zeros((10, 300), np.uint8)), "bar.png", 10_000_000).shape == (1, 224, 224)
+        engine.pixels(png(np.zeros((1, 60_000), np.uint8)), "line.png", limits)
+    assert engine.pixels(png(np.zeros((10, 300), np.uint8)), "bar.png", limits).shape == (1, 224, 224)
+
+
+def test_the_cost_of_an_image_is_read_from_its_header(base: api.Model) -> None:
+    engine = Engine(base)
+    pixels = np.zeros((300, 400, 3), np.uint8)
+    limits = Limits(pixels=120_000)
+    assert engine.pixel_cost(png(pixels), "a.png", limits) == 120_000
+    assert engine.pixel_cost(png(pixels, kind="JPEG"), "a.jpg", limits) == 30_000  # decoded at a reduced size
+    half = Limits(pixels=60_000)
+    assert engine.pixel_cost(png(pixels, kind="JPEG"), "a.jpg", half) == 30_000
+    with pytest.raises(UnreadableImage, match=r"a\.png.*400 × 300 .* 0\.06 million"):
+        engine.pixel_cost(png(pixels), "a.png", half)
+    with pytest.raises(UnreadableImage, match="not an image"):
+        engine.pixel_cost(b"text", "a.png", limits)
+
+
+def test_a_large_jpeg_is_decoded_at_a_reduced_size(base: api.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(base)
+    rows, columns = np.mgrid[0:1000, 0:1200]
+    data = png(((rows // 5 + columns // 9) % 256).astype(np.uint8), kind="JPEG", quality=95)
+    sizes = []
+    prepare = Preprocessing.prepare
+
+    def noted(self: Preprocessing, image: np.ndarray) -> torch.Tensor:
+        sizes.append(image.shape[:2])
+        return prepare(self, image)
+
+    monkeypatch.setattr(Preprocessing, "prepare", noted)
+    whole = engine.pixels(data, "a.jpg", Limits())
+    reduced = engine.pixels(data, "a.jpg", Limits(small_pixels=1000))
+    assert sizes == [(1000, 1200), (125, 150)]
+    assert (whole.float() - reduced.float()).abs().mean() < 2  # of 255

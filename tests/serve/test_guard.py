@@ -6,15 +6,15 @@ import socket
 
 import pytest
 
-from branchout.serve.guard import Guard, Names, host_name, is_loopback
+from branchout.serve.guard import Guard, Names, cookie_name, has_token, host_name, is_loopback
 
 
 def verdict(names: Names, method: str = "GET", **headers: str) -> str | None:
     async def nothing(*_: object) -> None:
         raise AssertionError
 
-    listed = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    return Guard(nothing, names).refusal({"type": "http", "method": method, "headers": listed})
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Guard(nothing, names).refusal(method, given)
 
 
 LOCAL = Names("127.0.0.1")
@@ -112,3 +112,22 @@ def test_host_names() -> None:
 )
 def test_loopback(host: str, alone: bool) -> None:
     assert is_loopback(host) == alone
+
+
+@pytest.mark.parametrize(
+    ("headers", "welcome"),
+    [
+        ({"authorization": "Bearer s3cret token"}, True),
+        ({"authorization": "bearer s3cret token"}, True),
+        ({"authorization": "Bearer s3cret"}, False),
+        ({"authorization": "Basic s3cret token"}, False),
+        ({"authorization": "s3cret token"}, False),
+        ({"cookie": f"a=b; {cookie_name('s3cret token')}=s3cret%20token"}, True),
+        ({"cookie": f"{cookie_name('s3cret token')}=other"}, False),
+        ({"cookie": "s3cret token"}, False),
+        ({"authorization": "Bearer \xff"}, False),
+        ({}, False),
+    ],
+)
+def test_a_token_comes_as_a_header_or_as_the_cookie(headers: dict[str, str], welcome: bool) -> None:
+    assert has_token(headers, "s3cret token") == welcome

@@ -186,7 +186,7 @@ def test_a_folder_that_holds_another_model_by_now_is_not_written_to(model: api.M
     about = json.loads(manifest.read_text(encoding="utf-8"))
     about["files"]["base.safetensors"] = "0" * 64
     manifest.write_text(json.dumps(about), encoding="utf-8")
-    with pytest.raises(BranchoutError, match="not the model that was opened"):
+    with pytest.raises(BranchoutError, match="another model"):
         points.save(points.for_goal("novel"))
     shutil.rmtree(model.folder)
     with pytest.raises(BranchoutError, match="cannot be read"):
@@ -197,3 +197,27 @@ def test_a_model_without_a_folder_saves_nothing() -> None:
     points = Points(grid_model())
     with pytest.raises(BranchoutError, match="nothing can be saved"):
         points.save(points.for_goal("novel"))
+
+
+def test_a_choice_made_outside_is_noticed(model: api.Model) -> None:
+    assert model.folder is not None
+    points = Points(model)
+    current = points.current
+    assert current.about["saved"]
+    outside = api.load(model.folder)
+    now = (current.about["point"], current.about["goal"])
+    other = next(g for g in ("novel", "all", "avg") if (points.for_goal(g).about["point"], g) != now)
+    outside.tune(other)
+    assert not current.about["saved"]
+    assert points.for_goal(other).about["saved"]
+    assert points.current is current  # answers stay at the point in force until someone changes it
+    outside.tune(current.about["goal"])
+    assert current.about["saved"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"files": {}, "fusions": []}', '{"files": {}, "fusions": [3]}'])
+def test_a_manifest_that_was_spoilt_names_no_choice(model: api.Model, text: str) -> None:
+    assert model.folder is not None
+    points = Points(model)
+    (model.folder / "branchout.json").write_text(text, encoding="utf-8")
+    assert not points.current.about["saved"]

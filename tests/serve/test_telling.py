@@ -121,6 +121,19 @@ def test_a_saved_point_has_a_goal_that_leads_there_and_the_report_follows(server
             assert kept.frontier.choose(goal) == number
 
 
+def test_the_report_follows_a_choice_made_outside(server: Caller, copied: api.Model) -> None:
+    assert copied.folder is not None
+    before = server.get("/operating-point").json["operating_point"]
+    assert before["saved"]
+    other = next(goal for goal in ("novel", "all") if copied.frontier.choose(goal) != before["point"])
+    api.load(copied.folder).tune(other)
+    assert not server.get("/operating-point").json["operating_point"]["saved"]
+    data = server.get("/report-data").json["data"]
+    assert data["numbers"][data["saved"]] == copied.frontier.choose(other)
+    turned = server.put("/operating-point", {"goal": other}).json["operating_point"]
+    assert turned["saved"]
+
+
 def test_a_base_model_is_told_too(base: api.Model, val: Samples) -> None:
     with running(create_app(base, test=val.of_classes(base.classes))) as caller:
         is_read(caller)

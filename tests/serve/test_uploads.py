@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from serving import form
 from starlette.requests import ClientDisconnect, Request
 
-from branchout.serve.uploads import Limits, Refused, Upload, safe_name, uploads
+from branchout.serve.limits import Limits, Refused, Uploads
+from branchout.serve.uploads import safe_name, uploaded_files
 
 XYZ = "multipart/form-data; boundary=xyz"
 LIMITS = Limits(file_bytes=100, files=3)
@@ -32,9 +33,12 @@ def request(chunks: Iterable[bytes], kind: str, **headers: str) -> Request:
     return Request({"type": "http", "method": "POST", "headers": listed}, receive)
 
 
-def read(chunks: Iterable[bytes], kind: str, limits: Limits = LIMITS, **headers: str) -> list[Upload]:
-    async def gathered() -> list[Upload]:
-        return [upload async for upload in uploads(request(chunks, kind, **headers), limits)]
+def read(chunks: Iterable[bytes], kind: str, limits: Limits = LIMITS, **headers: str) -> list[tuple[str, bytes, int]]:
+    """Name, content and size of every file."""
+
+    async def gathered() -> list[tuple[str, bytes, int]]:
+        async with uploaded_files(request(chunks, kind, **headers), limits, Uploads(limits)) as files:
+            return [(file.filename or "", await file.read(), file.size or 0) for file in files]
 
     return asyncio.run(gathered())
 
@@ -50,28 +54,51 @@ def test_files_come_whole_and_in_order_however_the_body_is_cut(size: int) -> Non
     files = [("a.png", b"\r\n--xy\r\n--xyzz" * 4), ("b.png", b""), ("a.png", bytes(range(100)))]
     kind, body = form(files)
     found = read([body[n : n + size] for n in range(0, len(body), size)], kind)
-    assert [(upload.name, upload.data, upload.too_large) for upload in found] == [(*file, False) for file in files]
+    assert found == [(name, data, len(data)) for name, data in files]
 
 
-def test_a_file_at_the_limit_is_kept_and_one_beyond_it_only_noticed() -> None:
-    kind, body = form([("at", b"x" * 100), ("over", b"x" * 101), ("after", b"y")])
-    assert read([body], kind) == [Upload("at", b"x" * 100), Upload("over", b"", True), Upload("after", b"y")]
-    assert read([b"x" * 60, b"x" * 40], "image/png") == [Upload("picture", b"x" * 100)]
-    assert read([b"x" * 60, b"x" * 41, b"x"], "image/png") == [Upload("picture", b"", True)]
+def test_an_image_as_the_body_is_kept_up_to_the_limit() -> None:
+    assert read([b"x" * 60, b"x" * 40], "image/png") == [("image", b"x" * 100, 100)]
+    ((name, data, size),) = read([b"x" * 60, b"x" * 41, b"x"], "image/png")
+    assert (name, size) == ("image", 102)
+    assert len(data) <= 100
 
 
-def test_200_megabytes_pass_through_and_are_never_held() -> None:
+def test_200_megabytes_are_never_held_in_memory() -> None:
     megabyte = b"\0" * 1_000_000
     head, tail = form([("big.png", b"SPLIT")])[1].split(b"SPLIT")
     limits = Limits(files=20)
+    uploads = Uploads(limits)
+
+    async def received() -> int:
+        asked = request([head, *[megabyte] * 200, tail], XYZ)
+        async with uploaded_files(asked, limits, uploads) as (file,):
+            assert uploads.bytes > 200_000_000
+            assert uploads.open == 1
+            return file.size or 0
+
     tracemalloc.start()
     try:
-        (found,) = read([head, *[megabyte] * 200, tail], "multipart/form-data; boundary=xyz", limits)
+        size = asyncio.run(received())
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert found == Upload("big.png", b"", True)
-    assert peak < 3 * limits.file_bytes
+    assert size == 200_000_000
+    assert peak < 20_000_000
+    assert (uploads.open, uploads.bytes) == (0, 0)
+
+
+def test_all_uploads_together_are_limited_by_count_and_by_bytes() -> None:
+    uploads = Uploads(Limits(uploads=2, upload_bytes=100))
+    with uploads.add() as first, uploads.add() as second:
+        first(60)
+        with pytest.raises(Refused, match="bytes") as refusal:
+            second(50)
+        assert refusal.value.status == 503
+        with pytest.raises(Refused, match="uploading"), uploads.add():
+            pass
+    with uploads.add() as hold:
+        hold(100)
 
 
 def test_a_body_that_says_it_is_too_long_is_not_read() -> None:
@@ -102,42 +129,56 @@ def test_a_body_that_goes_on_and_on_is_given_up() -> None:
     assert sent <= LIMITS.body_bytes + 2000
 
 
-def test_a_body_that_does_not_come_is_given_up() -> None:
-    async def never() -> dict[str, Any]:
-        await asyncio.sleep(60)
-        raise AssertionError
+def trickled(limits: Limits, pause: float, chunk: bytes) -> Refused | None:
+    """The refusal of a body that sends one chunk after each pause, ten times."""
+    sent = 0
+
+    async def receive() -> dict[str, Any]:
+        nonlocal sent
+        await asyncio.sleep(pause)
+        sent += 1
+        return {"type": "http.request", "body": chunk, "more_body": sent < 10}
 
     async def waiting() -> None:
         asked = request([], "image/png")
-        asked._receive = never
-        async for _ in uploads(asked, Limits(seconds=0.05)):
+        asked._receive = receive
+        async with uploaded_files(asked, limits, Uploads(limits)):
             pass
 
-    with pytest.raises(Refused) as refusal:
+    try:
         asyncio.run(waiting())
-    assert refusal.value.status == 408
+    except Refused as refusal:
+        return refusal
+    return None
+
+
+def test_a_body_that_arrives_too_slowly_is_refused() -> None:
+    assert trickled(Limits(body_seconds=0.05), 60, b"").status == 408  # nothing at all
+    assert trickled(Limits(body_grace=0.1, body_rate=1000), 0.05, b"x").status == 408  # 20 bytes per second
+    assert trickled(Limits(body_grace=0.1, body_rate=1000), 0.02, b"x" * 200) is None  # 10,000 bytes per second
+    assert trickled(Limits(body_seconds=0.3, body_rate=1), 0.1, b"x" * 200).status == 408  # fast, but too long
 
 
 def test_too_many_files_are_refused_at_the_first_too_many() -> None:
     kind, body = form([(f"{n}.png", b"x") for n in range(4)])
     refusal = refused([body], kind)
     assert refusal.status == 413
-    assert "at most 3 pictures" in refusal.sentence
+    assert "at most 3" in refusal.sentence
 
 
 @pytest.mark.parametrize(
     ("body", "kind", "status", "words"),
     [
         (b"{}", "application/json", 415, "application/json"),
-        (b"x", "", 415, "is nothing"),
+        (b"x", "", 415, "missing"),
         (b"a=b", "application/x-www-form-urlencoded", 415, "--data-binary"),
         (b"x", "multipart/form-data", 400, "boundary"),
         (b"x", f"multipart/form-data; boundary={'y' * 500}", 400, "cannot be read"),
         (b"no boundary here", XYZ, 400, "cannot be read"),
         (form([("a.png", b"abc")])[1][:-8], XYZ, 400, "cut short"),
         (form([("a.png", b"abc")], field="photo")[1], XYZ, 400, "'photo'"),
-        (b"--xyz\r\nContent-Disposition: form-data\r\n\r\nx\r\n--xyz--\r\n", XYZ, 400, "''"),
-        (b"--xyz\r\n\r\nx\r\n--xyz--\r\n", XYZ, 400, "''"),
+        (b"--xyz\r\nContent-Disposition: form-data\r\n\r\nx\r\n--xyz--\r\n", XYZ, 400, "name"),
+        (b"--xyz\r\n\r\nx\r\n--xyz--\r\n", XYZ, 400, "name"),
         (
             b'--xyz\r\nContent-Disposition: form-data; name="files"\r\n\r\nx\r\n--xyz--\r\n',
             XYZ,
@@ -165,7 +206,7 @@ def test_a_caller_who_hangs_up_is_noticed() -> None:
     async def reading() -> None:
         asked = request([], "image/png")
         asked._receive = gone
-        async for _ in uploads(asked, LIMITS):
+        async with uploaded_files(asked, LIMITS, Uploads(LIMITS)):
             pass
 
     with pytest.raises(ClientDisconnect):
@@ -179,10 +220,10 @@ def test_a_caller_who_hangs_up_is_noticed() -> None:
         ("../../etc/passwd", "passwd"),
         ("/etc/shadow", "shadow"),
         ("C:\\Users\\me\\robin.jpg", "robin.jpg"),
-        ("..", "picture"),
-        ("a/..", "picture"),
-        ("", "picture"),
-        ("a/", "picture"),
+        ("..", "image"),
+        ("a/..", "image"),
+        ("", "image"),
+        ("a/", "image"),
         ("nul\0l\r\nSet-Cookie: x.png", "nullSet-Cookie: x.png"),
         ("\u202egpj.exe", "gpj.exe"),
         ("\ud800.png", ".png"),
