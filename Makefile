@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test lint types format clean
+.PHONY: help setup demo test lint types docs format clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -33,6 +33,9 @@ lint: $(READY)  ## style and the order of imports
 
 types: $(READY)  ## strict static types
 	$(BIN)/mypy
+
+docs: $(READY)  ## the documentation site, into site/; a broken link is an error
+	$(BIN)/mkdocs build --quiet
 
 format: $(READY)  ## rewrite the code in the house style
 	$(BIN)/ruff check --fix .

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +17,11 @@ import pytest
 import torch
 import typer
 
+from benchmarks.paper import claims
 from benchmarks.paper.claims import checks
 from benchmarks.paper.report import read
 from branchout.baselines.registry import baselines
-from branchout.bench import claims, tables
+from branchout.bench import tables
 from branchout.bench.rows import number as rounded
 from branchout.cli import app
 from branchout.method.frontier import Frontier
@@ -31,6 +35,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 GUIDES = ("how-it-works", "operating-points", "exemplars", "overlapping-classes", "branch-depth", "troubleshooting")
+GENERATED = ("results", "results-glyphs", "baselines")
 PICTURES = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
@@ -136,10 +141,23 @@ def test_the_checks_see_commands() -> None:
     assert sum(1 for page in PAGES for _ in mentioned(page)) >= 10
 
 
-def test_the_two_commands_stand_first() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.index("make demo") < readme.index("branchout extend")
-    assert "make test" in readme
+def test_the_readme_is_short_and_starts_with_the_two_commands() -> None:
+    assert README.index("make demo") < README.index("branchout extend")
+    assert "make test" in README
+    assert len(README.split()) <= 550
+
+
+def targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+@each_page
+def test_every_make_command_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"`make ([a-z]+)`", text) + re.findall(
+        r"^make ([a-z]+)", "\n".join(blocks(page, "")), re.MULTILINE
+    )
+    assert set(named) <= targets(), page.name
 
 
 # Python.
@@ -208,6 +226,26 @@ def test_the_index_names_every_page() -> None:
     assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
 
 
+QUAINT = (
+    "images that chose nothing",
+    "is there already",
+    "could not be had",
+    "but not of what",
+    "had no word for",
+    "stand-in",
+    "louder",
+    "pictures",
+)
+"""Phrases that pages used to have; each has a plain word in its place."""
+
+
+@each_page
+def test_pages_are_in_plain_words(page: Path) -> None:
+    text = re.sub(r"\]\([^)]*\)", "]", prose(page)).lower()  # without the addresses of links
+    if page.stem not in GENERATED:
+        assert [phrase for phrase in QUAINT if phrase in text] == []
+
+
 def test_every_picture_is_shown_and_can_be_read() -> None:
     shown = {(page.parent / link).resolve() for page in PAGES for link in links(page) if link.endswith(".svg")}
     assert shown >= {picture.resolve() for picture in PICTURES}
@@ -235,6 +273,29 @@ def test_a_picture_is_grey_on_a_ground_of_its_own(picture: Path) -> None:
                 assert digits, f"{paint} is no shade written in hexadecimal"
                 parts = re.findall("." * (len(digits[1]) // 3), digits[1])
                 assert len(set(parts)) == 1, f"{paint} is a colour"
+
+
+# The site.
+
+
+def test_the_site_builds_and_asks_no_other_host_for_anything(tmp_path: Path) -> None:
+    """Strict: broken links, headings that do not exist and pages outside the navigation are errors."""
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert built.returncode == 0, built.stdout + built.stderr
+    pages = sorted(tmp_path.rglob("*.html"))
+    assert len(pages) >= 20
+    loaded = re.compile(
+        r"""<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)\s*=\s*["']?((?:https?:)?//[^"'\s>]+)"""
+    )
+    for page in pages:
+        assert loaded.findall(page.read_text(encoding="utf-8")) == [], page
+    for sheet in tmp_path.rglob("*.css"):
+        assert not re.search(r"url\(\s*['\"]?(?:https?:)?//|@import", sheet.read_text(encoding="utf-8")), sheet
+    reference = (tmp_path / "command-line" / "index.html").read_text(encoding="utf-8")
+    for name, command_found in COMMANDS.items():
+        assert f'id="{name}"' in reference or command_found.hidden, name
 
 
 # Numbers.
@@ -283,11 +344,18 @@ LINES = {
     "15 unknown, 5 old ones, half the images, clustered by look": "overlap-random-clustered/resnet10",
     "20 old ones, half the images, clustered by look": "overlap-full/resnet10",
 }
-"""The experiment and network of each line of the README's table."""
+"""The experiment and network of each line of the table in docs/accuracy.md."""
+
+README_LINES = {
+    "180 + 20 classes, ResNet10": "disjoint-40/resnet10",
+    "180 + 20 classes, ResNet18": "disjoint-40/resnet18",
+    "180 + 15 classes, 5 old ones in a new style": "overlap-style/resnet10",
+}
+ACCURACY = ROOT / "docs" / "accuracy.md"
 
 
 def two_fold(experiment: str, row: str) -> str:
-    """As the README writes it: all / balanced / avg."""
+    """As the tables write it: all / balanced / avg."""
     path = ROOT / "results" / "tiny-imagenet-200" / experiment / f"{row}.json"
     if not path.exists():
         return "not measured"
@@ -295,23 +363,58 @@ def two_fold(experiment: str, row: str) -> str:
     return " / ".join(rounded(scores[goal]) for goal in ("all", "balanced", "avg"))
 
 
-def test_the_readme_has_the_two_fold_scores_of_the_files() -> None:
-    table = [line.strip("| ").split(" | ") for line in README.splitlines() if line.startswith("| ")]
-    lines = {cells[0]: cells[1:] for cells in table if cells[0] in LINES}
-    assert lines.keys() == LINES.keys()
+@pytest.mark.parametrize(("page", "expected"), [(ROOT / "README.md", README_LINES), (ACCURACY, LINES)])
+def test_tables_have_the_two_fold_scores_of_the_files(page: Path, expected: dict[str, str]) -> None:
+    text = page.read_text(encoding="utf-8")
+    table = [line.strip("| ").split(" | ") for line in text.splitlines() if re.match(r"\| .*\d / \d", line)]
+    lines = {cells[0]: cells[1:] for cells in table}
+    assert lines.keys() == expected.keys()
     rows = ("score-fusion-reference-all", "score-fusion-branchout-all", "joint-dial-all")
-    for name, experiment in LINES.items():
+    for name, experiment in expected.items():
         assert lines[name][:3] == [two_fold(experiment, row) for row in rows], name
 
 
-def test_no_other_method_with_the_dial_is_above_what_the_readme_says() -> None:
+def test_no_other_method_with_the_dial_is_above_what_the_page_says() -> None:
     rivals = []
     for path in (ROOT / "results" / "tiny-imagenet-200" / "disjoint-40" / "resnet10").glob("*-dial-all.json"):
         row = json.loads(path.read_text(encoding="utf-8"))
         if row["method"] not in ("score-fusion", "joint"):
             rivals.append(row["two_fold"])
     best = " / ".join(rounded(max(scores[goal] for scores in rivals)) for goal in ("all", "balanced", "avg"))
-    assert f"the best reach {best} on the first line" in README
+    assert f"the best reach {best} on the first line" in ACCURACY.read_text(encoding="utf-8")
+
+
+def test_speed_ratios_are_those_of_their_files() -> None:
+    rows = re.findall(
+        r"^\| .* \| ([\d.]+) \| \[.+\]\((\S+speed/\S+\.json)\) \|$", ACCURACY.read_text("utf-8"), re.MULTILINE
+    )
+    assert len(rows) == 3
+    for shown, path in rows:
+        measured = json.loads((ACCURACY.parent / path).read_text(encoding="utf-8"))["ratio"]
+        digits = len(shown.partition(".")[2])
+        assert shown == f"{measured:.{digits}f}", path
+    assert f"took {rows[0][0]} of the time of joint training" in README
+
+
+def test_the_demo_is_shown_as_it_was_measured() -> None:
+    """The table of docs/README.md, line by line."""
+    row = json.loads((ROOT / "results/glyphs/demo/score-fusion-branchout.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    assert f"{row['images']:,} held-out" in page
+    for goal, after in row["points"].items():
+        cells = re.search(rf"^│ {goal}\b(.+)│$", page, re.MULTILINE)
+        assert cells, goal
+        expected = [
+            after["all"],
+            row["before"]["base"],
+            after["base"],
+            after["novel"],
+            row["before"]["overlap"],
+            after["overlap"],
+            after["avg"],
+        ]
+        shown = [float(cell) for cell in re.findall(r"\d+\.\d", cells[1])]
+        assert shown == pytest.approx(expected, abs=0.0501), goal
 
 
 @pytest.mark.parametrize("dataset", ["tiny-imagenet-200", "glyphs"])
