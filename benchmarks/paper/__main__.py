@@ -16,7 +16,7 @@ from benchmarks.paper.markdown import markdown
 from benchmarks.paper.page import beside, html
 from benchmarks.paper.report import report
 from branchout.errors import BranchoutError
-from branchout.files import atomic_write, check_output
+from branchout.files import check_output, write_text
 
 
 def main(words: list[str] | None = None) -> None:
@@ -44,8 +44,7 @@ def write_pages(results: Path, dataset: str, page: Path) -> list[Path]:
         page_html: html(found, link, {path.stem: path.read_text(encoding="utf-8") for path in drawn}),
     }
     for place, content in texts.items():
-        with atomic_write(place) as partial:
-            partial.write_text(content, encoding="utf-8")
+        write_text(place, content)
     return list(texts)
 
 

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paper.measurements import Measurements, Missing, Rows, Verdict, decided, label
-from benchmarks.paper.paper_numbers import paper_rows
-from branchout.bench.methods import methods
+from benchmarks.paper import verdicts
+from benchmarks.paper.measurements import Measurements, Missing, Rows, Verdict
 from branchout.bench.rows import number
-from branchout.bench.tables import BY_BASE, base_class_counts, networks_of, table_named
-from branchout.report.markup import MINUS
+from branchout.bench.tables import networks_of, table_named
 
-OURS, DEFAULT, FC_ONLY = "score-fusion-reference", "score-fusion-branchout", "score-fusion-fc-reference"
-COMPARED = ("finetune", "lwf", "icarl", "bic", "wa", "der")
-"""The class-incremental methods of the paper's Table 1."""
-COMPARED_LARGER = ("finetune", "lwf", "icarl", "bic", "wa")
-"""Those that it has with ResNet18."""
-DEEPER = ("layer3", "layer2", "layer1", "stem")
-"""From where more is fine-tuned than the last block, `layer4`."""
 OVERLAPS = (
     "overlap-style", "overlap-random-shuffled", "overlap-random-clustered",
     "overlap-domain-shuffled", "overlap-domain-clustered",
@@ -130,262 +120,6 @@ def _reasons() -> dict[str, dict[str, dict[str, Any]]]:
     return known
 
 
-# Joint training, and everybody who stands in the paper's tables.
-
-
-def _near_joint(of: Measurements, table: str, arch: str) -> Verdict:
-    experiment = table_named(table).experiment
-    ours, joint = (of.value("all", experiment, *who, arch) for who in ((OURS, "all"), ("joint", "plain")))
-    default = of.perhaps("all", experiment, DEFAULT, "all", arch)
-    told = f"all {ours} against {joint}" + (f"; Branchout's recipe {default}" if default else "")
-    return decided([(1 - (joint.mean - ours.mean), ours.chance(joint))], told)
-
-
-def _above_joint(of: Measurements, table: str, arch: str) -> Verdict:
-    experiment = table_named(table).experiment
-    ours, joint = (of.value("avg", experiment, *who, arch) for who in ((OURS, "avg"), ("joint", "plain")))
-    told = f"avg {ours.against(joint)}"
-    for what, method, point in (
-        ("Branchout's recipe", DEFAULT, "avg"),
-        ("joint training with the same dial", "joint", "dial-avg"),
-    ):
-        value = of.perhaps("avg", experiment, method, point, arch)
-        told += f"; {what} {value}" if value else ""
-    return decided([(ours.mean - joint.mean, ours.chance(joint))], told)
-
-
-def _above(
-    of: Measurements,
-    table: str,
-    ours: tuple[str, str],
-    others: tuple[str, Sequence[str]],
-    metrics: Mapping[str, str],
-    lead: float = 0.0,
-) -> Verdict:
-    """Whether our method is above all others in each metric, by `lead` points, at the point that is chosen for it.
-
-    Both sides are methods and a network. All others must be measured. What everybody in the table reaches with the
-    same dial is told.
-    """
-    experiment = table_named(table).experiment
-    method, arch = ours
-    network, names = others
-    told, dialled, margins = [], [], []
-    for metric, point in metrics.items():
-        mine = of.value(metric, experiment, method, point, arch)
-        theirs = {name: of.value(metric, experiment, name, "plain", network) for name in names}
-        best = max(theirs, key=lambda name: theirs[name].mean)
-        margins.append((mine.mean - theirs[best].mean - lead, mine.chance(theirs[best])))
-        told.append(f"{metric} {mine.against(theirs[best], label(best))}")
-        found = {
-            name: of.perhaps(metric, experiment, name, f"dial-{point}", network)
-            for name in table_named(table).of(network)
-            if _is_rival(name)
-        }
-        moved = {name: value for name, value in found.items() if value}
-        if moved:
-            best = max(moved, key=lambda name: moved[name].mean)
-            dialled.append(f"{metric} {moved[best]} ({label(best)})")
-    if dialled:
-        told.append(f"with the same dial the best others reach {', '.join(dialled)}")
-    default = {metric: of.perhaps(metric, experiment, DEFAULT, point, arch) for metric, point in metrics.items()}
-    known = [f"{metric} {value}" for metric, value in default.items() if value]
-    if known:
-        told.append(f"Branchout's recipe {', '.join(known)}")
-    return decided(margins, "; ".join(told))
-
-
-def _is_rival(name: str) -> bool:
-    baseline = methods()[name].baseline
-    return baseline is not None and not baseline.oracle
-
-
-BOTH = {"all": "all", "avg": "avg"}
-
-
-def _above_everyone(of: Measurements, table: str, arch: str) -> Verdict:
-    return _above(of, table, (OURS, arch), (arch, _compared(arch)), BOTH)
-
-
-def _ten_points_above(of: Measurements, table: str, arch: str) -> Verdict:
-    return _above(of, table, (OURS, arch), (arch, _compared(arch)), {"all": "all"}, lead=10)
-
-
-def _smaller_wins(of: Measurements, table: str, arch: str) -> Verdict:
-    return _above(of, table, (OURS, "resnet10"), (arch, COMPARED_LARGER), BOTH)
-
-
-def _fc_only(of: Measurements, table: str, arch: str) -> Verdict:
-    return _above(of, table, (FC_ONLY, arch), (arch, _compared(arch)), BOTH)
-
-
-def _many_steps(of: Measurements, table: str, arch: str) -> Verdict:
-    return _above(of, table, (OURS, arch), (arch, ("bic", "podnet")), {"incremental": "all"})
-
-
-def _compared(arch: str) -> Sequence[str]:
-    return COMPARED if arch == "resnet10" else COMPARED_LARGER
-
-
-def _above_table(of: Measurements, table: str, arch: str) -> Verdict:
-    """Against everybody whom the paper has in that table and who sees no more than the method does."""
-    told = paper_rows(table, arch)
-    names = [name for name in table_named(table).of(arch) if _is_rival(name) and label(name) in told]
-    return _above(of, table, (OURS, arch), (arch, names), BOTH)
-
-
-# The parts of the method.
-
-
-def _tuned_heads(of: Measurements, table: str, arch: str) -> Verdict:
-    """The paper's point is fine-tuning against both ways of training anew."""
-    told, margins = [], []
-    for metric in BOTH:
-        tuned = of.value(metric, table, "logitcat-ft", "plain", arch)
-        anew = {name: of.value(metric, table, name, "plain", arch) for name in ("logitcat-rt", "featcat-rt")}
-        best = max(anew, key=lambda name: anew[name].mean)
-        margins.append((tuned.mean - anew[best].mean, tuned.chance(anew[best])))
-        told.append(f"{metric} {tuned.against(anew[best], label(best))}")
-    return decided(margins, "; ".join(told))
-
-
-def _deeper_branch(of: Measurements, table: str, arch: str) -> Verdict:
-    deep, usual = (
-        of.value("novel", table, f"score-fusion{where}-reference", "balanced", arch) for where in ("-layer3", "")
-    )
-    return decided([(deep.mean - usual.mean, deep.chance(usual))], f"novel {deep.against(usual)}")
-
-
-def _max_pooling(of: Measurements, table: str, arch: str) -> Verdict:
-    """As the paper compares them: logits side by side, nothing trained. Score fusion's own are told beside it."""
-    largest, mean = (of.value("overlap", table, f"logitcat-{how}", "plain", arch) for how in ("max", "average"))
-    base = [of.value("base", table, f"logitcat-{how}", "plain", arch) for how in ("max", "average")]
-    told = f"overlap {largest.against(mean)}; base {base[0].against(base[1])}"
-    fused = [of.perhaps("overlap", table, f"score-fusion{how}-reference", "avg", arch) for how in ("", "-average")]
-    if fused[0] and fused[1]:
-        told += f"; within score fusion (best-Acc_avg) overlap {fused[0].against(fused[1])}"
-    return decided([(largest.mean - mean.mean, largest.chance(mean))], told)
-
-
-# The figures.
-
-
-def _grid_trades(of: Measurements, _: str, arch: str) -> Verdict:
-    """From one end of the grid to the other, at every value of the other setting; the mean decides."""
-    row = of.row("disjoint-40", OURS, "all", arch)
-    curve = row.get("curve") or ()
-    grid = {(round(point["alpha"], 3), round(point["beta"], 3)): point for point in curve}
-
-    def change(metric: str, begin: int, end: int, place: int) -> list[float]:
-        """What moving α (place 0) or β (place 1) changes, for each value of the other."""
-        found = []
-        for other in sorted({setting[1 - place] for setting in grid}):
-            first, last = ((at, other) if place == 0 else (other, at) for at in (float(begin), float(end)))
-            if first in grid and last in grid:
-                found.append(grid[last][metric] - grid[first][metric])
-        if not found:
-            raise Missing("no whole grid in the row of score-fusion-reference, all")
-        return found
-
-    told, margins = [], []
-    for name, begin, end, place in (("α", 0, 1, 0), ("β", 1, 0, 1)):
-        novel, base = (change(metric, begin, end, place) for metric in ("novel", "base"))
-        gain = sum(novel) / len(novel)
-        margins.append((gain, of.error(row, "novel")))
-        rises = sum(each > 0 for each in novel)
-        told.append(
-            f"{name} from {begin} to {end}: novel {_signed(gain)}, base {_signed(sum(base) / len(base))} on average "
-            f"(novel rises at {rises} of {len(novel)} values of {'βα'[place]})"
-        )
-    return decided(margins, "; ".join(told) + "; first seed")
-
-
-def _signed(points: float) -> str:
-    return f"{'+' if points >= 0 else MINUS}{number(_points(abs(points)))}"
-
-
-def _points(difference: float) -> float:
-    """As exact as the numbers in rows are: what subtracting adds in later digits would turn halves the wrong way."""
-    return round(difference, 3)
-
-
-def alone(rows: Rows, dataset: str) -> dict[int, dict[str, float]]:
-    """Accuracy on new classes alone, by the number of base classes and by what was fine-tuned."""
-    found: dict[int, dict[str, float]] = {}
-    for path, row in alone_rows(rows, dataset).items():
-        found.setdefault(row["base_classes"], {})[_tuned(path)] = row["novel_alone"]
-    return dict(sorted(found.items()))
-
-
-def _tuned(path: Path) -> str:
-    """From where the network was fine-tuned, by the name of its row."""
-    return path.stem.removeprefix("alone-").removesuffix("-alone")
-
-
-def alone_rows(rows: Rows, dataset: str) -> Rows:
-    """The rows that the first two figures are drawn from."""
-    return {
-        path: row
-        for path, row in rows.items()
-        if path.parts[0] == dataset
-        and re.fullmatch(rf"{BY_BASE}-\d+", path.parts[1])  # not of another split
-        and path.parts[2] == "resnet10"
-        and path.stem.endswith("-alone")
-    }
-
-
-def _fewest_and_most(of: Measurements, wanted: set[str]) -> dict[int, dict[str, float]]:
-    odd = of.odd.intersection(alone_rows(of.rows, of.dataset))
-    if odd:
-        raise Missing(f"{sorted(odd)[0]} only with another training of the base model")
-    found = alone(of.rows, of.dataset)
-    counts = base_class_counts(of.dataset) or tuple(found)
-    found = {count: each for count, each in found.items() if count in counts}  # not those of another scale
-    if len(counts) < 2:
-        raise Missing("rows with two numbers of base classes at least")
-    for count in (min(counts), max(counts)):
-        absent = sorted(wanted - set(found.get(count, ())))
-        if absent:
-            raise Missing(f"no row of {absent[0]} with {count} base classes")
-    return found
-
-
-def _depth_stops(of: Measurements, *_: str) -> Verdict:
-    """Few base classes: fine-tuning more helps. Many: it does not. The second without the first would say nothing."""
-    found = _fewest_and_most(of, {"layer4", *DEEPER})
-    told, margins = [], []
-    for count in (min(found), max(found)):
-        best = max(DEEPER, key=lambda where: found[count][where])
-        chance = _chance_alone(of, count, best)
-        gain = found[count][best] - found[count]["layer4"]
-        # That more does not help is not lost by what chance could have added.
-        margins.append((gain, chance) if count == min(found) else (2 * chance - gain, chance))
-        told.append(
-            f"{count} base classes: last block {number(found[count]['layer4'])}, "
-            f"the best of those that fine-tune more {number(found[count][best])} (from {best})"
-        )
-    return decided(margins, "; ".join(told))
-
-
-def _gap_shrinks(of: Measurements, *_: str) -> Verdict:
-    """The paper fine-tunes all features; the gap must be there with few base classes before it can shrink."""
-    found = _fewest_and_most(of, {"fc", "stem"})
-    gaps = {count: _points(each["stem"] - each["fc"]) for count, each in found.items() if {"fc", "stem"} <= set(each)}
-    told = ", ".join(f"{number(gap)} points with {count}" for count, gap in gaps.items())
-    block = [number(_points(each["layer4"] - each["fc"])) for each in found.values() if {"fc", "layer4"} <= set(each)]
-    fewest, most = gaps[min(gaps)], gaps[max(gaps)]
-    more = f"; with the last block alone fine-tuned {', '.join(block)}" if len(block) == len(found) else ""
-    chance = _chance_alone(of, min(gaps), "fc")
-    margins = [(fewest, chance), (fewest - most, chance)]
-    return decided(margins, f"everything fine-tuned is above frozen by {told} base classes{more}")
-
-
-def _chance_alone(of: Measurements, base_classes: int, where: str) -> float:
-    rows = alone_rows(of.rows, of.dataset)
-    (row,) = (rows[path] for path in rows if (rows[path]["base_classes"], _tuned(path)) == (base_classes, where))
-    return of.error_alone(row)
-
-
 BOTH_NETWORKS = (("sota", "resnet10"), ("sota", "resnet18"))
 LATER = tuple((table, "resnet10") for table in ("overlap-style", "overlap-full", "disjoint-200", *OVERLAPS[1:]))
 """Tables 5, 6 and 9 to 11."""
@@ -395,49 +129,49 @@ CLAIMS: tuple[Claim, ...] = (
         "near-joint",
         "Best-Acc_all is within one point of joint training (Acc_all).",
         (*BOTH_NETWORKS, *LATER),  # with ResNet50 the paper's own is not
-        _near_joint,
+        verdicts.near_joint,
     ),
     Claim(
         "above-joint",
         "Best-Acc_avg is above joint training (Acc_avg).",
         (*BOTH_NETWORKS, *LATER[:2], ("disjoint-40", "resnet50"), *LATER[2:]),
-        _above_joint,
+        verdicts.above_joint,
     ),
     Claim(
         "ten-points",
         "Score fusion is ten points above the best compared method (Acc_all).",
         BOTH_NETWORKS,
-        _ten_points_above,
+        verdicts.ten_points_above,
     ),
     Claim(
         "above-everyone",
         "Score fusion is above every compared method, in Acc_all and in Acc_avg.",
         BOTH_NETWORKS,
-        _above_everyone,
+        verdicts.above_everyone,
     ),
     Claim(
         "smaller-wins",
         "Score fusion with ResNet10 is above the compared methods with ResNet18, in Acc_all and in Acc_avg.",
         (("sota", "resnet18"),),
-        _smaller_wins,
+        verdicts.smaller_wins,
     ),
     Claim(
         "fc-only",
         "Fc-only, with no more parameters than the others, is above every compared method, in Acc_all and in Acc_avg.",
         BOTH_NETWORKS,
-        _fc_only,
+        verdicts.fc_only,
     ),
     Claim(
         "many-steps",
         "Over many steps best-Acc_all is above BiC and PODNet (incremental accuracy).",
         (("multistep", "resnet18"),),
-        _many_steps,
+        verdicts.many_steps,
     ),
     Claim(
         "tuned-heads",
         "Fine-tuned heads are above retrained ones, in Acc_all and in Acc_avg.",
         (("disjoint-40", "resnet10"),),
-        _tuned_heads,
+        verdicts.tuned_heads,
     ),
     Claim(
         "above-table",
@@ -450,36 +184,36 @@ CLAIMS: tuple[Claim, ...] = (
                 place for place in LATER if place[0] != "overlap-random-shuffled"
             ),  # where the paper's own misses by 0.02
         ),
-        _above_table,
+        verdicts.above_table,
     ),
     Claim(
         "deeper-branch",
         "Cloning layer3 too is above layer4 alone on novel classes when the domain changes (best-balanced).",
         (("branch-depth", "resnet10"),),
-        _deeper_branch,
+        verdicts.deeper_branch,
     ),
     Claim(
         "max-pooling",
         "Max pooling is above average pooling on overlapping classes (Acc_ovlp).",
         tuple((table, "resnet10") for table in OVERLAPS),
-        _max_pooling,
+        verdicts.max_pooling,
     ),
     Claim(
         "grid-trades",
         "Raising α or lowering β raises novel accuracy.",
         (("fig-design-space", "resnet10"),),
-        _grid_trades,
+        verdicts.grid_trades,
     ),
     Claim(
         "gap-shrinks",
         "The gap between frozen and fine-tuned features shrinks with the number of base classes.",
         (("fig-base-classes", "resnet10"),),
-        _gap_shrinks,
+        verdicts.gap_shrinks,
     ),
     Claim(
         "depth-stops",
         "Fine-tuning beyond the last block stops helping when base classes are many.",
         (("fig-finetune-depth", "resnet10"),),
-        _depth_stops,
+        verdicts.depth_stops,
     ),
 )

@@ -8,7 +8,7 @@ from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paper.claims import alone
+from benchmarks.paper.measurements import alone
 from benchmarks.paper.report import Row, read
 from branchout.bench.tables import figures
 from branchout.files import atomic_write

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,7 @@ import numpy as np
 
 from branchout.bench.methods import methods
 from branchout.bench.rows import number, on_another_base
+from branchout.bench.tables import BY_BASE
 
 Rows = Mapping[Path, Mapping[str, Any]]
 TEST_IMAGES = {"glyphs": 10}
@@ -143,3 +145,28 @@ def _spread(row: Mapping[str, Any], metric: str) -> float | None:
 def label(method: str) -> str:
     known = methods()
     return known[method].label if method in known else method
+
+
+def alone(rows: Rows, dataset: str) -> dict[int, dict[str, float]]:
+    """Accuracy on new classes alone, by the number of base classes and by what was fine-tuned."""
+    found: dict[int, dict[str, float]] = {}
+    for path, row in alone_rows(rows, dataset).items():
+        found.setdefault(row["base_classes"], {})[tuned_from(path)] = row["novel_alone"]
+    return dict(sorted(found.items()))
+
+
+def tuned_from(path: Path) -> str:
+    """From where the network was fine-tuned, by the name of its row."""
+    return path.stem.removeprefix("alone-").removesuffix("-alone")
+
+
+def alone_rows(rows: Rows, dataset: str) -> Rows:
+    """The rows that the first two figures are drawn from."""
+    return {
+        path: row
+        for path, row in rows.items()
+        if path.parts[0] == dataset
+        and re.fullmatch(rf"{BY_BASE}-\d+", path.parts[1])  # not of another split
+        and path.parts[2] == "resnet10"
+        and path.stem.endswith("-alone")
+    }

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from benchmarks.paper.claims import Case, Check, alone_rows, checks
-from benchmarks.paper.measurements import OUTDATED
+from benchmarks.paper.claims import Case, Check, checks
+from benchmarks.paper.measurements import OUTDATED, alone_rows
 from benchmarks.paper.paper_numbers import BEST, network, paper_label, paper_number, paper_rows
 from branchout.bench.methods import Method, methods
 from branchout.bench.rows import check_figures, number, on_another_base

@@ -54,7 +54,7 @@ def test_without_any_row_that_decides_it_is_not_said_to_hold(key: str) -> None:
     whole = papers_own()
     for table, arch in claim.places:
         rows = Watched(whole)
-        claim.check(claims.Measurements("paper", rows), table, arch)
+        claim.check(measurements.Measurements("paper", rows), table, arch)
         needed = rows.asked & set(whole)
         assert len(needed) >= 2
         decided = 0
@@ -218,7 +218,7 @@ def test_rows_of_another_split_or_network_are_not_drawn_into_the_figures(tmp_pat
     for place in ("base-classes-180-split2/resnet10", "base-classes-180/resnet18"):
         content = {**row("alone", "alone", novel=1.0), "base_classes": 180, "novel_alone": 1.0}
         write(tmp_path, [("alone-fc", "alone", content)], Path("toys") / place)
-    assert claims.alone(read(tmp_path), "toys")[180]["fc"] == 80.0
+    assert measurements.alone(read(tmp_path), "toys")[180]["fc"] == 80.0
 
 
 def test_one_number_of_base_classes_shows_no_trend(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_every_line_unfolds_to_what_made_it(out: Path) -> None:
     fusion = next(line for line in lines if "score fusion best-Acc<sub>all</sub>" in line)
     for told in (
         'href="../results/toys/disjoint-40/resnet10/score-fusion-reference-all.json"',
-        "branchout bench disjoint-40 --data &#x27;tiny &lt;data&gt;&#x27; &amp;&amp; echo &quot;done&quot;",
+        "branchout bench disjoint-40 --data &#39;tiny &lt;data&gt;&#39; &amp;&amp; echo &#34;done&#34;",
         "490a2a3004ec",
         "an abacus; torch 2.11.0",
         "<dt>seeds</dt><dd>1, 2, 3</dd>",
