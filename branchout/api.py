@@ -17,9 +17,10 @@ import torch
 
 from branchout import __version__
 from branchout.data.decode import decode
-from branchout.data.folders import Problems, pictures_in, scan
+from branchout.data.folders import images_in, scan
 from branchout.data.images import open_images
 from branchout.data.preprocess import Preprocessing
+from branchout.data.problems import Problems
 from branchout.data.samples import ArrayPixels, Samples, digest
 from branchout.errors import BranchoutError
 from branchout.evaluate.compare import Comparison, compare, logits
@@ -128,11 +129,11 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def samples_in(source: str | Path | Samples, report: list[str] | None = None) -> Samples:
-    """Samples as they are, or all usable images of a folder of class folders."""
+def samples_in(source: str | Path | Samples, report: list[str] | None = None, known: Sequence[str] = ()) -> Samples:
+    """Samples as they are, or all usable images of a folder of class folders; `known` are the model's classes."""
     if isinstance(source, Samples):
         return source
-    found, problems = scan(Path(source))
+    found, problems = scan(Path(source), known=known)
     if report is not None and len(problems):
         report += _told(source, problems)
     return found
@@ -305,7 +306,7 @@ class Model:
         if verify is None:
             pictures: Iterable[np.ndarray] = built_in_pictures(self.classifier.kind)
         else:
-            chosen = some_of(pictures_in(Path(verify))) if isinstance(verify, str | Path) else verify
+            chosen = some_of(images_in(Path(verify))) if isinstance(verify, str | Path) else verify
             pictures = (picture if isinstance(picture, np.ndarray) else decode(Path(picture)) for picture in chosen)
         return export_onnx(self.saved, Path(out), pictures, flip=flip)
 
@@ -371,9 +372,9 @@ class Model:
         """The images of an extension, divided into what trains, what chooses and what reports."""
         return divide(
             self.saved.classifier,
-            samples_in(new, problems),
-            None if memory is None else samples_in(memory, problems),
-            None if val is None else samples_in(val, problems),
+            samples_in(new, problems, self.classes),
+            None if memory is None else samples_in(memory, problems, self.classes),
+            None if val is None else samples_in(val, problems, self.classes),
             seed,
         )
 

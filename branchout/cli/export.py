@@ -35,11 +35,11 @@ def explain(
 
     from branchout.cli.display import progress
     from branchout.data.decode import UnreadableImage, decode
-    from branchout.data.folders import pictures_in
+    from branchout.data.folders import images_in
     from branchout.errors import printable
     from branchout.training.loop import silent
 
-    files = [file for given in pictures for file in pictures_in(given)]
+    files = [file for given in pictures for file in images_in(given)]
     loaded = open_model(model)
     album = _album(memory, quiet=as_json) if memory else None
     readable: list[Path] = []

@@ -178,7 +178,8 @@ def extend(
         if model.classifier.steps and pooler not in (None, pools):
             raise BranchoutError(f"{base} pools with {pools!r}, which its first step has set; leave --pooler out")
         problems: list[str] = []
-        images = [None if folder is None else api.samples_in(folder, problems) for folder in (new, memory, val)]
+        folders = (new, memory, val)
+        images = [None if each is None else api.samples_in(each, problems, model.classes) for each in folders]
         if as_json:
             for line in problems:
                 emit("warning", message=line)

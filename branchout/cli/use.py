@@ -57,9 +57,9 @@ def predict(
 ) -> None:
     """Name what is in pictures."""
     from branchout.data.decode import UnreadableImage, decode
-    from branchout.data.folders import pictures_in
+    from branchout.data.folders import images_in
 
-    files = [file for given in pictures for file in pictures_in(given)]
+    files = [file for given in pictures for file in images_in(given)]
     loaded = open_model(model)
     waiting: list[tuple[Path, Any]] = []
     pixels = answered = 0
@@ -121,7 +121,7 @@ def evaluate(
         raise BranchoutError("two tables cannot go to one file; name another for --csv, --images-csv or --json")
     loaded = open_model(model)
     problems: list[str] = []
-    samples = api.samples_in(test, problems)
+    samples = api.samples_in(test, problems, loaded.classes)
     warn(problems)
     with progress(console) as report:
         found = loaded.evaluate(samples, flip=flip, report=report)

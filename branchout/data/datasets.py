@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from branchout.data.dataset import Dataset, with_facts
-from branchout.data.folders import FilePixels, Problems, scan
+from branchout.data.folders import FilePixels, scan
+from branchout.data.problems import Problems
 from branchout.data.samples import ArrayPixels, Samples, digest
 from branchout.errors import BranchoutError
 

@@ -1,14 +1,16 @@
-"""One picture, from a file or from bytes that nobody vouches for, to pixels; or a precise reason why not."""
+"""Decoding one image from a file or from bytes of unknown origin: its pixels, or the reason why there are none."""
 
 from __future__ import annotations
 
 import io
+import math
 import os
 import struct
-from contextlib import contextmanager
+import threading
+from contextlib import contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import numpy as np
 from PIL import BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin
@@ -16,6 +18,7 @@ from PIL import Image as Pillow
 
 from branchout.data.samples import Image
 from branchout.errors import BranchoutError, printable
+from branchout.files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,16 +26,20 @@ if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
 MAX_PIXELS = 100_000_000
-"""Larger pictures are refused once their header is read, before memory is set aside for them."""
+"""Larger images are refused once their header is read, before memory is set aside for them."""
+LARGE = 16_000_000
+"""Images with more pixels are decoded at a reduced size and one at a time, which keeps memory below 1 GB."""
+MAX_SCANNED = 2_000_000_000
+"""Pixels × scans of a progressive JPEG. Ten scans are usual; thousands of empty ones take minutes to decode."""
 
 _START = 32
-"""How many bytes of a file tell its format."""
+"""How many bytes of a file identify its format."""
 
 Source = str | os.PathLike[str] | bytes | BinaryIO
 
 
 class Kind(StrEnum):
-    """What can be wrong with a picture, or with the folder it lies in."""
+    """What can be wrong with an image, or with the folder it is in."""
 
     EMPTY = "empty file"
     NOT_AN_IMAGE = "not an image"
@@ -47,13 +54,13 @@ class Kind(StrEnum):
     HIDDEN = "hidden"
     STRAY = "image outside any class folder"
     DUPLICATE = "duplicate within a class"
-    CONFLICT = "same picture in two classes"
+    CONFLICT = "same image in two classes"
     MERGED = "folders merged: one name, two Unicode forms"
     CASE = "class names that differ only in case"
 
 
-class UnreadableImage(BranchoutError):  # noqa: N818 – it is read as a verdict on a picture
-    """A picture that cannot be used: `kind` says how it is broken, `detail` says it in words."""
+class UnreadableImage(BranchoutError):  # noqa: N818 – the name says what it is
+    """An image that cannot be used: `kind` says what is wrong, `detail` says it in words."""
 
     def __init__(self, kind: Kind, detail: str, where: str = "") -> None:
         super().__init__(f"{where or 'the image'}: {kind}" + (f" ({detail})" if detail else ""))
@@ -65,19 +72,14 @@ class UnreadableImage(BranchoutError):  # noqa: N818 – it is read as a verdict
         return type(self), (self.kind, self.detail, self.where)  # to cross from a worker process
 
 
-def decode(source: Source, *, max_pixels: int = MAX_PIXELS, shrink: int | None = None) -> Image:
-    """The pixels, upright, with one channel (grey) or three (RGB), transparency over white.
-
-    With `shrink`, a JPEG may come out smaller, which is faster, though never with a side below `shrink`, unless the
-    picture itself has one.
-    """
-    return _read(source, max_pixels, shrink)[0]
+def decode(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image:
+    """The pixels, upright, with one channel (grey) or three (RGB), transparency over white."""
+    return _read(source, max_pixels, _pixels)
 
 
 def measure(source: Source, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int, int]:
-    """Height, width and channels as `decode` gives them. All of the picture is decoded, as cheaply as can be."""
-    pixels, (height, width) = _read(source, max_pixels, shrink=1)
-    return height, width, pixels.shape[2]
+    """Height, width and channels of the image. All of it is decoded, as cheaply as possible, to find damage."""
+    return _read(source, max_pixels, _shape)
 
 
 def image_size(source: Source) -> tuple[int, int, bool]:
@@ -97,37 +99,28 @@ def image_size(source: Source) -> tuple[int, int, bool]:
 def looks_like_image(path: Path) -> bool:
     """Whether a file starts as an image of a supported format does."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             _reader(file.read(_START))
     except (OSError, UnreadableImage):
         return False
     return True
 
 
-def _read(source: Source, max_pixels: int, shrink: int | None) -> tuple[Image, tuple[int, int]]:
-    """The pixels, and the height and width that they have when nothing is shrunk."""
+Result = TypeVar("Result")
+_ONE_LARGE = threading.Lock()
+
+
+def _read(source: Source, max_pixels: int, use: Callable[[ImageFile], Result]) -> Result:
     where = "" if isinstance(source, bytes) or hasattr(source, "read") else printable(source)
     try:
         with _opened(source) as file:
-            start = file.read(_START)
-            file.seek(0)
-            picture = _reader(start)(file)
-            width, height = picture.size
-            if not width * height:
-                raise UnreadableImage(Kind.CORRUPT, "no pixels")
-            if width * height > max_pixels:
-                detail = f"{width:,} × {height:,} pixels; the limit is {max_pixels / 1e6:,.0f} million"
-                raise UnreadableImage(Kind.TOO_LARGE, detail)
-            if shrink and isinstance(picture, JpegImagePlugin.JpegImageFile):
-                picture.draft(None, (shrink, shrink))
-            picture.load()
-            turn = _turn(picture)
-            pixels = _to_array(picture if turn is None else picture.transpose(turn))
-            return pixels, (width, height) if turn in _SIDEWAYS else (height, width)
+            image = _header(file, max_pixels)
+            with _ONE_LARGE if image.width * image.height > LARGE else nullcontext():
+                return use(image)
     except UnreadableImage as error:
         raise UnreadableImage(error.kind, error.detail, where) from None
-    except Exception as error:  # Pillow's readers raise whatever a broken file leads them to.
-        raise UnreadableImage(_kind_of(error), str(error) or type(error).__name__, where) from error
+    except Exception as error:  # Pillow's readers raise all kinds of errors for broken files
+        raise UnreadableImage(_kind_of(error), _reason(error), where) from error
 
 
 @contextmanager
@@ -135,11 +128,86 @@ def _opened(source: Source) -> Iterator[BinaryIO]:
     if isinstance(source, bytes):
         yield io.BytesIO(source)
     elif isinstance(source, str | os.PathLike):
-        with Path(source).open("rb") as file:
+        with open_regular(Path(source)) as file:
             yield file
     else:
         source.seek(0)
         yield source
+
+
+def _header(file: BinaryIO, max_pixels: int) -> ImageFile:
+    """The image, with its size known and no pixel decoded yet."""
+    start = file.read(_START)
+    file.seek(0)
+    image = _reader(start)(file)
+    count = image.width * image.height
+    if not count:
+        raise UnreadableImage(Kind.CORRUPT, "no pixels")
+    if count > max_pixels:
+        detail = f"{image.width:,} × {image.height:,} pixels; the limit is {max_pixels / 1e6:,.0f} million"
+        raise UnreadableImage(Kind.TOO_LARGE, detail)
+    if image.info.get("progressive"):
+        place = file.tell()
+        file.seek(0)
+        scans = sum(part.count(b"\xff\xda") for part in iter(lambda: file.read(2**20), b""))
+        file.seek(place)
+        if scans * count > MAX_SCANNED:
+            raise UnreadableImage(Kind.TOO_LARGE, f"a progressive JPEG of {scans:,} scans")
+    return image
+
+
+def _pixels(image: ImageFile) -> Image:
+    factor = math.ceil(math.sqrt(image.width * image.height / LARGE))
+    if factor > 1:
+        image.draft(None, (image.width // factor, image.height // factor))  # a JPEG is decoded smaller
+    image.load()
+    turn = _turn(image)
+    smaller = _reduced(image)
+    if smaller is not image:
+        image.close()  # frees its memory
+    return _to_array(smaller if turn is None else smaller.transpose(turn))
+
+
+def _shape(image: ImageFile) -> tuple[int, int, int]:
+    width, height = image.size
+    image.draft(None, (1, 1))
+    image.load()
+    if _turn(image) in _SIDEWAYS:
+        width, height = height, width
+    return height, width, _to_array(image.crop((0, 0, 1, 1))).shape[2]
+
+
+def _reduced(image: Pillow.Image) -> Pillow.Image:
+    """The image with at most about LARGE pixels. It is reduced in strips: a whole copy would double the memory."""
+    factor = math.ceil(math.sqrt(image.width * image.height / LARGE))
+    if factor <= 1:
+        return image
+    step = factor * max(1, 4_000_000 // (image.width * factor))
+    tops = range(0, image.height, step)
+    strips = [
+        _shrunk(image.crop((0, top, image.width, min(top + step, image.height))), factor, image.has_transparency_data)
+        for top in tops
+    ]
+    whole = Pillow.new(strips[0].mode, (strips[0].width, sum(strip.height for strip in strips)))
+    for top, strip in zip(tops, strips, strict=True):
+        whole.paste(strip, (0, top // factor))
+    return whole
+
+
+def _shrunk(image: Pillow.Image, factor: int, transparent: bool) -> Pillow.Image:
+    """An image at 1/factor of its size: averaged, or sampled where it has 16 bits, which Pillow cannot average."""
+    if image.mode.startswith("I;"):
+        return image.resize((-(-image.width // factor), -(-image.height // factor)), Pillow.Resampling.NEAREST)
+    grey = image.mode in {"1", "L", "LA", "La"}
+    if transparent:
+        image = image.convert("LA" if grey else "RGBA")
+    elif image.mode in {"1", "P"}:
+        image = image.convert("L" if grey else "RGB")
+    return image.reduce(factor)
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
 
 
 def _kind_of(error: Exception) -> Kind:
@@ -159,7 +227,7 @@ _HEIF_BRANDS = {b"heic", b"heix", b"mif1", b"msf1", b"avif"}
 
 
 def _reader(start: bytes) -> Callable[[BinaryIO], ImageFile]:
-    """Who reads a file that starts like this. Its name does not matter."""
+    """Which of Pillow's readers reads a file that starts with these bytes. Its name does not matter."""
     if not start:
         raise UnreadableImage(Kind.EMPTY, "")
     if start.startswith(b"\xff\xd8\xff"):
@@ -204,32 +272,36 @@ _SIDEWAYS = {_T.TRANSPOSE, _T.ROTATE_270, _T.TRANSVERSE, _T.ROTATE_90}
 _ORIENTATION = 0x0112
 
 
-def _turn(picture: ImageFile) -> Pillow.Transpose | None:
+def _turn(image: ImageFile) -> Pillow.Transpose | None:
     try:
-        return _TURNS.get(picture.getexif().get(_ORIENTATION, 1))
-    except Exception:  # a camera's broken note is no reason to lose the picture
+        return _TURNS.get(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # broken EXIF data is no reason to lose the image
         return None
 
 
-def _to_array(picture: Pillow.Image) -> Image:
-    if picture.mode == "F" or picture.mode.startswith("I"):
-        return _eight_bits(np.asarray(picture))[:, :, None]
-    if picture.mode == "LAB":
+def _to_array(image: Pillow.Image) -> Image:
+    if image.mode == "F" or image.mode.startswith("I"):
+        return _eight_bits(np.asarray(image))[:, :, None]
+    if image.mode == "LAB":
         raise UnreadableImage(Kind.UNSUPPORTED, "LAB colours; convert it to RGB")
-    grey = picture.mode in {"1", "L", "LA", "La"}
-    if picture.has_transparency_data:
-        opaque = Pillow.new("RGBA", picture.size, "white")
-        opaque.alpha_composite(picture.convert("RGBA"))
-        picture = opaque
-    pixels = np.array(picture.convert("L" if grey else "RGB"))
+    grey = image.mode in {"1", "L", "LA", "La"}
+    if image.has_transparency_data:
+        opaque = Pillow.new("RGBA", image.size, "white")
+        opaque.alpha_composite(image.convert("RGBA"))
+        image = opaque
+    pixels = np.array(image.convert("L" if grey else "RGB"))
     return pixels[:, :, None] if grey else pixels
 
 
 def _eight_bits(values: np.ndarray) -> np.ndarray:
-    """Integers count up to 65,535 and fractions up to 1; what goes beyond that is stretched between its ends."""
+    """Integers up to 65,535 and fractions up to 1 are scaled to 255; a larger range is scaled between its ends."""
+    if values.dtype == np.uint16:
+        return np.asarray(np.rint(np.arange(65_536) * (255 / 65_535)).astype(np.uint8)[values])
     top = 1.0 if values.dtype.kind == "f" else 65_535.0
-    scaled = np.nan_to_num(values.astype(np.float64), posinf=top, neginf=0)
+    scaled = np.nan_to_num(values.astype(np.float64), copy=False, posinf=top, neginf=0)
     low, high = scaled.min(), scaled.max()
     if low < 0 or high > top:
-        scaled, top = scaled - low, high - low
-    return np.rint(scaled * (255 / top)).astype(np.uint8)
+        scaled -= low
+        top = high - low
+    scaled *= 255 / top
+    return np.rint(scaled, out=scaled).astype(np.uint8)

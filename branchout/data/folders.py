@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
 
 from branchout.data.decode import MAX_PIXELS, Kind, UnreadableImage, decode, looks_like_image, measure
-from branchout.data.samples import Image, Ints, Samples, Strings, digest
+from branchout.data.problems import Problems
+from branchout.data.samples import Image, Ints, Samples, Strings, content_hash, digest
 from branchout.errors import BranchoutError, printable
+from branchout.files import open_regular
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 COMPANION_SUFFIXES = frozenset(
@@ -26,58 +27,6 @@ COMPANION_SUFFIXES = frozenset(
     | {".zip", ".gz", ".xz", ".tar", ".md5", ".sha256", ".mp4", ".mov", ".avi"}
 )
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
-
-QUIET = frozenset({Kind.HIDDEN, Kind.COMPANION})
-"""Kinds that are counted without naming the files: nobody meant them to be training images."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    kind: Kind
-    path: str
-    """Relative to the folder scanned, with forward slashes."""
-    detail: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.path} ({self.detail})" if self.detail else self.path
-
-
-@dataclass
-class Problems:
-    """What was wrong in a folder: each file or folder concerned, and why."""
-
-    items: list[Problem] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __iter__(self) -> Iterator[Problem]:
-        return iter(self.items)
-
-    def add(self, kind: Kind, path: str, detail: str = "") -> None:
-        self.items.append(Problem(kind, printable(path), printable(detail)))
-
-    def of(self, kind: Kind) -> list[Problem]:
-        return [problem for problem in self.items if problem.kind == kind]
-
-    @property
-    def conflicts(self) -> list[Problem]:
-        """Pictures that lie in two classes: both are kept, and one of the labels is wrong."""
-        return self.of(Kind.CONFLICT)
-
-    @property
-    def counts(self) -> dict[Kind, int]:
-        found = Counter(problem.kind for problem in self.items)
-        return {kind: found[kind] for kind in Kind if found[kind]}
-
-    def summary(self, examples: int = 3) -> list[str]:
-        """One line per kind, such as `5 truncated: dog/a.jpg, dog/b.jpg, dog/c.jpg, …`."""
-        lines = []
-        for kind, count in self.counts.items():
-            named = [] if kind in QUIET else [str(problem) for problem in self.of(kind)[:examples]]
-            more = ", …" if named and count > examples else ""
-            lines.append(f"{count:,} {kind}" + (": " + ", ".join(named) + more if named else ""))
-        return lines
 
 
 @dataclass(frozen=True)
@@ -106,8 +55,8 @@ class FilePixels:
         height, width, channels = self.shapes[0].tolist()
         return height, width, channels
 
-    def read(self, row: int, shrink: int | None = None) -> Image:
-        return decode(self.root / self.paths[row], max_pixels=self.max_pixels, shrink=shrink)
+    def read(self, row: int) -> Image:
+        return decode(self.root / self.paths[row], max_pixels=self.max_pixels)
 
     def fingerprint(self, rows: Ints, *, portable: bool = False) -> str:
         return digest(*(self._stamp(str(path), portable) for path in self.paths[rows]))
@@ -129,38 +78,56 @@ def scan(
     root: Path,
     *,
     verify: bool = True,
+    known: Collection[str] = (),
     max_pixels: int = MAX_PIXELS,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Samples, Problems]:
     """All usable images below a folder of class folders, and what was wrong with the others.
 
-    Verification decodes every file once, whatever it is called. Without it files are only listed, by extension.
-    `progress` is told how many files of how many are done.
+    Verification decodes every file once, whatever its name. Without it files are only listed, by extension.
+    `known` are classes the model already has: that two of their names differ only in case is no problem.
+    `progress` is called with the number of files done and their total.
     """
     root = Path(root)
     problems = Problems()
     _require_folder(root)
     above = _above(root)
-    folders = _class_folders(root, above, problems)
+    folders = _class_folders(root, above, known, problems)
     owner = {path: name for folder, name in folders.items() for path in _walk(root, folder, above, problems)}
     paths = sorted(owner, key=lambda path: (owner[path], path))
-    shapes = None
+    shapes = content = None
     if verify:
         measured = _measure(root, paths, max_pixels, problems, progress)
         paths = _without_duplicates(measured, owner, problems)
         shapes = np.array([measured[path].shape for path in paths], dtype=np.int64).reshape(-1, 3)
+        content = np.array([measured[path].content for path in paths], dtype=np.uint64)
     else:
         paths = _named_as_images(paths, problems)
     names = [owner[path] for path in paths]
     _require_images(root, set(folders.values()) - set(names), problems)
     pixels = FilePixels(root, np.array(paths, dtype=np.str_), shapes, max_pixels)
-    return Samples.build(pixels, names, _ids(paths)), problems
+    return Samples.build(pixels, names, _ids(paths), content=content), problems
+
+
+def images_in(place: Path) -> list[Path]:
+    """An image file itself, or all images below a folder, whatever its layout."""
+    if place.is_file():
+        return [place]
+    if not place.is_dir():
+        raise BranchoutError(f"there is no image or folder {place}")
+    found = sorted(place / path for path in _walk(place, "", _above(place), Problems()))
+    images = [path for path in found if looks_like_image(path)]
+    if not images:
+        raise BranchoutError(f"{place} contains no images; {len(found):,} other files were found")
+    return images
 
 
 # Finding the files.
 
 
-def _class_folders(root: Path, above: frozenset[Identity | None], problems: Problems) -> dict[str, str]:
+def _class_folders(
+    root: Path, above: frozenset[Identity | None], known: Collection[str], problems: Problems
+) -> dict[str, str]:
     """The folder of each class → the name of the class, which is the folder's name in one Unicode form."""
     inside = list(_entries(root, "", problems))
     folders = [name for name, is_folder in inside if is_folder and not _is_loop(root, name, above, problems)]
@@ -181,28 +148,28 @@ def _class_folders(root: Path, above: frozenset[Identity | None], problems: Prob
             raise _layout_error(
                 root, f"found {_listed(nested)} in it, with class folders below: did you mean {root / guess}?"
             )
-    return _name_classes(folders, problems)
+    return _name_classes(folders, known, problems)
 
 
-def _name_classes(folders: Iterable[str], problems: Problems) -> dict[str, str]:
+def _name_classes(folders: Iterable[str], known: Collection[str], problems: Problems) -> dict[str, str]:
     names = {folder: unicodedata.normalize("NFC", printable(folder)) for folder in folders}
     for name, same in _grouped(names, names.__getitem__).items():
         if len(same) > 1:
             problems.add(Kind.MERGED, name, " and ".join(ascii(folder) for folder in same))
     for same in _grouped(sorted(set(names.values())), _without_case).values():
-        if len(same) > 1:
+        if len(same) > 1 and not set(same) <= set(known):
             problems.add(Kind.CASE, same[0], "also " + ", ".join(same[1:]))
     return names
 
 
 def _walk(root: Path, folder: str, above: frozenset[Identity | None], problems: Problems) -> Iterator[str]:
-    """Every file below a class folder, links followed, as a path relative to the root."""
+    """Every regular file below a folder, links followed, as a path relative to the root."""
     waiting = [(folder, above)]
     while waiting:
         folder, above = waiting.pop()
         below = above | {_identity(root / folder)}
         for name, is_folder in _entries(root / folder, folder, problems):
-            path = f"{folder}/{name}"
+            path = f"{folder}/{name}".lstrip("/")
             if not is_folder:
                 yield path
             elif not _is_loop(root, path, below, problems):
@@ -274,8 +241,8 @@ def _ids(paths: list[str]) -> list[str]:
 @dataclass(frozen=True)
 class _Measured:
     shape: tuple[int, int, int]
-    content: bytes
-    """A hash of the file."""
+    content: int
+    """A hash of the file's bytes."""
 
 
 def _measure(
@@ -298,10 +265,10 @@ def _measure(
 
 def _measure_one(path: Path, max_pixels: int) -> _Measured | UnreadableImage:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             shape = measure(file, max_pixels=max_pixels)
             file.seek(0)
-            return _Measured(shape, hashlib.file_digest(file, "sha1").digest())
+            return _Measured(shape, content_hash(file))
     except OSError as error:
         return UnreadableImage(Kind.UNREADABLE, error.strerror or str(error))
     except UnreadableImage as error:
@@ -312,7 +279,7 @@ def _measure_one(path: Path, max_pixels: int) -> _Measured | UnreadableImage:
 def _without_duplicates(measured: dict[str, _Measured], owner: dict[str, str], problems: Problems) -> list[str]:
     """The first copy in each class. A picture in two classes stays in both: which is right is not ours to say."""
     kept = []
-    seen: dict[bytes, dict[str, str]] = {}
+    seen: dict[int, dict[str, str]] = {}
     for path, file in measured.items():
         copies = seen.setdefault(file.content, {})
         name = owner[path]
@@ -368,20 +335,27 @@ def _layout_error(root: Path, found: str) -> BranchoutError:
 
 
 def _require_images(root: Path, missing: set[str], problems: Problems, most: int = 10) -> None:
-    """A class that lost all its images would vanish without a word."""
+    """Raise if a class has no usable image, with every other problem of the folder: they can be mended at once."""
     if not missing:
         return
+    of_missing: dict[str, Problems] = {name: Problems() for name in missing}
+    others = Problems()
+    for problem in problems:
+        name = unicodedata.normalize("NFC", problem.path.split("/")[0])
+        of_class = name in missing and problem.kind not in {Kind.MERGED, Kind.CASE}
+        (of_missing[name] if of_class else others).items.append(problem)
     lines = []
     for name in sorted(missing)[:most]:
-        own = [p for p in problems if unicodedata.normalize("NFC", p.path.split("/")[0]) == name]
-        reasons = Problems([p for p in own if p.kind not in {Kind.MERGED, Kind.CASE}]).counts
-        lines.append(f"  {name}: " + (", ".join(f"{n:,} {kind}" for kind, n in reasons.items()) or "no files in it"))
+        reasons = ", ".join(f"{count:,} {kind}" for kind, count in of_missing[name].counts.items())
+        lines.append(f"  {name}: {reasons or 'no files in it'}")
     if len(missing) > most:
         lines.append(f"  … and {len(missing) - most:,} more")
+    if others.items:
+        lines += ["Other problems in this folder:", *(f"  {line}" for line in others.summary())]
     raise BranchoutError(
-        f"classes without a usable image in {root}: {len(missing):,}\n"
+        f"{len(missing):,} class{' has' if len(missing) == 1 else 'es have'} no usable image in {printable(root)}:\n"
         + "\n".join(lines)
-        + "\nAdd images to these folders, or remove the folders, and try again."
+        + "\nAdd images to these class folders or remove the folders, then run the command again."
     )
 
 
@@ -401,16 +375,3 @@ def _grouped(names: Iterable[str], key: Callable[[str], str]) -> dict[str, list[
 
 def _listed(names: list[str]) -> str:
     return ", ".join(f"{name}/" for name in names)
-
-
-def pictures_in(place: Path) -> list[Path]:
-    """A picture file itself, or all pictures below a folder, whatever its layout."""
-    if place.is_file():
-        return [place]
-    if not place.is_dir():
-        raise BranchoutError(f"there is no picture or folder {place}")
-    found = sorted(path for path in place.rglob("*") if path.is_file() and not path.name.startswith("."))
-    pictures = [path for path in found if looks_like_image(path)]
-    if not pictures:
-        raise BranchoutError(f"{place} holds no pictures: {len(found):,} other files were found")
-    return pictures

@@ -1,11 +1,12 @@
-"""One table of samples, whatever the source: where the pixels are, class name, origin, attributes."""
+"""The sample table: one row per image, with its pixels' source, class name, origin and attributes."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from io import BytesIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +14,13 @@ import numpy.typing as npt
 from branchout.errors import BranchoutError
 
 Image = npt.NDArray[np.uint8]
-"""One decoded picture: height × width × channels, one channel (grey) or three (RGB)."""
+"""One decoded image: height × width × channels, one channel (grey) or three (RGB)."""
 Ints = npt.NDArray[np.int64]
 Strings = npt.NDArray[np.str_]
+Hashes = npt.NDArray[np.uint64]
 
 UNASSIGNED = -1
-"""Origin of a sample that no scenario has placed yet. Otherwise 0 is the base and t is step t."""
+"""Origin of a sample that no scenario has assigned yet. Otherwise 0 is the base and t is step t."""
 
 
 class Pixels(Protocol):
@@ -36,8 +38,8 @@ class Pixels(Protocol):
     def fingerprint(self, rows: Ints, *, portable: bool = False) -> str:
         """A short text that changes when the pixels of these rows may have changed.
 
-        A `portable` one is the same for every copy of the data, on whatever machine; it may miss a change that leaves
-        the sizes of files as they were.
+        A `portable` one is the same for every copy of the data, on any machine; it may miss a change that leaves the
+        sizes of the files as they were.
         """
 
 
@@ -88,24 +90,24 @@ class JoinedPixels:
         shapes = {part.shape for part in self.parts}
         return shapes.pop() if len(shapes) == 1 else None
 
-    def _locate(self, row: int) -> tuple[int, int]:
-        part = int(np.searchsorted(self.starts, row, side="right")) - 1
-        return part, row - int(self.starts[part])
+    def locate(self, rows: Ints) -> tuple[Ints, Ints]:
+        """The part of each row, and its row in that part."""
+        part_of = np.searchsorted(self.starts, rows, side="right") - 1
+        return part_of, rows - self.starts[part_of]
 
     def read(self, row: int) -> Image:
-        part, inner = self._locate(row)
-        return self.parts[part].read(inner)
+        part, inner = self.locate(np.array([row]))
+        return self.parts[int(part[0])].read(int(inner[0]))
 
     def fingerprint(self, rows: Ints, *, portable: bool = False) -> str:
-        part_of = np.searchsorted(self.starts, rows, side="right") - 1
-        inner = rows - self.starts[part_of]
+        part_of, inner = self.locate(rows)
         of_parts = (part.fingerprint(inner[part_of == n], portable=portable) for n, part in enumerate(self.parts))
         return digest(*of_parts, part_of.tobytes())  # each part knows its own order, not how they alternate
 
 
 @dataclass(frozen=True)
 class Samples:
-    """A table: row i is one picture. Tables are never changed in place; every method returns a new one."""
+    """A table: row i is one image. Tables are never changed in place; every method returns a new one."""
 
     pixels: Pixels
     rows: Ints
@@ -114,10 +116,12 @@ class Samples:
     """The class names that `labels` refers to, sorted; each has at least one sample."""
     labels: Ints
     ids: Strings
-    """A name for every sample that survives a move to another machine: a relative path, a character and a face."""
+    """A name for every sample that is the same on every machine: a relative path, a character and a typeface."""
     origin: Ints
     attributes: Mapping[str, Strings] = field(default_factory=dict)
     """What else is known of each sample, such as `domain` and `style`."""
+    content: Hashes | None = None
+    """A hash of each file's bytes, where the files were read: identical files have the same. See `find_identical`."""
 
     @classmethod
     def build(
@@ -128,6 +132,7 @@ class Samples:
         *,
         rows: Ints | None = None,
         attributes: Mapping[str, Sequence[str] | Strings] | None = None,
+        content: Hashes | None = None,
     ) -> Samples:
         classes, labels = np.unique(np.asarray(names, dtype=np.str_), return_inverse=True)
         return cls(
@@ -138,11 +143,12 @@ class Samples:
             ids=np.asarray(ids, dtype=np.str_),
             origin=np.full(len(labels), UNASSIGNED, dtype=np.int64),
             attributes={key: np.asarray(values, dtype=np.str_) for key, values in (attributes or {}).items()},
+            content=content,
         )
 
     def __post_init__(self) -> None:
-        lengths = {len(self.rows), len(self.labels), len(self.ids), len(self.origin)}
-        lengths |= {len(values) for values in self.attributes.values()}
+        columns = [self.rows, self.labels, self.ids, self.origin, *self.attributes.values()]
+        lengths = {len(column) for column in columns + ([] if self.content is None else [self.content])}
         if len(lengths) != 1:
             raise BranchoutError(f"the columns of a sample table differ in length: {sorted(lengths)}")
 
@@ -169,9 +175,8 @@ class Samples:
     # New tables from old ones.
 
     def select(self, which: npt.NDArray[np.bool_] | Ints) -> Samples:
-        """The samples that a mask or a list of positions names; classes left without samples go."""
-        labels = self.labels[which]
-        kept, relabelled = np.unique(labels, return_inverse=True)
+        """The samples at a mask or a list of positions; classes left without samples are dropped."""
+        kept, relabelled = np.unique(self.labels[which], return_inverse=True)
         return Samples(
             pixels=self.pixels,
             rows=self.rows[which],
@@ -180,6 +185,7 @@ class Samples:
             ids=self.ids[which],
             origin=self.origin[which],
             attributes={key: values[which] for key, values in self.attributes.items()},
+            content=None if self.content is None else self.content[which],
         )
 
     def of_classes(self, names: Sequence[str]) -> Samples:
@@ -194,7 +200,7 @@ class Samples:
         return replace(self, classes=tuple(str(n) for n in classes), labels=merged[self.labels].astype(np.int64))
 
     def placed(self, origin: int | Ints) -> Samples:
-        """The same samples, coming from the base (0) or from step t."""
+        """The same samples with another origin: the base (0) or step t."""
         return replace(self, origin=np.broadcast_to(np.asarray(origin, dtype=np.int64), len(self)).copy())
 
 
@@ -203,20 +209,46 @@ def concatenate(tables: Sequence[Samples]) -> Samples:
     if len(tables) == 1:
         return tables[0]
     keys = sorted({key for table in tables for key in table.attributes})
-    shared = all(table.pixels is tables[0].pixels for table in tables)
-    pixels = tables[0].pixels if shared else JoinedPixels(tuple(table.pixels for table in tables))
-    starts = [0] * len(tables) if shared else pixels.starts  # type: ignore[attr-defined]
+    pixels = tables[0].pixels
+    starts = [0] * len(tables)
+    if any(table.pixels is not pixels for table in tables):
+        pixels = JoinedPixels(tuple(table.pixels for table in tables))
+        starts = pixels.starts[:-1].tolist()
+    hashed = any(table.content is not None for table in tables)
     joined = Samples.build(
         pixels,
         np.concatenate([table.names for table in tables]),
         np.concatenate([table.ids for table in tables]),
-        rows=np.concatenate([table.rows + start for table, start in zip(tables, starts, strict=False)]),
+        rows=np.concatenate([table.rows + start for table, start in zip(tables, starts, strict=True)]),
         attributes={
             key: np.concatenate([t.attributes.get(key, np.full(len(t), "", dtype=np.str_)) for t in tables])
             for key in keys
         },
+        content=np.concatenate([content_hashes(table) for table in tables]) if hashed else None,
     )
     return replace(joined, origin=np.concatenate([table.origin for table in tables]))
+
+
+def content_hashes(samples: Samples) -> Hashes:
+    """A hash of every sample's content; 0 where it is not known, as of files that were listed and not read."""
+    if samples.content is not None:
+        return samples.content
+    if isinstance(samples.pixels, ArrayPixels):
+        return np.array(
+            [content_hash(BytesIO(samples.read(n).tobytes())) for n in range(len(samples))], dtype=np.uint64
+        )
+    return np.zeros(len(samples), dtype=np.uint64)
+
+
+def find_identical(first: Samples, second: Samples) -> list[tuple[int, int]]:
+    """Images that are in both tables, byte for byte: a position in the first and one in the second for each."""
+    places = {value: n for n, value in reversed(list(enumerate(content_hashes(second).tolist()))) if value}
+    return [(n, places[value]) for n, value in enumerate(content_hashes(first).tolist()) if value in places]
+
+
+def content_hash(file: BinaryIO) -> int:
+    """64 bits that identify the bytes of an open file; never 0."""
+    return int.from_bytes(hashlib.file_digest(file, "sha1").digest()[:8], "little") or 1  # type: ignore[arg-type]
 
 
 def digest(*parts: str | bytes) -> str:

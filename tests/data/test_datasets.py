@@ -16,7 +16,8 @@ import pytest
 from PIL import Image
 
 from branchout.data.datasets import cifar100, folder, imagenet, resolve, tiny_imagenet
-from branchout.data.folders import Kind, Problems
+from branchout.data.decode import Kind
+from branchout.data.problems import Problems
 from branchout.errors import BranchoutError
 
 GOLDFISH, PEMBROKE, CARDIGAN_DOG, CARDIGAN = "n01443537", "n02113023", "n02113186", "n02963159"

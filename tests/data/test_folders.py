@@ -2,59 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import shutil
-import struct
 import unicodedata
 import warnings
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageOps
 
-from branchout.data.decode import Kind, UnreadableImage, decode, measure
-from branchout.data.folders import FilePixels, Problem, Problems, scan
-from branchout.data.samples import concatenate
-from branchout.errors import BranchoutError
-
-
-def picture(seed: int = 0, height: int = 24, width: int = 32) -> Image.Image:
-    """Smooth and different for every seed."""
-    y, x = np.mgrid[:height, :width]
-    return Image.fromarray(np.stack([x * 7 + seed, y * 9 + 3 * seed, x * 3 + y * 4], axis=-1).astype(np.uint8))
-
-
-def encoded(image: Image.Image, format: str, **options: object) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, format, **options)
-    return buffer.getvalue()
-
-
-def put(path: Path, content: bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    return path
-
-
-def jpeg(seed: int = 0) -> bytes:
-    return encoded(picture(seed), "JPEG", quality=95)
-
-
-def png_claiming(width: int, height: int) -> bytes:
-    """A PNG of a few bytes whose header promises any size."""
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    pixels = chunk(b"IDAT", zlib.compress(b"\0" * 1000))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + pixels + chunk(b"IEND", b"")
+from branchout.data.decode import Kind, UnreadableImage
+from branchout.data.folders import FilePixels, images_in, scan
+from branchout.data.problems import Problem, Problems
+from branchout.data.samples import concatenate, find_identical
+from branchout.errors import BranchoutError, printable
+from tests.data.hostile import encoded, jpeg, picture, png_claiming, put, write_folder
 
 
 def kinds(problems: Problems) -> dict[str, set[Kind]]:
@@ -134,7 +99,7 @@ def test_every_flaw_is_reported_and_no_good_image_is_lost(messy: Path) -> None:
         "up": {Kind.LOOP},
         "Dog": {Kind.CASE},
     }
-    assert problems.conflicts == [Problem(Kind.CONFLICT, "dog/cat.jpg", "same as cat/good.jpg")]
+    assert problems.of(Kind.CONFLICT) == [Problem(Kind.CONFLICT, "dog/cat.jpg", "same as cat/good.jpg")]
     assert problems.of(Kind.DUPLICATE)[0].detail == "same as cat/good.jpg"
     assert problems.of(Kind.CASE)[0].detail == "also dog"
     for index in range(len(samples)):
@@ -236,26 +201,26 @@ def test_two_folders_that_link_to_each_other_end(tmp_path: Path) -> None:
     samples, problems = scan(tmp_path)
     assert set(samples.ids) == {"a/1.jpg", "a/to b/2.jpg", "b/2.jpg", "b/to a/1.jpg"}
     assert len(problems.of(Kind.LOOP)) == 2
-    assert len(problems.conflicts) == 2
+    assert len(problems.of(Kind.CONFLICT)) == 2
 
 
 def test_what_may_not_be_read_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("good.jpg", "locked.jpg", "closed/1.jpg"):
         put(tmp_path / "cat" / name, jpeg(len(name)))
-    scandir, path_open = os.scandir, Path.open
+    scandir, system_open = os.scandir, os.open
 
     def guarded_scandir(path: Path) -> object:
         if Path(path).name == "closed":
             raise PermissionError(13, "Permission denied")
         return scandir(path)
 
-    def guarded_open(self: Path, *arguments: object, **options: object) -> object:
-        if self.name == "locked.jpg":
+    def guarded_open(path: Path, *arguments: int) -> int:
+        if Path(path).name == "locked.jpg":
             raise PermissionError(13, "Permission denied")
-        return path_open(self, *arguments, **options)  # type: ignore[call-overload]
+        return system_open(path, *arguments)
 
     monkeypatch.setattr(os, "scandir", guarded_scandir)
-    monkeypatch.setattr(Path, "open", guarded_open)
+    monkeypatch.setattr(os, "open", guarded_open)
     samples, problems = scan(tmp_path)
     assert samples.ids.tolist() == ["cat/good.jpg"]
     assert kinds(problems) == {"cat/closed": {Kind.UNREADABLE}, "cat/locked.jpg": {Kind.UNREADABLE}}
@@ -310,16 +275,62 @@ def test_classes_without_an_image_are_named_with_the_reasons(tmp_path: Path) -> 
     with pytest.raises(BranchoutError) as caught:
         scan(tmp_path)
     message = str(caught.value)
-    assert message.startswith(f"classes without a usable image in {tmp_path}: 2\n")
+    assert message.startswith(f"2 classes have no usable image in {tmp_path}:\n")
     assert "dog: 1 empty file, 2 truncated" in message
     assert "emu: no files in it" in message
     assert "cat:" not in message
 
 
+def test_an_empty_class_does_not_hide_the_other_problems(tmp_path: Path) -> None:
+    put(tmp_path / "cat/1.jpg", jpeg())
+    put(tmp_path / "cat/2.jpg", jpeg(2)[:-100])
+    put(tmp_path / "dog/1.jpg", b"")
+    put(tmp_path / "stray.jpg", jpeg(3))
+    (tmp_path / "emu").mkdir()
+    with pytest.raises(BranchoutError) as caught:
+        scan(tmp_path)
+    for words in ("emu: no files", "dog: 1 empty file", "1 truncated: cat/2.jpg", "class folder: stray.jpg"):
+        assert words in str(caught.value)
+
+
+def test_names_that_the_model_has_may_differ_in_case_only(tmp_path: Path) -> None:
+    for number, name in enumerate(("Crane", "crane", "Owl", "owl")):
+        put(tmp_path / name / "1.jpg", jpeg(number))
+    _, problems = scan(tmp_path, known=("crane", "Crane", "owl"))
+    assert [problem.path for problem in problems.of(Kind.CASE)] == ["Owl"]
+
+
+def test_a_hostile_folder_is_read_to_its_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "data" / "cat"
+    expected = write_folder(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        samples, problems = scan(folder.parent)
+    wrong = {printable(f"cat/{name}"): {kind} for name, kind in expected.items() if kind}
+    assert kinds(problems) == wrong
+    assert set(samples.ids) == {printable(f"cat/{name}") for name, kind in expected.items() if not kind}
+    assert all(line.isprintable() for line in problems.summary(1000))
+    assert set(images_in(folder.parent)) >= {samples.pixels.root / path for path in samples.pixels.paths}
+
+
+def test_identical_files_are_found_in_two_tables(tmp_path: Path) -> None:
+    for place in ("new/cat/1.jpg", "val/cat/other.jpg", "val/dog/1.jpg"):
+        put(tmp_path / place, jpeg(1))
+    put(tmp_path / "new/cat/2.jpg", jpeg(2))
+    put(tmp_path / "new/dog/3.jpg", jpeg(3))
+    put(tmp_path / "val/dog/3.jpg", jpeg(3))
+    new, val = (scan(tmp_path / name)[0] for name in ("new", "val"))
+    both = [(new.ids[one], val.ids[other]) for one, other in find_identical(new, val)]
+    assert both == [("cat/1.jpg", "cat/other.jpg"), ("dog/3.jpg", "dog/3.jpg")]
+    joined = concatenate([val.select(val.labels == 1), new])
+    assert len(find_identical(joined, joined)) == len(joined)
+    assert find_identical(new, scan(tmp_path / "val", verify=False)[0]) == []
+
+
 def test_only_ten_of_many_empty_classes_are_named(tmp_path: Path) -> None:
     for number in range(13):
         (tmp_path / f"class{number:02d}").mkdir()
-    with pytest.raises(BranchoutError, match=r"(?s)usable image in .*: 13\n.*class09.*and 3 more") as caught:
+    with pytest.raises(BranchoutError, match=r"(?s)13 classes have no usable image in .*class09.*and 3 more") as caught:
         scan(tmp_path, verify=False)
     assert "class10" not in str(caught.value)
 
@@ -350,206 +361,3 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     put(tmp_path / "train/steam/1.jpg", jpeg(1))
     put(tmp_path / "bus/1.jpg", jpeg(2))
     assert scan(tmp_path)[0].classes == ("bus", "train")
-
-
-# Decoding: the right pixels from every format.
-
-
-@pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "GIF", "WEBP"])
-@pytest.mark.parametrize("mode", ["RGB", "L", "1"])
-def test_formats_without_loss_give_the_pixels_back(format: str, mode: str, tmp_path: Path) -> None:
-    image = picture().convert(mode)
-    if format == "GIF" and mode == "RGB":
-        image = image.quantize(64).convert("RGB")
-    data = encoded(image, format, **({"lossless": True} if format == "WEBP" else {}))
-    expected = np.asarray(image.convert("RGB"))
-    for source in (data, put(tmp_path / "x", data), str(tmp_path / "x"), io.BytesIO(data)):
-        pixels = decode(source)
-        assert pixels.dtype == np.uint8
-        assert pixels.shape[2] in (1, 3)
-        assert (pixels == expected).all()
-        assert measure(source) == pixels.shape
-    if mode != "RGB" and format in {"PNG", "TIFF"}:
-        assert pixels.shape == (24, 32, 1)
-
-
-def test_jpeg_is_close_and_grey_stays_grey() -> None:
-    assert np.abs(decode(jpeg()).astype(int) - np.asarray(picture())).mean() < 4
-    assert decode(encoded(picture().convert("L"), "JPEG")).shape == (24, 32, 1)
-
-
-def test_the_first_frame_of_an_animation_is_taken() -> None:
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
-    for format in ("GIF", "WEBP", "TIFF"):
-        options = {"lossless": True} if format == "WEBP" else {}
-        data = encoded(frames[0], format, save_all=True, append_images=frames[1:], **options)
-        assert decode(data)[0, 0].tolist() == [255, 0, 0]
-
-
-@pytest.mark.parametrize("format", ["PNG", "TIFF"])
-def test_sixteen_bits_are_scaled_not_clipped(format: str) -> None:
-    ramp = np.linspace(0, 65_535, 256 * 4).astype(np.uint16).reshape(4, 256)
-    pixels = decode(encoded(Image.fromarray(ramp), format))
-    assert pixels.shape == (4, 256, 1)
-    assert (pixels[:, :, 0] == np.rint(ramp / 257)).all()
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        (np.array([[0, 0.5, 1]], dtype=np.float32), [0, 128, 255]),
-        (np.array([[-10, 0, 10]], dtype=np.float32), [0, 128, 255]),
-        (np.array([[0, np.nan, 1]], dtype=np.float32), [0, 0, 255]),
-        (np.array([[0, 65_535, 257]], dtype=np.int32), [0, 255, 1]),
-        (np.array([[0, 1_000_000, 500_000]], dtype=np.int32), [0, 255, 128]),
-    ],
-)
-def test_fractions_and_long_integers_fill_the_range(values: np.ndarray, expected: list[int]) -> None:
-    assert decode(encoded(Image.fromarray(values), "TIFF"))[0, :, 0].tolist() == expected
-
-
-@pytest.mark.parametrize("format", ["JPEG", "TIFF"])
-def test_cmyk_becomes_rgb(format: str) -> None:
-    inks = Image.new("CMYK", (16, 16), (0, 255, 255, 0))  # red
-    assert np.abs(decode(encoded(inks, format)).astype(int) - [255, 0, 0]).max() <= 2
-
-
-def test_transparency_is_laid_over_white() -> None:
-    half = Image.new("RGBA", (2, 1))
-    half.putdata([(255, 0, 0, 128), (0, 0, 0, 0)])
-    for format in ("PNG", "TIFF"):
-        assert decode(encoded(half, format))[0].tolist() == [[255, 127, 127], [255, 255, 255]]
-    grey = Image.new("LA", (1, 1), (0, 51))
-    assert decode(encoded(grey, "PNG")).tolist() == [[[204]]]
-
-
-def test_palettes_with_transparency() -> None:
-    image = Image.new("P", (3, 1))
-    image.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90])
-    image.putdata([0, 1, 2])
-    assert decode(encoded(image, "PNG"))[0].tolist() == [[10, 20, 30], [40, 50, 60], [70, 80, 90]]
-    for format in ("PNG", "GIF"):
-        pixels = decode(encoded(image, format, transparency=1))
-        assert pixels[0].tolist() == [[10, 20, 30], [255, 255, 255], [70, 80, 90]]
-    several = decode(encoded(image, "PNG", transparency=bytes([255, 0, 51])))
-    assert several[0].tolist() == [[10, 20, 30], [255, 255, 255], [218, 220, 222]]
-
-
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_pictures_are_turned_upright(format: str, orientation: int) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = encoded(picture(), format, exif=exif)
-    expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
-    assert (decode(data) == expected).all()
-    assert measure(data) == expected.shape
-    assert expected.shape[:2] == ((32, 24) if orientation > 4 else (24, 32))
-
-
-def test_broken_exif_does_not_lose_the_picture() -> None:
-    data = encoded(picture(), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff\0\x01")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert decode(data).shape == (24, 32, 3)
-
-
-@pytest.mark.parametrize("shrink", [1, 50, 100, 199, 200, 300, 1000])
-def test_a_shrunk_jpeg_is_never_below_the_size_asked(shrink: int) -> None:
-    data = encoded(picture(height=400, width=600), "JPEG")
-    height, width, _ = decode(data, shrink=shrink).shape
-    assert min(height, width) >= min(shrink, 400)
-    assert height < 2 * max(shrink, 50) or height == 400
-    assert measure(data) == (400, 600, 3)
-
-
-def test_shrinking_leaves_other_formats_alone() -> None:
-    assert decode(encoded(picture(), "PNG"), shrink=4).shape == (24, 32, 3)
-
-
-# Decoding: what is refused.
-
-
-@pytest.mark.parametrize("options", [{}, {"progressive": True}], ids=["baseline", "progressive"])
-def test_a_jpeg_cut_anywhere_is_noticed(options: dict[str, bool]) -> None:
-    data = encoded(picture(height=64, width=64), "JPEG", **options)
-    for end in range(len(data) // 3, len(data) - 4, 7):
-        for read in (decode, measure):
-            with pytest.raises(UnreadableImage) as caught:
-                read(data[:end])
-            assert caught.value.kind in {Kind.TRUNCATED, Kind.CORRUPT}
-    assert caught.value.kind == Kind.TRUNCATED
-
-
-def test_bombs_are_refused_by_their_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = put(tmp_path / "bomb.png", png_claiming(60_000, 60_000))
-    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda _: pytest.fail("decoded"))
-    with pytest.raises(
-        UnreadableImage, match=r"bomb\.png: too large \(60,000 × 60,000 pixels; the limit is 100 million"
-    ):
-        decode(path)
-
-
-def test_the_pixel_limit_is_ours_alone() -> None:
-    limit = Image.MAX_IMAGE_PIXELS
-    data = encoded(picture(), "PNG")
-    assert decode(data, max_pixels=24 * 32).shape == (24, 32, 3)
-    with pytest.raises(UnreadableImage) as caught:
-        decode(data, max_pixels=24 * 32 - 1, shrink=1)
-    assert caught.value.kind == Kind.TOO_LARGE
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # Pillow would warn from 89 million on
-        with pytest.raises(UnreadableImage) as caught:
-            decode(png_claiming(9_900, 9_900))
-    assert caught.value.kind != Kind.TOO_LARGE
-    assert limit == Image.MAX_IMAGE_PIXELS
-
-
-def test_the_reason_crosses_processes() -> None:
-    with pytest.raises(UnreadableImage) as caught:
-        decode(b"")
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert (again.kind, str(again)) == (Kind.EMPTY, str(caught.value))
-
-
-def test_missing_files_and_folders_are_unreadable(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "none.jpg"):
-        with pytest.raises(UnreadableImage) as caught:
-            decode(path)
-        assert caught.value.kind == Kind.UNREADABLE
-
-
-SEEDS = [
-    encoded(picture(), "JPEG"),
-    encoded(picture(), "PNG"),
-    encoded(picture(), "GIF"),
-    encoded(picture(), "BMP"),
-    encoded(picture(), "TIFF", compression="tiff_lzw"),
-    encoded(picture(), "WEBP"),
-    b"",
-]
-
-
-@pytest.mark.filterwarnings("ignore")
-@settings(max_examples=300, deadline=None)
-@given(
-    st.sampled_from(SEEDS),
-    st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=8),
-    st.floats(0.3, 1),
-    st.binary(max_size=64),
-)
-def test_whatever_the_bytes_only_one_kind_of_error(
-    seed: bytes, changes: list[tuple[float, int]], keep: float, tail: bytes
-) -> None:
-    data = bytearray(seed[: int(len(seed) * keep)])
-    for place, value in changes:
-        if data:
-            data[int(place * len(data))] = value
-    try:
-        pixels = decode(bytes(data) + tail, max_pixels=1_000_000)
-    except UnreadableImage as error:
-        assert isinstance(error.kind, Kind)  # noqa: PT017
-    else:
-        assert pixels.dtype == np.uint8
-        assert pixels.ndim == 3
-        assert pixels.shape[2] in (1, 3)
