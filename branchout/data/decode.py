@@ -72,9 +72,12 @@ class UnreadableImage(BranchoutError):  # noqa: N818 – the name says what it i
         return type(self), (self.kind, self.detail, self.where)  # to cross from a worker process
 
 
-def decode(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image:
-    """The pixels, upright, with one channel (grey) or three (RGB), transparency over white."""
-    return _read(source, max_pixels, _pixels)
+def decode(source: Source, *, max_pixels: int = MAX_PIXELS, shrink: int | None = None) -> Image:
+    """The pixels, upright, with one channel (grey) or three (RGB), transparency over white.
+
+    With `shrink` a JPEG may be decoded at a smaller size, which is faster, though with no side below `shrink`.
+    """
+    return _read(source, max_pixels, lambda image: _pixels(image, shrink))
 
 
 def measure(source: Source, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int, int]:
@@ -156,10 +159,10 @@ def _header(file: BinaryIO, max_pixels: int) -> ImageFile:
     return image
 
 
-def _pixels(image: ImageFile) -> Image:
+def _pixels(image: ImageFile, shrink: int | None) -> Image:
     factor = math.ceil(math.sqrt(image.width * image.height / LARGE))
-    if factor > 1:
-        image.draft(None, (image.width // factor, image.height // factor))  # a JPEG is decoded smaller
+    if shrink or factor > 1:
+        image.draft(None, (shrink, shrink) if shrink else (image.width // factor, image.height // factor))
     image.load()
     turn = _turn(image)
     smaller = _reduced(image)

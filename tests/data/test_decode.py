@@ -121,6 +121,16 @@ def test_broken_exif_does_not_lose_the_picture() -> None:
         assert decode(data).shape == (24, 32, 3)
 
 
+@pytest.mark.parametrize("shrink", [1, 50, 100, 199, 200, 300, 1000])
+def test_a_shrunk_jpeg_is_never_below_the_size_asked(shrink: int) -> None:
+    data = encoded(picture(height=400, width=600), "JPEG")
+    height, width, _ = decode(data, shrink=shrink).shape
+    assert min(height, width) >= min(shrink, 400)
+    assert height < 2 * max(shrink, 50) or height == 400
+    assert measure(data) == (400, 600, 3)
+    assert decode(encoded(picture(), "PNG"), shrink=4).shape == (24, 32, 3)
+
+
 def test_large_images_are_decoded_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     images = {
         "JPEG": picture(height=400, width=600),
