@@ -1,45 +1,71 @@
-# `make demo` and `make test` need nothing but Python 3.11+ and make: each sets up .venv once and reuses it.
+# `make demo` and `make test` need nothing but Python 3.11+ and make. Each creates .venv once, from locked versions.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-READY  := $(VENV)/.ready
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+LOCK   := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+          --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" pyproject.toml
+EXTRAS := --extra lite --extra serve --extra export --extra cluster --extra dev
 
-.PHONY: help setup demo test lint types docs format clean
+.PHONY: help setup demo test lint types docs format lock lowest newest clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
-setup: $(READY)  ## create .venv and install everything
+setup: $(VENV)/.dev  ## create .venv with everything that development needs
 
-# Anew only when the requirements change; an interrupted set-up leaves no .ready and starts over.
-$(READY): pyproject.toml
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Branchout needs Python 3.11 or newer; found $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e ".[lite,serve,export,cluster,dev]"
-	@touch $(READY)
 
-demo: $(READY)  ## base model → extended model → table, on built-in data
+# The marker files are written last, so that an interrupted installation starts over.
+$(VENV)/.core: requirements.lock pyproject.toml | $(BIN)/python
+	$(PIP) --require-hashes -r requirements.lock
+	$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.lock pyproject.toml | $(BIN)/python
+	$(PIP) --require-hashes -r requirements-dev.lock
+	$(PIP) --no-deps --no-build-isolation -e .
+	@touch $(VENV)/.core $@
+
+demo: $(VENV)/.core  ## base model → extended model → table, on built-in data
 	$(BIN)/branchout demo
 
-# A file's tests stay together, for what they share. Two processes of one thread are twice as fast as one of two.
-test: $(READY)  ## the whole test suite
+# One thread a process: two processes of one thread are faster than one of two. A file's tests share their fixtures.
+test: $(VENV)/.dev  ## the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-lint: $(READY)  ## style and the order of imports
+lint: $(VENV)/.dev  ## style and the order of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 
-types: $(READY)  ## strict static types
+types: $(VENV)/.dev  ## strict static types
 	$(BIN)/mypy
 
-docs: $(READY)  ## the documentation site, into site/; a broken link is an error
+docs: $(VENV)/.dev  ## the documentation site, into site/; a broken link is an error
 	$(BIN)/mkdocs build --quiet
 
-format: $(READY)  ## rewrite the code in the house style
+format: $(VENV)/.dev  ## apply the code style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean:  ## remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+lock: | $(BIN)/python  ## refresh both lock files to the newest versions that pyproject.toml allows
+	$(PIP) uv
+	echo setuptools | $(LOCK) - $(EXTRAS) --upgrade --output-file requirements-dev.lock
+	echo setuptools | $(LOCK) - --constraint requirements-dev.lock --upgrade --output-file requirements.lock
+
+# A few tests of every room with the oldest and with the newest versions that pyproject.toml allows.
+QUICK := tests/test_labels.py tests/test_metrics.py tests/test_files.py tests/test_api.py tests/test_export.py \
+         tests/model tests/method tests/data/test_images.py
+
+lowest: $(VENV)/.dev  ## quick tests with the oldest allowed versions
+	.ci/versions lowest-direct $(QUICK)
+
+newest: $(VENV)/.dev  ## quick tests with the newest versions
+	.ci/versions highest $(QUICK)
+
+clean:  ## remove environments and caches
+	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
