@@ -8,7 +8,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["BranchoutError", "Model", "as_samples", "load", "pretrain"]
 
 if TYPE_CHECKING:

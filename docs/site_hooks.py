@@ -50,7 +50,7 @@ def command_line() -> str:
     parts = [
         "# Command line",
         "",
-        "This page is generated from the program. `branchout COMMAND --help` shows the same.",
+        "Generated from the program: `branchout COMMAND --help` shows the same.",
         "",
     ]
     for name in program.list_commands(context):  # type: ignore[attr-defined]

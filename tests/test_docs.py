@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 import torch
 import typer
 
+import branchout
 from benchmarks.paper import claims
 from benchmarks.paper.claims import checks
 from benchmarks.paper.report import read
@@ -24,6 +27,7 @@ from branchout.baselines.registry import baselines
 from branchout.bench import tables
 from branchout.bench.rows import number as rounded
 from branchout.cli import app
+from branchout.method.extend import ExtendConfig
 from branchout.method.frontier import Frontier
 from branchout.method.recipes import PAPER, recipe_named
 from branchout.model.heads import POOLERS
@@ -186,6 +190,44 @@ def test_a_baseline_is_run_from_python_as_written(
     assert scorer.on == "features"
     experiment = names["experiment"]
     scorer.learn(experiment.branched(1, PAPER.stage_one)[0], experiment.task(step=1, seed=1))
+
+
+def test_the_python_page_has_the_functions_and_arguments_of_the_api() -> None:
+    """Each heading is a call: its name exists, and so does every argument in it or in the table below it."""
+    page = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
+    shown = set()
+    for section in re.split(r"^#+ ", page, flags=re.MULTILINE)[1:]:
+        call = re.match(r"`(branchout|Model)\.(\w+)\((.*)\)`", section)
+        if call is None:
+            continue
+        shown.add(call[2])
+        found = getattr(branchout if call[1] == "branchout" else branchout.Model, call[2])
+        known = {*inspect.signature(found).parameters, *inspect.signature(ExtendConfig).parameters}
+        named = {part.split("=")[0].strip() for part in call[3].split(",")} - {"*", "…"}
+        named |= set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+        assert named <= known, f"{call[2]} has no {named - known}"
+    assert shown >= {"load", "pretrain", "extend", "predict", "tune", "evaluate", "report", "export", "save"}
+
+
+# Rooms and versions.
+
+
+def test_the_rooms_of_the_page_are_the_layers_of_the_contract() -> None:
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    table = page.split("| room | what it holds |", 1)[1].split("\n\n", 1)[0]
+    rooms = [re.sub(r"/|\.py", "", room) for room in re.findall(r"^\| `([\w./]+)`", table, re.MULTILINE)]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    assert rooms == [layer.strip("()") for layer in reversed(settings["contracts"][0]["layers"])]
+    assert set(rooms) >= {path.name for path in (ROOT / "branchout").iterdir() if (path / "__init__.py").exists()}
+
+
+def test_changelog_citation_and_package_have_one_version() -> None:
+    newest = re.search(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    cited = re.search(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    packaged = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert newest
+    assert cited
+    assert newest[1] == cited[1] == packaged == branchout.__version__
 
 
 # Links, files and pictures.
