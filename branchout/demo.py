@@ -3,61 +3,61 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from branchout import api
-from branchout.cli.display import progress
 from branchout.data import memory, scenarios
 from branchout.data.glyphs import glyphs
 from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from branchout.files import check_output
+from branchout.method.config import ExtendConfig
+from branchout.training.loop import Report
 
 BASE, NOVEL, OVERLAP, EXEMPLARS = 800, 40, 5, 10
-OURS = {"v2", ".v2.work", "predictions.png", "report.html"}
+WRITTEN = {"v2", ".v2.work", "predictions.png", "report.html"}
 """What the demo writes, and so may replace."""
 
 
-def run(out: Path, console: Console) -> api.Model:
+def run(
+    out: Path, say: Callable[[str], None], report: Report, device: str | None = None
+) -> tuple[api.Model, api.Prepared]:
     """Extend the shipped base; writes OUT/v2, OUT/predictions.png and OUT/report.html."""
-    if out.exists():
-        others = {path.name for path in out.iterdir()} - OURS if out.is_dir() else {out.name}
-        if others:
-            raise BranchoutError(f"{out} holds other things ({', '.join(sorted(others)[:3])}); choose another --out")
-        shutil.rmtree(out / "v2", ignore_errors=True)  # what a stopped demo left goes on
+    check_output(out, folder=True)
+    others = {path.name for path in out.iterdir()} - WRITTEN if out.exists() else set()
+    if others:
+        raise BranchoutError(f"{out} holds other files ({', '.join(sorted(others)[:3])}). Choose another --out")
+    shutil.rmtree(out / "v2", ignore_errors=True)  # not its work folder: an interrupted demo resumes
     data = glyphs()
     plan = scenarios.build("overlap-style", data, base=BASE, novel=NOVEL, overlap=OVERLAP)
-    base = api.load("glyphs")
+    base = api.load("glyphs", device=device)
     train = plan.train(data)
     old = memory.keep(train.select(train.origin == 0), per_class=EXEMPLARS)
     new = train.select(train.origin == 1)
-    val = concatenate([plan.dev(data), plan.test(data)])
-    console.print(
-        f"base: {len(base.classes)} characters. New: {len(new.classes)} characters in {len(new):,} images, "
-        f"{OVERLAP} of them known already, now in serif typefaces. Kept: {EXEMPLARS} images of each old one.",
-        highlight=False,
+    say(
+        f"Base: {len(base.classes)} characters. New: {len(new.classes)} characters in {len(new):,} images, {OVERLAP} "
+        f"of them base characters in serif typefaces. Memory: {EXEMPLARS} images of each base character."
     )
-    with progress(console) as report:
-        # Fewer epochs and cached views than the default: characters are learned quickly, and nobody likes to wait.
-        model = base.extend(new, memory=old, val=val, out=out / "v2", report=report, epochs=12, views=2)
-    picture = out / "predictions.png"
-    draw_predictions(base, model, plan.test(data), plan.branches[1], picture)
-    console.print(f"a few answers, before and after: {picture}", highlight=False)
-    # On the very images of the table, those that chose nothing; their features are still in the cache.
-    page = model.report(base.material(new, old, val).test, out=out / "report.html")
-    console.print(f"all of them, class by class, in a browser: {page}", highlight=False)
-    return model
+    # Fewer epochs and cached views than the default: characters are learned quickly, and a demo should be short.
+    config = ExtendConfig(epochs=12, views=2)
+    val = concatenate([plan.dev(data), plan.test(data)])
+    prepared = base.prepare(new, memory=old, val=val, config=config)
+    model = base.extend_prepared(prepared, out=out / "v2", report=report)
+    drawing = out / "predictions.png"
+    draw_predictions(base, model, plan.test(data), plan.branches[1], drawing)
+    say(f"Some predictions before and after: {drawing}")
+    page = model.report(prepared.split.test, out=out / "report.html")
+    say(f"The report, class by class, for a browser: {page}")
+    return model, prepared
 
 
 def draw_predictions(
     before: api.Model, after: api.Model, samples: Samples, new_classes: tuple[str, ...], path: Path, count: int = 18
 ) -> None:
-    """Some test images with what the old and the new model say of them."""
+    """Some test images with the predictions of the old and the new model."""
     from matplotlib.figure import Figure
 
     rng = np.random.default_rng(3)

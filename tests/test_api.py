@@ -101,9 +101,9 @@ def test_flip_averages_the_picture_and_its_mirror_image(photographs: api.Model) 
 
 
 def test_characters_are_not_mirrored(extended: api.Model, val: Samples) -> None:
-    with pytest.raises(BranchoutError, match="a mirrored character is another character"):
+    with pytest.raises(BranchoutError, match="A mirrored character is another character"):
         extended.predict(val.read(0), flip=True)
-    with pytest.raises(BranchoutError, match="a mirrored character is another character"):
+    with pytest.raises(BranchoutError, match="A mirrored character is another character"):
         extended.evaluate(val.of_classes(BASE), flip=True)
 
 
@@ -146,7 +146,7 @@ def test_what_cannot_be_opened_is_answered(tmp_path: Path) -> None:
         ("resnet118", None, "timm knows no network called 'resnet118'; did you mean .*resnet1"),
         (tmp_path / "folder", None, r"is not a saved model: expected branchout\.json in it, found cat\.png"),
         (tmp_path / "nothing", None, r"there is no model .*nothing; a saved model is a folder"),
-        (tmp_path / "w.pth", None, r"holds weights, but not of what; name the timm network: --arch"),
+        (tmp_path / "w.pth", None, r"holds weights of an unknown network. Name its timm architecture: --arch"),
         (tmp_path / "w.pth", "resnet81", "timm knows no network called 'resnet81'"),
         (tmp_path / "w.pth", "resnet18", r"has no head for resnet18: no fc\.weight"),
     ):
@@ -172,12 +172,12 @@ def test_a_checkpoint_is_opened_with_its_architecture(tmp_path: Path) -> None:
 def test_unknown_architectures_and_operating_points_of_a_base(base: api.Model, train: Samples) -> None:
     with pytest.raises(BranchoutError, match=r"no architecture is called 'resnet99'; did you mean resnet"):
         api.pretrain(train, arch="resnet99")
-    with pytest.raises(BranchoutError, match="a base model has no operating points; extend it first"):
+    with pytest.raises(BranchoutError, match="A base model has no operating points"):
         base.tune("all")
 
 
 def test_the_pooler_is_set_by_the_first_step(extended: api.Model, base: api.Model, train: Samples) -> None:
-    with pytest.raises(BranchoutError, match="this model pools with 'max'"):
+    with pytest.raises(BranchoutError, match="This model pools with 'max'"):
         extended.extend(train.of_classes(NEW), memory=exemplars(train), pooler="average")
     names = [*NEW, BASE[1]]
     grown = base.extend(train.of_classes(names), memory=exemplars(train), pooler="average", epochs=1, views=1)
@@ -240,7 +240,7 @@ def test_a_base_has_no_before(base: api.Model, val: Samples) -> None:
 
 
 def test_classes_the_model_does_not_know_are_named(base: api.Model, val: Samples) -> None:
-    with pytest.raises(BranchoutError, match=f"these classes are not the model's: {NEW[0]}; it knows 8 classes"):
+    with pytest.raises(BranchoutError, match=f"does not know these classes: {NEW[0]}. It knows 8 others"):
         base.evaluate(val.of_classes([*BASE, NEW[0]]))
 
 

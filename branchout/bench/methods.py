@@ -23,7 +23,8 @@ from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
 from branchout.method import frontier
-from branchout.method.extend import DataSplit, ExtendConfig, Extension
+from branchout.method.config import ExtendConfig
+from branchout.method.extend import DataSplit, Extension
 from branchout.method.frontier import Scored
 from branchout.method.recipes import PAPER, RECIPES, Recipe, recipe_named
 from branchout.method.stage2 import fuse, fusion_data, grid_answers, problem_of

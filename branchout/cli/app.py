@@ -1,104 +1,144 @@
-"""What all commands share: the app, its options, how it speaks and how it stops."""
+"""What all commands share: the app, its options, what it prints, and how errors end it."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
 from rich.text import Text
 from typer.core import TyperGroup
 
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, explain_os_error, printable
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from branchout.api import Model
     from branchout.data.dataset import Dataset
 
-GOES_ON = ("pretrain", "extend")
-"""Commands that, stopped at any moment, take up their work when they are typed again."""
+RESUMABLE = ("pretrain", "extend")
+"""Commands that resume when they are run again after an interruption."""
+GROUPS = {
+    "Create and extend models": ("demo", "pretrain", "check", "extend", "tune"),
+    "Use models": ("predict", "evaluate", "explain", "report", "serve"),
+    "Export and share models": ("export", "push", "pull"),
+    "Data and experiments": ("data", "scenario", "bench", "version"),
+}
+"""The commands in the order of the help."""
 
 
-class Stopped(Exception):  # noqa: N818 – not an error
+class Interrupted(Exception):  # noqa: N818 – not an error
     """Ctrl-C. Typer would end the program at once if it saw the interrupt itself."""
 
 
-class NobodyReads(Exception):  # noqa: N818 – not an error
-    """The reader of our output has gone, as `| head` does; typer would call it a failure."""
+class OutputClosed(Exception):  # noqa: N818 – not an error
+    """Nobody reads the output any more, as with `| head`; typer would call it a failure."""
 
 
 class Commands(TyperGroup):
-    """The commands in the order in which one needs them."""
-
-    first = (
-        "demo",
-        "pretrain",
-        "check",
-        "extend",
-        "tune",
-        "predict",
-        "evaluate",
-        "report",
-        "explain",
-        "serve",
-        "export",
-    )
-
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=lambda name: [*self.first, name].index(name))
+        return [name for names in GROUPS.values() for name in names if name in self.commands]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for heading, names in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(200)) for name in names])
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            raise Stopped from None
+            raise Interrupted from None
         except BrokenPipeError:
-            raise NobodyReads from None
+            raise OutputClosed from None
 
 
 class Output(Console):
+    """A console that shows control characters in names and messages as escapes, and never sends them."""
+
+    def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            shown = segment.text if segment.control else printable(segment.text, newlines=True)
+            yield segment if shown == segment.text else Segment(shown, segment.style)
+
     def on_broken_pipe(self) -> NoReturn:
-        raise NobodyReads from None
+        raise OutputClosed from None
 
 
 app = typer.Typer(
     cls=Commands,
-    help="Add classes to a trained image classifier without making it forget the old ones.",
+    help="Add classes to a trained image classifier without forgetting the old ones.",
+    epilog="Start with: branchout demo. Help on one command: branchout extend --help",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich's help takes half a second to import
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 console = Output()
 
 
 def main() -> None:
-    """What the `branchout` command runs: errors that a user can mend are printed without a traceback."""
-    goes_on = sys.argv[1:2] in [[name] for name in GOES_ON]
+    """The `branchout` command: errors that a user can fix end it with one sentence and status 1."""
+    resumable = sys.argv[1:2] in [[name] for name in RESUMABLE]
+    resume = "; run the same command again to resume" if resumable else ""
     try:
         try:
             app()
         finally:
             sys.stdout.flush()  # here, where it is known what to do if nobody reads it
-    except BranchoutError as error:
-        say(str(error), "error:", "bold red", error=True)
-        sys.exit(1)
-    except (Stopped, KeyboardInterrupt):
-        say("stopped; the same command again goes on from here" if goes_on else "stopped", error=True)
+    except (Interrupted, KeyboardInterrupt):
+        say(f"interrupted{resume}", error=True)
         sys.exit(130)
-    except (NobodyReads, BrokenPipeError):
+    except (OutputClosed, BrokenPipeError):
+        _close_output()
+        if resumable:
+            say(f"stopped: nobody reads the output{resume}", error=True)
+        sys.exit(1 if resumable else 0)
+    except Exception as error:
+        message = explained(error)
+        if message is None:
+            raise
+        if isinstance(error, OSError):
+            _close_output()  # it may be the output that cannot be written
+        say(message, "error:", "bold red", error=True)
+        sys.exit(1)
+
+
+def explained(error: Exception) -> str | None:
+    """The sentence for an error that a user can fix; None for a fault of the program."""
+    if isinstance(error, BranchoutError):
+        return str(error)
+    if isinstance(error, OSError | MemoryError) or type(error).__name__ == "SafetensorError":
+        return explain_os_error(error)
+    if isinstance(error, RuntimeError):
+        text = str(error)
+        if "CUDA out of memory" in text:
+            return "The GPU has not enough memory; close other programs that use it, or use --device cpu"
+        if "allocate memory" in text or "not enough memory" in text:
+            return explain_os_error(MemoryError())
+    return None
+
+
+def _close_output() -> None:
+    try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if goes_on:
-            say("stopped, since nobody reads the output; the same command again goes on from here", error=True)
-        sys.exit(1 if goes_on else 0)
+    except (OSError, ValueError):  # not a real file, as in tests
+        return
+
+
+# Printing.
 
 
 def say(text: str, label: str = "", style: str = "yellow", *, error: bool = False) -> None:
-    """Print text as it is, square brackets and all; in a file a sentence stays on one line."""
+    """Print text as it is, with its square brackets; in a file a sentence stays on one line."""
     to = Output(stderr=True) if error else console
     to.print(
         Text.assemble((f"{label} ", style), text) if label else Text(text),
@@ -107,7 +147,21 @@ def say(text: str, label: str = "", style: str = "yellow", *, error: bool = Fals
     )
 
 
-OFTEN, MORE = "Commands", "Data and experiments"
+def then(*commands: str) -> None:
+    """Commands to run next, each on a line of its own that can be copied."""
+    console.print(Text("\n  ".join(["next:", *commands])), highlight=False, soft_wrap=True)
+
+
+def quoted(value: object) -> str:
+    return shlex.quote(str(value))
+
+
+def warn(problems: Iterable[str], *, error: bool = False) -> None:
+    for line in problems:
+        say(line, "warning:", error=error)
+
+
+# Options that several commands have.
 
 Data = Annotated[
     str,
@@ -117,10 +171,46 @@ ClassFacts = Annotated[
     Path | None,
     typer.Option("--classes", help='JSON with "domains", "base_domain" and "siblings" of the classes.'),
 ]
+Base = Annotated[
+    str,
+    typer.Option(
+        "--base", help="A saved model, 'glyphs', a timm name such as efficientnet_lite0, a checkpoint file, hf-hub:…"
+    ),
+]
+New = Annotated[
+    Path,
+    typer.Argument(metavar="NEW", help="New images: one folder per class. It may hold new images of old classes too."),
+]
+Memory = Annotated[Path | None, typer.Option(help="Exemplars: kept images of old classes, one folder per class.")]
+Val = Annotated[
+    Path | None,
+    typer.Option(help="Validation images, one folder per class; without them a fifth of the images is held out."),
+]
+Saved = Annotated[str, typer.Argument(metavar="MODEL", help="A saved model: a folder, or hf-hub:owner/name.")]
+Pictures = Annotated[list[Path], typer.Argument(metavar="IMAGES", help="Image files, or folders of them.")]
+Goal = Annotated[
+    str,
+    typer.Option(help="all, avg, balanced, novel, base, overlap, or a minimum: 'novel>=0.80' ('novel>=80%')."),
+]
+Recipe = Annotated[
+    str, typer.Option(help="branchout (the default), paper (as the paper says), reference (as its authors' code does).")
+]
+Where = Annotated[
+    str, typer.Option("--branch", help="What is cloned and trained: last, a stage, a module, or fc for a head alone.")
+]
+Arch = Annotated[str | None, typer.Option(help="The timm architecture of a checkpoint file.")]
+Flip = Annotated[bool, typer.Option("--flip", help="Average over the image and its mirror image: twice the time.")]
+TensorBoard = Annotated[Path | None, typer.Option(metavar="DIR", help="Also write TensorBoard event files here.")]
+Seed = Annotated[int, typer.Option(min=0, help="The random seed.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; by default a GPU if there is one.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+
+
+# Opening what was named.
 
 
 def open_dataset(data: str, facts: Path | None = None) -> Dataset:
-    """Open a dataset and say what was wrong with its files."""
+    """Open a dataset and warn about files that were left out."""
     from branchout.data.dataset import with_facts
     from branchout.data.datasets import resolve
 
@@ -130,66 +220,36 @@ def open_dataset(data: str, facts: Path | None = None) -> Dataset:
     return dataset if facts is None else with_facts(dataset, facts)
 
 
-Base = Annotated[
-    str,
-    typer.Option("--base", help="A saved model, efficientnet_lite0, 'glyphs', a timm name, a checkpoint, hf-hub:…"),
-]
-New = Annotated[
-    Path, typer.Argument(metavar="NEW", help="New images: one folder per class. A class the base knows is extended.")
-]
-Memory = Annotated[Path | None, typer.Option(help="Old images that were kept: one folder per old class.")]
-Val = Annotated[Path | None, typer.Option(help="Labelled images to choose and report with; else some are held out.")]
-Saved = Annotated[str, typer.Argument(metavar="MODEL", help="A saved model: a folder, or hf-hub:owner/name.")]
-Goal = Annotated[
-    str, typer.Option(help="all, avg, balanced, novel, or a condition: 'novel>=0.80', which is 'novel>=80%'.")
-]
-Recipe = Annotated[str, typer.Option(help="branchout (ours), paper (the text) or reference (the authors' runs).")]
-Where = Annotated[str, typer.Option("--branch", help="What is cloned: last, a stage, a module, or fc for nothing.")]
-Arch = Annotated[str | None, typer.Option(help="The timm network of a checkpoint file.")]
-Flip = Annotated[bool, typer.Option("--flip", help="Average over the mirror image: twice the time.")]
-TensorBoard = Annotated[Path | None, typer.Option(metavar="DIR", help="Also write TensorBoard event files here.")]
-Seed = Annotated[int, typer.Option(min=0, help="Another number draws and trains differently.")]
-
-
-def open_model(name: str, arch: str | None = None, *, base: bool = False) -> Model:
-    """Open a model; a name that is none is answered with the saved models nearby, and for a base with timm's."""
+def open_model(name: str, arch: str | None = None, *, base: bool = False, device: str | None = None) -> Model:
+    """Open a model. The error for an unknown name lists the saved models nearby, and for a base those of timm."""
     from branchout import api
 
     place = Path(name)
     try:
-        return api.load(name, arch=arch)
+        return api.load(name, arch=arch, device=device)
     except BranchoutError as error:
-        if place.exists() or name == "glyphs" or name.startswith("hf-hub:"):
+        if place.exists() or name == "glyphs" or name.startswith("hf-hub:") or "device" in str(error):
             raise
         nearby = sorted(str(file.parent) for file in place.parent.glob("*/branchout.json"))
-        there = f"; there is: {', '.join(nearby[:6])}" if nearby else ", which is a folder that holds branchout.json"
+        found = f"Found: {', '.join(nearby[:6])}" if nearby else "A saved model is a folder that holds branchout.json"
         also = f". As for timm: {error}" if base and "/" not in name else ""
-        raise BranchoutError(f"there is no saved model {place}{there}{also}") from None
+        raise BranchoutError(f"There is no saved model {place}. {found}{also}") from None
 
 
-# What several commands say.
+def readable(files: list[Path]) -> Iterator[tuple[Path, np.ndarray]]:
+    """The images that can be read, one by one; a file that cannot be read is an error only if it is the only one."""
+    from branchout.data.decode import UnreadableImage, decode
 
-
-def then(*commands: str) -> None:
-    """Commands to type next, each on a line of its own that can be copied."""
-    console.print(Text("\n  ".join(["next:", *commands])), highlight=False, soft_wrap=True)
-
-
-def quoted(value: object) -> str:
-    return shlex.quote(str(value))
-
-
-def warn(problems: list[str]) -> None:
-    if problems:
-        say("\n  ".join(["", *problems]), "left out or worth a look:")
-
-
-def must_be_free(out: Path) -> None:
-    if out.exists():
-        raise BranchoutError(f"{out} is there already; choose another --out, or remove it first")
-
-
-def clear(work: Path) -> None:
-    import shutil
-
-    shutil.rmtree(work, ignore_errors=True)
+    found = False
+    for file in files:
+        try:
+            image = decode(file)
+        except UnreadableImage as error:
+            if len(files) == 1:
+                raise
+            say(str(error), "left out:", error=True)
+        else:
+            found = True
+            yield file, image
+    if not found:
+        raise BranchoutError(f"None of these {len(files):,} images can be read")

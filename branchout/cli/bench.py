@@ -11,11 +11,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from branchout.cli.app import MORE, app, console, open_dataset, say
+from branchout.cli.app import app, console, open_dataset, say
 from branchout.errors import BranchoutError, unknown
 
 
-@app.command(rich_help_panel=MORE)
+@app.command()
 def bench(
     table: Annotated[
         str | None, typer.Argument(metavar="TABLE", help="sota, fig-design-space, …, or `all`; see --list.")

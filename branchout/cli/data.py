@@ -9,11 +9,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from branchout.cli.app import MORE, ClassFacts, Data, app, console, open_dataset, open_model, say
+from branchout.cli.app import ClassFacts, Data, app, console, open_dataset, open_model, say
 from branchout.errors import BranchoutError, unknown
 
 
-@app.command(rich_help_panel=MORE)
+@app.command()
 def data(
     data: Data,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet to this picture file.")] = None,
@@ -61,7 +61,7 @@ def _sizes(samples: Any) -> str:
     return " … ".join(f"{w}×{h}" for h, w in (ordered[0], ordered[len(ordered) // 2], ordered[-1]))
 
 
-@app.command(rich_help_panel=MORE)
+@app.command()
 def scenario(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="disjoint, steps, overlap-style, …; an unknown name lists them all.")

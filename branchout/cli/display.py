@@ -1,4 +1,4 @@
-"""How the command line shows things: progress bars, tables of operating points, sizes and times."""
+"""Progress bars, tables of accuracies, sizes and times."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
+
+from branchout.metrics import METRICS
 
 if TYPE_CHECKING:
+    from branchout.evaluate.compare import Comparison
+    from branchout.metrics import Accuracies
     from branchout.training.loop import Event, Report
-
-COLUMNS = ("all", "base", "novel", "overlap", "avg")
 
 
 QUIET_SECONDS = 30.0
-"""How long a log file waits for the next line about the same work."""
+"""Between two lines of a log file about the same work."""
 
 
 @contextmanager
 def progress(console: Console) -> Iterator[Report]:
-    """What work reports of itself: how far, how long still, and the figure that matters.
-
-    On a terminal a bar for each piece of work; in a log file a line now and then.
-    """
+    """Show progress: on a terminal a bar for each piece of work, in a log file a line every half minute."""
     if not console.is_terminal:
         yield _lines(console)
         return
@@ -56,7 +56,7 @@ def _lines(console: Console) -> Report:
     def report(event: Event) -> None:
         now = time.monotonic()
         if event.total == 1:
-            return  # over before it can be read
+            return  # too short to show
         if event.done < event.total and now - said.setdefault(event.work, now) < QUIET_SECONDS:
             return
         said[event.work] = now
@@ -77,8 +77,8 @@ def percent(value: float | None) -> str:
 def operating_points(measured: Mapping[str, Any], chosen: str) -> Table:
     """Each goal's point on the test images, with the accuracy of old classes before → after."""
     before = {name: measured["before"].get(name) for name in ("base", "overlap")}
-    shown = [name for name in COLUMNS if measured["after"].get(name) is not None]
-    table = Table(title=f"accuracy in % on {measured['images']:,} images that chose nothing", title_justify="left")
+    shown = [name for name in METRICS if measured["after"].get(name) is not None]
+    table = Table(title=f"accuracy in % on {measured['images']:,} held-out test images", title_justify="left")
     table.add_column("goal")
     for name in shown:
         table.add_column(name if before.get(name) is None else f"{name} before → after", justify="right")
@@ -94,9 +94,9 @@ def operating_points(measured: Mapping[str, Any], chosen: str) -> Table:
     return table
 
 
-def before_after(before: Mapping[str, Any] | None, after: Mapping[str, Any], images: int) -> Table:
+def before_after(before: Accuracies | None, after: Accuracies, images: int) -> Table:
     """Accuracies of one evaluation; with several steps also those of each step's own classes."""
-    steps = len(after["steps"])
+    steps = len(after.steps)
     table = Table(title=f"accuracy in % on {images:,} images", title_justify="left", min_width=36)
     headings = ("split", "accuracy") if before is None else ("split", f"before step {steps}", "after")
     for heading in headings:
@@ -106,18 +106,29 @@ def before_after(before: Mapping[str, Any] | None, after: Mapping[str, Any], ima
         if now is not None:
             table.add_row(name, *([] if before is None else ["–" if was is None else percent(was)]), percent(now))
 
-    for name in COLUMNS:
+    for name in METRICS:
         # Before is over old classes alone, so only the parts it knew are the same images on both sides.
         same = before is not None and name in ("base", "overlap")
-        add(name, after[name], before[name] if before is not None and same else None)
+        add(name, getattr(after, name), getattr(before, name) if same else None)
         if name == "novel" and steps > 1:
-            for number, now in enumerate(after["steps"]):
-                add(f"  step {number + 1}", now, None if before is None else before["steps"][number])
+            for number, now in enumerate(after.steps):
+                add(f"  step {number + 1}", now, None if before is None else before.steps[number])
+    return table
+
+
+def forgotten(found: Comparison, most: int = 10) -> Table:
+    """The classes whose accuracy fell, worst first."""
+    table = Table(title="forgotten, worst first", title_justify="left")
+    for heading in ("class", "images", "before", "after"):
+        table.add_column(heading, justify="left" if heading == "class" else "right")
+    losses = [row for row in found.classes() if row["before"] is not None and row["after"] < row["before"]]
+    for row in losses[:most]:
+        table.add_row(Text(row["class"]), str(row["images"]), percent(row["before"]), percent(row["after"]))
     return table
 
 
 def size(count: float) -> str:
-    """Bytes or parameters, as people say them."""
+    """Bytes or parameters with a unit."""
     for unit, step in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= step:
             return f"{count / step:.1f}{unit}"

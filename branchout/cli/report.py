@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from branchout.cli.app import OFTEN, Saved, app, console, open_model, quoted, say, then, warn
+from branchout.cli.app import Saved, app, console, open_model, quoted, say, then, warn
 
 
-@app.command(rich_help_panel=OFTEN)
+@app.command()
 def report(
     model: Saved,
     test: Annotated[

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import typer
 
-from branchout.cli.app import OFTEN, app, open_model, quoted, say, then
+from branchout.cli.app import app, open_model, quoted, say, then
 from branchout.errors import BranchoutError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SHORTEST_TOKEN = 12
 
 
-@app.command(rich_help_panel=OFTEN)
+@app.command()
 def serve(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="A saved model, or the --out of a running extension.")
@@ -120,8 +120,8 @@ def _serve(
 
 def _open(model: str | None, watch: Path | None) -> tuple[Model | None, Path | None]:
     """The model, or None while it is being made; and the folder to watch, if there is one."""
-    from branchout.api import work_folder
     from branchout.model.checkpoint import is_saved_model
+    from branchout.training.work import work_folder
 
     for folder in (watch, None if model is None else Path(model)):
         if folder is not None and not folder.name:

@@ -259,3 +259,10 @@ def digest(*parts: str | bytes) -> str:
         hasher.update(len(data).to_bytes(8, "little"))
         hasher.update(data)
     return hasher.hexdigest()
+
+
+def as_samples(images: np.ndarray, names: Sequence[str]) -> Samples:
+    """Samples from arrays: images (number × height × width × channels, uint8) and their class names."""
+    if len(images) != len(names):
+        raise BranchoutError(f"{len(images)} images were given with {len(names)} names; each image needs one name")
+    return Samples.build(ArrayPixels(images), names, [f"{name}/{n}" for n, name in enumerate(names)])

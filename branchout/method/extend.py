@@ -18,6 +18,7 @@ from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
 from branchout.method import frontier as frontiers
+from branchout.method.config import ExtendConfig
 from branchout.method.features import extract
 from branchout.method.frontier import Frontier
 from branchout.method.pseudo import pseudo_exemplars
@@ -33,24 +34,6 @@ VIEWS = {"cuda": 15, "cpu": 4}
 """Cached views in stage I: more cost memory and the time to make them, fewer cost accuracy."""
 HELD_OUT = 0.2
 """Share of each class held out when no validation images are given."""
-
-
-@dataclass(frozen=True)
-class ExtendConfig:
-    """What was asked for: all that, with the images and the base, decides the result."""
-
-    recipe: str = "branchout"
-    branch: str = "last"
-    goal: str = "balanced"
-    fuse: bool = False
-    """Learn deltas even when no classes overlap (the paper's recipes always do)."""
-    exemplars: int = 10
-    """How many images of each class stage II sees in an epoch."""
-    epochs: int | None = None
-    """Stage I epochs, if not the recipe's."""
-    views: int | None = None
-    """Augmented views whose trunk output is cached in stage I; None decides by the device."""
-    seed: int = 0
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import torch
 
 from branchout.cli.display import duration, size
 from branchout.data.images import cores
-from branchout.method.extend import VIEWS, ExtendConfig, Extension
+from branchout.method.config import ExtendConfig
+from branchout.method.extend import VIEWS, Extension
 from branchout.method.recipes import BRANCHOUT
 from branchout.model.checkpoint import weight_bytes
 from branchout.model.heads import sources

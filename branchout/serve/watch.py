@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from branchout.api import work_folder
 from branchout.model.checkpoint import is_saved_model
 from branchout.training.progress_file import NOTE
+from branchout.training.work import work_folder
 
 SILENT_FOR = 600.0
 """Seconds after which a run on another machine, of which nothing more is heard, counts as stopped."""

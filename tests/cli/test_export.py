@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from branchout import api
 from branchout import export as exporting
-from branchout.cli import event_files
+from branchout.cli import tensorboard
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.training.loop import Event
@@ -53,7 +53,7 @@ def test_explain_shows_sums_that_add_up(extended_twice: api.Model, photos: Path)
     told = well(run("explain", extended_twice.folder, picture, "--memory", photos / "memory", "--nearest", "2"))
     why = extended_twice.explain(picture)
     assert told.startswith(f"{picture}: {why.winner.name}, {100 * why.winner.probability:.1f}% (known to {why.known})")
-    assert f"before step 2 the model said: {why.before[0]}, " in told
+    assert f"before step 2 the prediction was: {why.before[0]}, " in told
     for branch in ("the base", "step 1", "step 2"):
         assert f"{branch} on its own: " in told
     rows = [line for line in told.splitlines() if line.startswith("│")]
@@ -110,7 +110,7 @@ def test_explain_answers_bad_input_kindly(extended: api.Model, photos: Path, tmp
     (tmp_path / "page.jpg").write_text("<html>")
     refused(run("explain", extended.folder, tmp_path / "page.jpg"), "page.jpg: not an image")
     refused(run("explain", extended.folder, tmp_path), "holds no pictures")
-    refused(run("explain", tmp_path / "v9", picture), "there is no saved model")
+    refused(run("explain", tmp_path / "v9", picture), "There is no saved model")
     refused(run("explain", extended.folder, picture, "--memory", tmp_path / "no"), "there is no such folder")
     assert run("explain", extended.folder, picture, "--top", "0").status == 2
 
@@ -121,7 +121,9 @@ def test_explain_answers_bad_input_kindly(extended: api.Model, photos: Path, tmp
 def test_export_says_how_near_it_is(extended: api.Model, photos: Path, tmp_path: Path) -> None:
     file = tmp_path / "deep" / "v2.onnx"
     told = well(run("export", extended.folder, "--onnx", file, "--verify", photos / "test" / NEW[0]))
-    assert re.search(r"checked on 3 pictures: logits differ by at most \d\.\de-0[5-9], every answer is the same", told)
+    assert re.search(
+        r"checked on 3 images: logits differ by at most \d\.\de-0[5-9], all predictions are the same", told
+    )
     assert f"{file}: " in told
     assert "11 classes; images (N × 1 × 32 × 32) in, logits and probabilities out" in told
     assert [path.name for path in file.parent.iterdir()] == ["v2.onnx"]
@@ -135,9 +137,9 @@ def test_export_answers_bad_input_kindly(
     refused(run("export", extended.folder, "--onnx", there), "there.onnx already exists")
     assert there.read_text() == "mine"
     refused(run("export", extended.folder, "--onnx", there / "x.onnx"), "cannot be written", "is a file, not a folder")
-    refused(run("export", extended.folder, "--onnx", tmp_path), "is a folder; name a file")
-    refused(run("export", tmp_path / "v9", "--onnx", tmp_path / "x.onnx"), "there is no saved model")
-    refused(run("export", extended.folder, "--onnx", tmp_path / "x.onnx", "--flip"), "a mirrored character")
+    refused(run("export", extended.folder, "--onnx", tmp_path), "already exists")
+    refused(run("export", tmp_path / "v9", "--onnx", tmp_path / "x.onnx"), "There is no saved model")
+    refused(run("export", extended.folder, "--onnx", tmp_path / "x.onnx", "--flip"), "A mirrored character")
     refused(run("export", extended.folder, "--onnx", tmp_path / "x.onnx", "--verify", tmp_path), "holds no pictures")
     assert run("export", extended.folder).status == 2
     monkeypatch.setattr(exporting, "find_spec", lambda name: None)
@@ -213,9 +215,9 @@ def test_evaluate_answers_a_bad_place_before_it_works(
     monkeypatch.setattr(api.Model, "evaluate", lambda *_, **__: pytest.fail("evaluated"))
     words = ["evaluate", extended.folder, photos / "test"]
     (tmp_path / "file").write_text("")
-    refused(run(*words, "--csv", tmp_path), "is a folder; name a file")
+    refused(run(*words, "--csv", tmp_path), "already exists")
     refused(run(*words, "--json", tmp_path / "file" / "x.json"), "is a file, not a folder")
-    refused(run(*words, "--json", tmp_path / "x", "--csv", tmp_path / "x"), "two tables cannot go to one file")
+    refused(run(*words, "--json", tmp_path / "x", "--csv", tmp_path / "x"), "Two tables cannot go to one file")
 
 
 # extend, for programs
@@ -264,7 +266,7 @@ def test_a_program_reads_errors_as_events(base: api.Model, photos: Path, run_by_
     out, _ = run_by_a_program
     words = ["extend", photos / "new", "--base", base.folder, "--json", "--out"]
     for more, said in (
-        ([out], "is there already"),
+        ([out], "already exists"),
         ([out.parent / "x", "--goal", "best"], "no goal is called 'best'"),
         ([out.parent / "x", "--memory", out.parent / "nowhere"], "there is no such folder"),
         ([out.parent / "x", "--branch", "layer9"], "cannot branch at 'layer9'"),
@@ -316,7 +318,7 @@ def test_pretrain_writes_event_files_too(photos: Path, tmp_path: Path) -> None:
     found = scalars(tmp_path / "board")
     assert [step for step, _ in found["pretrain/loss"]] == [1, 2]
     [(_, accuracy)] = found["validation/accuracy"]
-    assert f"{100 * accuracy:.1f}% right" in told
+    assert f"{100 * accuracy:.1f}% accuracy" in told
 
 
 def test_tensorboard_missing_or_in_the_way_is_said_first(
@@ -329,23 +331,21 @@ def test_tensorboard_missing_or_in_the_way_is_said_first(
         ["extend", photos / "new", "--base", base.folder],
     )
     for words in commands:
-        refused(
-            run(*words, "--out", tmp_path / "x", "--tensorboard", file), "is a file; name another for --tensorboard"
-        )
-    monkeypatch.setattr(event_files, "find_spec", lambda name: None)
+        refused(run(*words, "--out", tmp_path / "x", "--tensorboard", file), "is a file; name a folder")
+    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
     for words in commands:
         refused(run(*words, "--out", tmp_path / "x", "--tensorboard", tmp_path / "b"),
-                "tensorboard must be installed", 'pip install "branchout[tensorboard]"')  # fmt: skip
+                "--tensorboard needs tensorboard", 'pip install "branchout[tensorboard]"')  # fmt: skip
     assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_board_that_cannot_be_opened_is_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(BranchoutError, match="event files cannot be written to"),
-        event_files.event_files(tmp_path / "file" / "deeper"),
+        pytest.raises(BranchoutError, match="cannot be written"),
+        tensorboard.event_files(tmp_path / "file" / "deeper"),
     ):
         pytest.fail("opened")
-    with event_files.event_files(None) as report:
+    with tensorboard.event_files(None) as report:
         report(Event("train", 1, 1, {"loss": 1.0}))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

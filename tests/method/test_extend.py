@@ -171,7 +171,7 @@ def approx(figures: dict[str, float | None]) -> dict[str, object]:
 def test_the_chosen_point_of_the_dial_keeps_its_word_on_the_dev_images(
     base: api.Model, extended: api.Model, train: Samples, val: Samples
 ) -> None:
-    material = base.material(train.of_classes(NEW), exemplars(train), val.of_classes([*BASE, *NEW]))
+    material = base.prepare(train.of_classes(NEW), memory=exemplars(train), val=val.of_classes([*BASE, *NEW])).split
     loaded = api.load(extended.folder)
     assert loaded.frontier.images == len(material.dev)
     space = loaded.classifier.space
@@ -191,7 +191,7 @@ def test_the_second_step_keeps_its_word_too(
     extended: api.Model, extended_twice: api.Model, train: Samples, val: Samples
 ) -> None:
     new = train.of_classes([*LATER, BASE[0], NEW[0]])
-    material = extended.material(new, exemplars(train, [*BASE, *NEW]), val)
+    material = extended.prepare(new, memory=exemplars(train, [*BASE, *NEW]), val=val).split
     loaded = api.load(extended_twice.folder)
     fusion = loaded.saved.fusions[1]
     assert loaded.classifier.space.overlap == (BASE[0], NEW[0])
@@ -210,7 +210,7 @@ def test_every_kept_point_of_a_grid_keeps_its_word(
 ) -> None:
     new, held = train.of_classes(names), val.of_classes([*BASE, *NEW])
     base.extend(new, memory=exemplars(train), val=held, recipe=recipe, epochs=2, goal="avg", out=tmp_path / "m")
-    material = base.material(new, exemplars(train), held)
+    material = base.prepare(new, memory=exemplars(train), val=held).split
     grown = api.load(tmp_path / "m")
     frontier, fusion = grown.frontier, grown.saved.fusions[0]
     assert frontier.kind == "grid"
@@ -328,7 +328,7 @@ def test_without_any_old_image_it_works_and_says_what_it_rests_on(
     assert grown.saved.history[-1]["chosen on"] == "pseudo"
     assert grown.saved.history[-1]["exemplars kept"] == 0
     assert not np.isnan(grown.frontier.figures["base"]).any()
-    material = base.material(train.of_classes(NEW))
+    material = base.prepare(train.of_classes(NEW)).split
     assert grown.frontier.images == len(material.dev) + 10 * len(BASE)
     assert "not a measurement of base accuracy" in (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
     assert grown.saved.history[-1]["measured"]["before"] == {}
@@ -390,23 +390,23 @@ def test_another_run_into_the_same_folder_is_refused_by_what_differs(
         base.extend(train.of_classes(NEW), report=stop, **settings)
     assert not out.exists()
     for change, words in (
-        ({"epochs": 3}, "epochs: 2 then, 3 now"),
-        ({"seed": 5}, "seed: 0 then, 5 now"),
-        ({"recipe": "paper"}, "recipe: branchout then, paper now"),
-        ({"branch": "fc"}, "branch: last then, fc now"),
-        ({"pooler": "average"}, "pooler: max then, average now"),
-        ({"memory": None}, "memory: [0-9a-f]+ then, none now"),
-        ({"memory": exemplars(train, BASE, 4)}, "memory: [0-9a-f]+ then, [0-9a-f]+ now"),
+        ({"epochs": 3}, "epochs: 2 before, 3 now"),
+        ({"seed": 5}, "seed: 0 before, 5 now"),
+        ({"recipe": "paper"}, "recipe: branchout before, paper now"),
+        ({"branch": "fc"}, "branch: last before, fc now"),
+        ({"pooler": "average"}, "pooler: max before, average now"),
+        ({"memory": None}, "memory: [0-9a-f]+ before, none now"),
+        ({"memory": exemplars(train, BASE, 4)}, "memory: [0-9a-f]+ before, [0-9a-f]+ now"),
     ):
         with pytest.raises(BranchoutError, match=words) as caught:
             base.extend(train.of_classes(NEW), report=pytest.fail, **(settings | change))
         assert str(tmp_path / ".m.work") in str(caught.value)
-    with pytest.raises(BranchoutError, match=r"new images: [0-9a-f]+ then, [0-9a-f]+ now"):
+    with pytest.raises(BranchoutError, match=r"new images: [0-9a-f]+ before, [0-9a-f]+ now"):
         base.extend(train.of_classes(NEW[:2]), **settings)
     base.extend(train.of_classes(NEW), **settings)
     assert api.load(out).classes == (*BASE, *NEW)
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
-    with pytest.raises(BranchoutError, match="is there already"):
+    with pytest.raises(BranchoutError, match="already exists"):
         base.extend(train.of_classes(NEW), **settings)
 
 
@@ -420,22 +420,6 @@ def test_a_goal_out_of_reach_can_be_lowered_without_training_again(
     base.extend(train.of_classes(NEW), goal="all", report=lambda event: trained.append(event.work), **settings)
     assert "learn the branch" not in trained
     assert api.load(tmp_path / "m").saved.fusions[0].goal == "all"
-
-
-def test_a_note_cut_short_by_a_kill_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Path.write_text
-
-    def halfway(path: Path, text: str, **how: str) -> None:
-        whole(path, text[: len(text) // 2], **how)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "write_text", halfway)
-    with pytest.raises(KeyboardInterrupt):
-        api.claim(tmp_path / "m", {"seed": 1})
-    monkeypatch.undo()
-    assert api.claim(tmp_path / "m", {"seed": 1}) == tmp_path / ".m.work"
-    with pytest.raises(BranchoutError, match="seed: 1 then, 2 now"):
-        api.claim(tmp_path / "m", {"seed": 2})
 
 
 RUN = """

@@ -75,7 +75,7 @@ def test_what_is_pushed_is_the_folder_and_comes_back_the_same(
 
     well(run("pull", "anna/birds-v2", "--out", tmp_path / "mine"))
     assert contents(tmp_path / "mine") == contents(extended.folder)
-    refused(run("pull", "anna/birds-v2", "--out", tmp_path / "mine"), "is there already")
+    refused(run("pull", "anna/birds-v2", "--out", tmp_path / "mine"), "already exists")
 
 
 def test_the_hubs_cache_is_never_changed(shelf: Shelf, extended: api.Model, val: Samples) -> None:
@@ -113,7 +113,7 @@ def test_what_goes_wrong_is_said(shelf: Shelf, extended: api.Model, tmp_path: Pa
         with pytest.raises(BranchoutError, match="named owner/name"):
             hub.push(extended.folder, name)
     refused(run("push", tmp_path, "anna/birds"), "is not a saved model")
-    refused(run("push", tmp_path / "v9", "anna/birds"), "there is no saved model")
+    refused(run("push", tmp_path / "v9", "anna/birds"), "There is no saved model")
     refused(run("pull", "anna/nothing", "--out", tmp_path / "x"), "could not be had from the hub")
     unsaved = api.Model(extended.saved, None)
     with pytest.raises(BranchoutError, match="only a saved model can be pushed"):

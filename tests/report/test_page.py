@@ -437,7 +437,7 @@ def test_no_pictures_if_none_are_wanted(place: Place) -> None:
         (["v2", "nowhere"], ["there is no such folder"]),
         (["v2", "--results", "nowhere"], ["there is no folder nowhere"]),
         (["v2", "--results", "test"], ["holds no measured row"]),
-        (["v3"], ["there is no saved model v3", "v2"]),
+        (["v3"], ["There is no saved model v3", "v2"]),
         (["test"], ["test is not a saved model", "branchout.json"]),
     ],
 )

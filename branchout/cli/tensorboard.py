@@ -1,4 +1,4 @@
-"""TensorBoard event files: every figure that a training reports, as a curve."""
+"""TensorBoard event files: every number that training reports, as a curve."""
 
 from __future__ import annotations
 
@@ -9,38 +9,33 @@ from pathlib import Path
 from typing import Any
 
 from branchout.errors import BranchoutError
+from branchout.files import check_output
 from branchout.training.loop import Event, Report, silent
 
 
 def check(folder: Path | None) -> None:
-    """Whether event files can be written to `folder`, asked before anything is trained."""
+    """Raise, before anything is trained, if event files cannot be written to `folder`."""
     if folder is None:
         return
     if find_spec("tensorboard") is None:
-        raise BranchoutError(
-            'for --tensorboard, tensorboard must be installed; type: pip install "branchout[tensorboard]"'
-        )
-    if folder.exists() and not folder.is_dir():
-        raise BranchoutError(f"event files go into a folder, and {folder} is a file; name another for --tensorboard")
+        raise BranchoutError('--tensorboard needs tensorboard. Install it: pip install "branchout[tensorboard]"')
+    check_output(folder, folder=True)
 
 
 @contextmanager
 def event_files(folder: Path | None) -> Iterator[Report]:
-    """A report that writes figures into event files in `folder`; without one, a report that nobody hears."""
+    """A report that writes event files into `folder`; without one it does nothing."""
     if folder is None:
         yield silent
         return
     check(folder)
     from torch.utils.tensorboard import SummaryWriter
 
-    try:
-        writer = SummaryWriter(str(folder))
-    except OSError as error:
-        raise BranchoutError(f"event files cannot be written to {folder}: {error}") from None
+    writer = SummaryWriter(str(folder))
 
     def report(event: Event) -> None:
         for name, value in event.figures.items():
-            tag = f"{event.work}/{name}".replace(" ", "_")  # TensorBoard would do so too, and say it
+            tag = f"{event.work}/{name}".replace(" ", "_")  # TensorBoard would do so too, with a warning
             writer.add_scalar(tag, value, event.done)
 
     try:
@@ -56,8 +51,6 @@ def goals(measured: Mapping[str, Any] | None) -> Iterator[Event]:
 
 
 def both(one: Report, other: Report) -> Report:
-    """Two who watch the same work."""
-
     def report(event: Event) -> None:
         one(event)
         other(event)

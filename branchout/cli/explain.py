@@ -1,0 +1,139 @@
+"""The command explain: how the logits of an image come about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from branchout.cli.app import AsJson, Device, Pictures, Saved, app, console, open_model, readable, say, warn
+from branchout.errors import printable
+
+if TYPE_CHECKING:
+    from branchout.data.samples import Samples
+    from branchout.evaluate.explain import Column, Explanation, Verdict
+
+
+@app.command(epilog="Example: branchout explain v2/ photo.jpg --memory old_photos/ --memory new_photos/")
+def explain(
+    model: Saved,
+    images: Pictures,
+    memory: Annotated[
+        list[Path] | None,
+        typer.Option(help="Labelled images: name those with the nearest features. May be given several times."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many classes of each branch.")] = 3,
+    nearest: Annotated[int, typer.Option(min=1, help="How many images of --memory.")] = 5,
+    as_json: AsJson = False,
+    device: Device = None,
+) -> None:
+    """Show how a prediction comes about: branches, deltas, dial."""
+    from contextlib import nullcontext
+
+    from branchout.cli.display import progress
+    from branchout.cli.json_events import print_json
+    from branchout.data.folders import images_in
+    from branchout.training.loop import silent
+
+    files = [file for given in images for file in images_in(given)]
+    loaded = open_model(model, device=device)
+    album = _labelled(memory, to_stderr=as_json) if memory else None
+    read: list[Path] = []
+    pixels = (read.append(file) or image for file, image in readable(files))  # type: ignore[func-returns-value]
+    with nullcontext(silent) if as_json else progress(console) as report:
+        found = loaded.explain(pixels, top=top, memory=album, nearest=nearest, report=report)
+    for file, explanation in zip(read, found, strict=True):
+        if as_json:
+            print_json({"file": printable(file), **explanation.to_dict()})
+        else:
+            _show(printable(file), explanation, None if album is None else len(album))
+
+
+def _labelled(folders: list[Path], *, to_stderr: bool) -> Samples:
+    """The labelled images of all folders, each named by its whole path."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    from branchout import api
+    from branchout.data.samples import concatenate
+
+    problems: list[str] = []
+    tables = []
+    for folder in folders:
+        samples = api.samples_in(folder, problems)
+        tables.append(replace(samples, ids=np.array([str(folder / name) for name in samples.ids])))
+    warn(problems, error=to_stderr)
+    return concatenate(tables)
+
+
+def _show(file: str, why: Explanation, images: int | None) -> None:
+    """One image's prediction in words and one table."""
+    from branchout.labels import branch_name
+
+    winner, several = why.winner, len(why.branches) > 1
+    say(f"{file}: {winner.name}, {100 * winner.probability:.1f}%" + (f" (known to {why.known})" if several else ""))
+    if why.before:
+        name, probability = why.before
+        say(f"before {branch_name(len(why.branches) - 1)} the prediction was: {name}, {100 * probability:.1f}%")
+    console.print(_sums(why))
+    if several:
+        for number, best in enumerate(why.branches):
+            say(f"{branch_name(number)} on its own: {', '.join(f'{name} {value:.2f}' for name, value in best)}")
+    if len(why.verdicts) > 1:
+        first, second = (_shown_parts(verdict) for verdict in why.verdicts[:2])
+        own, delta, dial = (one - other for one, other in zip(first, second, strict=True))
+        parts = f": own logits {own:+.2f}, deltas {delta:+.2f}, dial {dial:+.2f}" if several else ""
+        say(f"{winner.name} leads {why.verdicts[1].name} by {own + delta + dial:.2f}{parts}")
+    if why.alone != winner.name:
+        say(f"from the branches' own logits alone it would be: {why.alone}")
+    if why.without_dial not in (winner.name, why.alone):
+        say(f"without the dial it would be: {why.without_dial}")
+    if images is not None:
+        listed = "\n  ".join(f"{n.cosine:.3f}  {n.name}: {n.file}" for n in why.nearest)
+        say(f"nearest of {images:,} images to {branch_name(winner.branch)}, by the cosine of features:\n  {listed}")
+
+
+def _sums(why: Explanation) -> Table:
+    """How the best classes' logits come about. Parts are rounded first and then added, so what is shown adds up."""
+    from branchout.labels import branch_name
+
+    pools = any(len(verdict.columns) > 1 for verdict in why.verdicts)
+    several = len(why.branches) > 1
+    headings = ["class", "branch", "own logit", "+ deltas", "+ dial", "= logit"] if several else ["class", "logit"]
+    table = Table(title="logits of the most probable classes" if several else None, title_justify="left")
+    for heading in [*headings, *(["pooled"] if pools else [])]:
+        table.add_column(heading, justify="left" if heading in ("class", "branch", "pooled") else "right")
+    for verdict in why.verdicts:
+        for number, column in enumerate(verdict.columns):
+            parts = _rounded(column)
+            cells = [Text(verdict.name if number == 0 else "", "bold" if verdict is why.winner else "")]
+            if several:
+                cells += [Text(branch_name(column.branch)), Text(f"{parts[0]:.2f}")]
+                cells += [Text(f"{part:+.2f}" if part else "") for part in parts[1:]]
+            cells.append(Text(f"{sum(parts):.2f}"))
+            if pools:
+                cells.append(Text(_pooled(why.pooler, column.counts, verdict.logit, len(verdict.columns))))
+            table.add_row(*cells)
+    return table
+
+
+def _rounded(column: Column) -> list[float]:
+    return [round(part, 2) for part in (column.own, column.delta, column.dial)]
+
+
+def _shown_parts(verdict: Verdict) -> list[float]:
+    """The parts of what was pooled, as the table shows them."""
+    used = [_rounded(column) for column in verdict.columns if column.counts]
+    return [sum(part) / len(used) for part in zip(*used, strict=True)]
+
+
+def _pooled(pooler: str, counts: bool, logit: float, columns: int) -> str:
+    if columns == 1:
+        return ""
+    if pooler == "max":
+        return "◂ max" if counts else ""
+    return f"mean {logit:.2f}"

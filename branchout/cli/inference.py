@@ -1,0 +1,193 @@
+"""Commands that use models: tune, predict, evaluate, version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from branchout.cli.app import (
+    AsJson,
+    Device,
+    Flip,
+    Goal,
+    Pictures,
+    Saved,
+    app,
+    console,
+    open_model,
+    quoted,
+    readable,
+    say,
+    then,
+    warn,
+)
+from branchout.errors import BranchoutError, printable
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from branchout.api import Model
+    from branchout.evaluate.compare import Comparison
+    from branchout.method.frontier import Scored
+
+BATCH_IMAGES, BATCH_PIXELS = 64, 64_000_000
+"""How much `predict` decodes before the network runs."""
+
+
+@app.command(epilog="Example: branchout tune v2/ --goal 'novel>=0.80'")
+def tune(model: Saved, goal: Goal = "balanced") -> None:
+    """Choose another operating point, without training and without images."""
+    from branchout.method.frontier import read_as
+
+    understood = read_as(goal)  # a typo is answered before anything is loaded
+    from branchout.cli.display import percent
+    from branchout.metrics import MEASURED_ON
+    from branchout.model import hub
+
+    if hub.is_hub_name(model):
+        raise BranchoutError(
+            f"{model} is on the hub and cannot be changed there. Save a copy first: "
+            f"branchout pull {quoted(model.removeprefix(hub.PREFIX))} --out v2/"
+        )
+    loaded = open_model(model)
+    accuracies = loaded.tune(goal)
+    frontier = loaded.frontier
+    shown = ", ".join(f"{name} {percent(value)}%" for name, value in accuracies.items() if value is not None)
+    say(f"{understood}: {shown}, on {frontier.images:,} {MEASURED_ON[frontier.measured]}")
+    if frontier.single_point_reason():
+        say(frontier.single_point_reason())
+    then(f"branchout evaluate {quoted(model)} TEST/", f"branchout predict {quoted(model)} photo.jpg")
+
+
+@app.command(epilog="Example: branchout predict v2/ photo.jpg folder/ --json")
+def predict(
+    model: Saved,
+    images: Pictures,
+    top: Annotated[int, typer.Option(min=1, help="How many classes to print for each image.")] = 3,
+    flip: Flip = False,
+    as_json: AsJson = False,
+    device: Device = None,
+) -> None:
+    """Name the classes of images."""
+    from branchout.cli.json_events import print_json
+    from branchout.data.folders import images_in
+
+    files = [file for given in images for file in images_in(given)]
+    loaded = open_model(model, device=device)
+    for batch in _batches(readable(files)):
+        predictions = loaded.predict([pixels for _, pixels in batch], top=top, flip=flip)
+        for (file, _), prediction in zip(batch, predictions, strict=True):
+            if as_json:
+                listed = [{"class": name, "probability": round(p, 6)} for name, p in prediction]
+                print_json({"file": printable(file), "answers": listed})
+            else:
+                shown = ", ".join(f"{name} {100 * p:.1f}%" for name, p in prediction)
+                console.print(Text(f"{printable(file)}: {shown}"), highlight=False, soft_wrap=True)
+
+
+def _batches(images: Iterator[tuple[Path, np.ndarray]]) -> Iterator[list[tuple[Path, np.ndarray]]]:
+    batch: list[tuple[Path, np.ndarray]] = []
+    pixels = 0
+    for image in images:
+        batch.append(image)
+        pixels += image[1].size
+        if len(batch) == BATCH_IMAGES or pixels >= BATCH_PIXELS:
+            yield batch
+            batch, pixels = [], 0
+    if batch:
+        yield batch
+
+
+@app.command(epilog="Example: branchout evaluate v2/ test_photos/ --csv classes.csv")
+def evaluate(
+    model: Saved,
+    test: Annotated[Path, typer.Argument(metavar="TEST", help="Labelled images: one folder per class.")],
+    flip: Flip = False,
+    two_fold: Annotated[
+        bool, typer.Option("--two-fold", help="Also choose on one half of the images and measure on the other.")
+    ] = False,
+    csv: Annotated[Path | None, typer.Option(help="Write a table to this file: one row per class.")] = None,
+    images_csv: Annotated[Path | None, typer.Option(help="Write a table to this file: one row per image.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write everything to this file.")] = None,
+    device: Device = None,
+) -> None:
+    """Measure a model before and after its last step, and what it forgot."""
+    from branchout import api
+    from branchout.cli.display import progress
+    from branchout.files import check_output, write_csv, write_json
+
+    asked = [file for file in (csv, images_csv, json) if file is not None]
+    for file in asked:
+        check_output(file)
+    if len({file.absolute() for file in asked}) < len(asked):
+        raise BranchoutError("Two tables cannot go to one file. Choose different --csv, --images-csv and --json")
+    loaded = open_model(model, device=device)
+    problems: list[str] = []
+    samples = api.samples_in(test, problems, loaded.classes)
+    warn(problems)
+    with progress(console) as report:
+        found = loaded.evaluate(samples, flip=flip, report=report)
+    _show_comparison(loaded, found)
+    folds = _two_fold(loaded, found) if two_fold else {}
+    if flip:
+        say("averaged over every image and its mirror image")
+    files = [printable(name) for name in samples.ids]
+    if csv:
+        write_csv(csv, found.classes())
+    if images_csv:
+        write_csv(images_csv, found.images(files))
+    if json:
+        about = {"model": model, "test": printable(test), "flip": flip, "operating_point": _operating_point(loaded)}
+        scores = {goal: {"mean": scored.two_fold, "spread": scored.spread} for goal, scored in folds.items()}
+        write_json(json, {**about, **found.to_dict(files), "two_fold": scores or None})
+    if asked:
+        say(f"written: {', '.join(map(str, asked))}")
+
+
+def _show_comparison(model: Model, found: Comparison) -> None:
+    from branchout.cli.display import before_after, forgotten
+
+    console.print(before_after(found.before, found.after, len(found.labels)))
+    point = _operating_point(model)
+    if point is not None:
+        place = ", ".join(f"{name} {value:.4g}" for name, value in point.items() if isinstance(value, float))
+        say(f"at the operating point {point['goal']} ({place}); branchout tune changes it")
+    if found.before is not None:
+        say(f"before: the model before step {len(model.classifier.steps)}, on the classes it knew")
+    table = forgotten(found)
+    if table.rows:
+        console.print(table)
+
+
+def _operating_point(model: Model) -> dict[str, str | float] | None:
+    """The chosen goal and its b, or its α and β, as the JSON file keeps them; None for a base model."""
+    if not model.saved.fusions:
+        return None
+    fusion, frontier = model.saved.fusions[-1], model.frontier
+    names = ("b",) if frontier.kind == "dial" else ("alpha", "beta")
+    return {"goal": fusion.goal, **dict(zip(names, frontier.settings[fusion.point].tolist(), strict=True))}
+
+
+def _two_fold(model: Model, found: Comparison) -> dict[str, Scored]:
+    from branchout.cli.display import percent
+    from branchout.metrics import PAPER_GOALS
+
+    if not model.classifier.steps:
+        say("--two-fold chooses operating points, and a base model has none")
+        return {}
+    folds = {goal: model.two_fold(found, goal) for goal in PAPER_GOALS}
+    for goal, scored in folds.items():
+        say(f"two-fold {goal}: {percent(scored.two_fold)} ± {percent(scored.spread)}")
+    return folds
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from branchout import __version__
+
+    say(__version__)

@@ -1,0 +1,241 @@
+"""Commands that make models: pretrain, check, extend, demo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from branchout.cli.app import (
+    Arch,
+    Base,
+    Data,
+    Device,
+    Goal,
+    Memory,
+    New,
+    Recipe,
+    Seed,
+    TensorBoard,
+    Val,
+    Where,
+    app,
+    console,
+    open_dataset,
+    open_model,
+    quoted,
+    say,
+    then,
+    warn,
+)
+
+if TYPE_CHECKING:
+    from branchout.api import Model, Prepared
+
+
+@app.command(epilog="Example: branchout pretrain photos/ --arch resnet18 --out base/")
+def pretrain(
+    data: Data,
+    out: Annotated[Path, typer.Option(help="The folder to save the base model in.")],
+    arch: Annotated[str, typer.Option(help="resnet10, resnet18, resnet50, resnet32 or vit_tiny.")] = "resnet10",
+    size: Annotated[int | None, typer.Option(min=8, help="Input size in pixels: 32 for glyphs, else 64.")] = None,
+    width: Annotated[
+        int | None, typer.Option(min=1, help="Channels of the first stage; for vit_tiny, of every token.")
+    ] = None,
+    schedule: Annotated[
+        str, typer.Option(help="fast (40 epochs; vit_tiny: 60 with AdamW) or paper (90 epochs; ResNets only).")
+    ] = "fast",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs, if not the schedule's.")] = None,
+    scenario: Annotated[Path | None, typer.Option(help="Train on the base classes of this scenario file.")] = None,
+    half: Annotated[bool, typer.Option("--half", help="Save in half precision.")] = False,
+    tensorboard: TensorBoard = None,
+    seed: Seed = 0,
+    device: Device = None,
+) -> None:
+    """Train a base model from scratch.
+
+    Interrupted, the same command resumes.
+    """
+    from branchout.training.work import check_out
+
+    check_out(out)
+    from branchout import api
+    from branchout.cli import tensorboard as boards
+    from branchout.cli.display import progress
+    from branchout.data.scenarios import Scenario
+    from branchout.model import architectures
+    from branchout.training.loop import Event
+    from branchout.training.pretrain import schedule_for
+
+    architectures.check(arch, size, width)
+    schedule_for(arch, schedule)
+    boards.check(tensorboard)
+    dataset = open_dataset(data)
+    train, val = dataset.train, dataset.val
+    if scenario:
+        plan = Scenario.load(scenario)
+        placed = plan.train(dataset)
+        train, val = placed.select(placed.origin == 0), plan.test(dataset, step=0)
+    with progress(console) as shown, boards.event_files(tensorboard) as kept:
+        model = api.pretrain(
+            train,
+            val=val,
+            out=out,
+            arch=arch,
+            width=width,
+            size=size,
+            kind=dataset.kind,
+            schedule=schedule,
+            epochs=epochs,
+            half=half,
+            seed=seed,
+            device=device,
+            report=boards.both(shown, kept),
+        )
+        found = model.validation
+        if found is not None:
+            kept(Event("validation", 1, 1, {"accuracy": found.after.all}))
+    accuracy = (
+        f"{100 * found.after.all:.1f}% accuracy on {len(found.labels):,} validation images"
+        if found is not None
+        else "no validation images, so its accuracy is not known"
+    )
+    say(f"{len(model.classes):,} classes, {accuracy}; saved in {out}")
+    then(f"branchout extend NEW/ --base {quoted(out)} --memory OLD/ --out v2/")
+
+
+@app.command(epilog="Example: branchout check new_photos/ --base base/ --memory old_photos/")
+def check(
+    new: New,
+    base: Base,
+    memory: Memory = None,
+    val: Val = None,
+    branch: Where = "last",
+    arch: Arch = None,
+    device: Device = None,
+) -> None:
+    """Say what `extend` would do: images, problems, overlaps, time and space."""
+    from branchout.method.config import ExtendConfig
+    from branchout.method.forecast import forecast
+
+    model = open_model(base, arch, base=True, device=device)
+    prepared = model.prepare(new, memory=memory, val=val, config=ExtendConfig(branch=branch))
+    warn(prepared.warnings)
+    for line in forecast(model, prepared.split, branch):
+        say(line)
+    out = "v3" if Path(base).name == "v2" else "v2"
+    options = {"base": base, "memory": memory, "val": val, "branch": branch, "arch": arch, "device": device, "out": out}
+    given = [f"--{name} {quoted(value)}" for name, value in options.items() if value not in (None, "last")]
+    then(f"branchout extend {quoted(new)} {' '.join(given)}")
+
+
+@app.command(epilog="Example: branchout extend new_photos/ --base base/ --memory old_photos/ --out v2/")
+def extend(
+    new: New,
+    base: Base,
+    out: Annotated[Path, typer.Option(help="The folder to save the new model in.")],
+    memory: Memory = None,
+    val: Val = None,
+    branch: Where = "last",
+    goal: Goal = "balanced",
+    recipe: Recipe = "branchout",
+    fuse: Annotated[bool, typer.Option("--fuse", help="Learn deltas even if no class overlaps.")] = False,
+    pooler: Annotated[
+        str | None, typer.Option(help="max (the default) or average, for classes that several branches know.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of stage I, if not the recipe's.")] = None,
+    arch: Arch = None,
+    tensorboard: TensorBoard = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line; the last is the result.")
+    ] = False,
+    seed: Seed = 0,
+    device: Device = None,
+) -> None:
+    """Add the classes of NEW to a model.
+
+    Interrupted, the same command resumes.
+    """
+    from contextlib import nullcontext
+
+    from branchout.cli.json_events import emit, emit_extension, emit_progress, errors_as_events
+    from branchout.method.config import ExtendConfig
+
+    with errors_as_events(as_json):
+        config = ExtendConfig(recipe, branch, goal, fuse, epochs=epochs, seed=seed, pooler=pooler)  # no torch so far
+        from branchout.cli import tensorboard as boards
+        from branchout.cli.display import progress
+        from branchout.training.work import check_out
+
+        check_out(out)
+        boards.check(tensorboard)
+        model = open_model(base, arch, base=True, device=device)
+        prepared = model.prepare(new, memory=memory, val=val, config=config)
+        for line in prepared.warnings:
+            emit("warning", message=line) if as_json else warn([line])
+        shown = nullcontext(emit_progress) if as_json else progress(console)
+        with shown as report, boards.event_files(tensorboard) as kept:
+            grown = model.extend_prepared(prepared, out=out, report=boards.both(report, kept))
+            assert grown.outcome is not None
+            for event in boards.goals(grown.outcome.measured):
+                kept(event)
+        if as_json:
+            emit_extension(grown, prepared, out)
+        else:
+            _show_extension(grown, prepared, out)
+
+
+@app.command(epilog="Example: branchout demo --out demo/")
+def demo(
+    out: Annotated[Path, typer.Option(help="The folder to write in; a demo in it is replaced.")] = Path("demo"),
+    device: Device = None,
+) -> None:
+    """Run everything on built-in data: 800 characters, then 40 more."""
+    from branchout import demo as demonstration
+    from branchout.cli.display import progress
+
+    with progress(console) as report:
+        grown, prepared = demonstration.run(out, say, report, device)
+    _show_extension(grown, prepared, out / "v2")
+
+
+def _show_extension(model: Model, prepared: Prepared, out: Path) -> None:
+    """The end of an extension: the table of operating points, and what to run next."""
+    from branchout.cli.display import operating_points, percent, size
+
+    assert model.outcome is not None
+    measured, chosen_on = model.outcome.measured, prepared.split.measured
+    if chosen_on == "pseudo":
+        few = "no images" if prepared.split.memory is None else "images of too few classes"
+        novel = measured["after"]["novel"] if measured else None
+        say(
+            f"{few} in --memory. The operating point was chosen with pseudo-exemplars, made from the base's weights. "
+            + (f"On held-out new images: novel {percent(novel)}%. " if novel is not None else "")
+            + f"To measure it, collect labelled images and run: branchout evaluate {quoted(out)} FOLDER/",
+            "base accuracy was not measured:",
+        )
+    elif measured:
+        if chosen_on == "held-out":
+            say(
+                "A fifth of the images was held out to choose and measure the operating point. The base was probably "
+                "trained on the images of --memory, so its accuracy on new images may be lower. --val avoids both."
+            )
+        console.print(operating_points(measured, prepared.config.goal))
+    if model.frontier.single_point_reason():
+        say(model.frontier.single_point_reason())
+    counts = model.classifier.parameter_counts()
+    branches = sum(count for name, count in counts.items() if name not in ("heads", "deltas"))
+    say(
+        f"{len(model.classes):,} classes; parameters: base {size(counts['base'])}, this branch "
+        f"{size(counts[f'step {len(model.classifier.steps)}'])}, all branches {size(branches)} without heads; "
+        f"saved in {out}"
+    )
+    here = quoted(out)
+    then(
+        f"branchout predict {here} photo.jpg",
+        f"branchout tune {here} --goal avg",
+        f"branchout evaluate {here} TEST/",
+        f"branchout report {here} TEST/",
+        f"branchout serve {here} TEST/",
+    )

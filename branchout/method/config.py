@@ -1,0 +1,39 @@
+"""The settings of an extension. It imports no torch unless it must: a wrong word is answered at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from branchout.errors import unknown
+from branchout.method.frontier import Frontier
+from branchout.method.recipes import recipe_named
+
+
+@dataclass(frozen=True)
+class ExtendConfig:
+    """All that, with the images and the base, decides the result. Unknown names are refused when it is made."""
+
+    recipe: str = "branchout"
+    branch: str = "last"
+    """Where the network is cloned from: `last`, a stage, a module, or `fc` for a new head alone."""
+    goal: str = "balanced"
+    fuse: bool = False
+    """Learn deltas even when no classes overlap (the paper's recipes always do)."""
+    exemplars: int = 10
+    """How many images of each class stage II sees in an epoch."""
+    epochs: int | None = None
+    """Stage I epochs, if not the recipe's."""
+    views: int | None = None
+    """Augmented views whose trunk output is cached in stage I; None decides by the device."""
+    seed: int = 0
+    pooler: str | None = None
+    """`max` or `average`; None is the model's own, which its first step sets."""
+
+    def __post_init__(self) -> None:
+        recipe_named(self.recipe)
+        Frontier.check_goal(self.goal)
+        if self.pooler is not None:
+            from branchout.model.heads import POOLERS  # and with it torch
+
+            if self.pooler not in POOLERS:
+                raise unknown("pooler", self.pooler, POOLERS)

@@ -1,0 +1,61 @@
+"""An extension that is ready to train: its settings and images, and what the model's history keeps of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from branchout import __version__
+from branchout.data.samples import digest
+from branchout.method.config import ExtendConfig
+from branchout.method.extend import DataSplit, Outcome
+from branchout.method.features import weights_digest
+from branchout.model.classifier import Classifier
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An extension whose settings and images were checked, ready to train."""
+
+    base: Classifier
+    split: DataSplit
+    config: ExtendConfig
+    warnings: tuple[str, ...]
+    """Files that were left out, and classes that may be forgotten."""
+
+    def settings(self) -> dict[str, object]:
+        """All that decides what is trained, to compare with a stopped run. Its goal may still change."""
+        memory, base = self.split.memory, self.base
+        settings = asdict(self.config)
+        del settings["goal"], settings["pooler"]
+        return {
+            **settings,
+            "pooler": base.fused.pooler.kind,
+            "base": weights_digest(base.backbone, base.branches, base.fused.heads),
+            "new images": self.split.new.fingerprint(),
+            "memory": "none" if memory is None else memory.fingerprint(),
+            "validation": digest(self.split.dev.fingerprint(), self.split.test.fingerprint()),
+        }
+
+    def event(self, outcome: Outcome) -> dict[str, Any]:
+        """What the model's history keeps of this extension."""
+        settings = asdict(self.config)
+        del settings["pooler"]
+        return {
+            "what": "extend",
+            "when": now(),
+            **settings,
+            "images": len(self.split.new),
+            "exemplars kept": 0 if self.split.memory is None else len(self.split.memory),
+            "chosen on": self.split.measured,
+            "measured": outcome.measured,
+            "losses": [round(loss, 5) for loss in outcome.losses],
+            "seconds": {key: round(value, 2) for key, value in outcome.seconds.items()},
+            "version": __version__,
+        }
+
+
+def now() -> str:
+    """The time as the history keeps it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,82 @@
+"""The work folder of a run that can be resumed: a hidden folder beside its output with checkpoints and a lock."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from branchout.errors import BranchoutError
+from branchout.files import check_output, lock, read_json, sweep_partials, write_json
+from branchout.model.checkpoint import is_saved_model
+
+LOCK, SETTINGS = "lock", "request.json"
+
+
+def work_folder(out: Path) -> Path:
+    """Where a run into `out` keeps its checkpoints until it is finished."""
+    return out.with_name(f".{out.name}.work")
+
+
+def check_out(out: Path) -> None:
+    """Raise, before any work is done, if a model cannot be saved as `out`."""
+    if not out.name:
+        raise BranchoutError(f"{out} is not a name for a new folder. Choose another --out, such as v2")
+    _remove_finished(out.parent)
+    check_output(out, folder=True, free=True)
+    check_output(work_folder(out), folder=True)
+
+
+@contextmanager
+def working_on(out: Path | None, settings: Mapping[str, object]) -> Iterator[Path | None]:
+    """The work folder of a run, new or left by the same run when it was stopped; None without `out`.
+
+    It is locked while the block runs, and removed when the block ends without an error.
+    """
+    if out is None:
+        yield None
+        return
+    work = work_folder(out)
+    with lock(work / LOCK, wait=False) as held:
+        if not held:
+            raise BranchoutError(f"Another process is writing {out}. Wait for it, or choose another --out")
+        if out.exists():
+            raise BranchoutError(f"{out} already exists. Choose another name or delete it.")
+        sweep_partials(work)
+        _check_same_run(out, work, settings)
+        write_json(work / SETTINGS, settings)
+        yield work
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _check_same_run(out: Path, work: Path, settings: Mapping[str, object]) -> None:
+    file = work / SETTINGS
+    if not file.exists():
+        return
+    try:
+        before = read_json(file)
+        if not isinstance(before, dict):
+            raise BranchoutError(f"{file} does not hold the settings of a run")
+    except BranchoutError as error:
+        raise BranchoutError(f"{error}\nTo start this run again from the beginning, delete {work}") from None
+    differing = [
+        f"{key}: {before.get(key)} before, {settings.get(key)} now"
+        for key in {**before, **settings}
+        if before.get(key) != settings.get(key)
+    ]
+    if differing:
+        raise BranchoutError(
+            f"A run into {out} was stopped, and its settings differ from these:\n  "
+            + "\n  ".join(differing)
+            + f"\nUse the same settings to resume it, choose another --out, or delete {work}"
+        )
+
+
+def _remove_finished(folder: Path) -> None:
+    """Remove work folders of runs that were killed after their model was saved."""
+    for work in folder.glob(".*.work"):
+        if (work / SETTINGS).is_file() and is_saved_model(folder / work.name[1 : -len(".work")]):
+            with lock(work / LOCK, wait=False) as free:
+                if free:
+                    shutil.rmtree(work, ignore_errors=True)
