@@ -62,7 +62,7 @@ def serve(
 
 def _token(host: str, public: bool, token: str | None) -> str | None:
     """The token that requests need. A server that other machines can reach always has one."""
-    from branchout.serve.guard import is_loopback
+    from branchout.serve.access import is_loopback
 
     if token is not None and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
         raise BranchoutError(f"--token needs at least {SHORTEST_TOKEN} printable ASCII characters.")
@@ -86,8 +86,8 @@ def _serve(
     token: str | None,
 ) -> None:
     from branchout.serve.app import create_app
-    from branchout.serve.guard import Names
-    from branchout.serve.run import address, listen, serve
+    from branchout.serve.access import Names
+    from branchout.serve.server import address, listen, serve
 
     host, port = listen_on
     place = model if model is not None else str(watch or "")

@@ -23,14 +23,14 @@ from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.report.page import served_page, static_file
 from branchout.serve import schema
-from branchout.serve.describe import finite, matching
-from branchout.serve.docs import documentation
+from branchout.serve.model_info import finite, matching
+from branchout.serve.api_docs import documentation
 from branchout.serve.engine import Question
-from branchout.serve.guard import HEADERS, Guard, Names
+from branchout.serve.access import HEADERS, Guard, Names
 from branchout.serve.limits import Limits, Refused
 from branchout.serve.service import Service
 from branchout.serve.uploads import uploaded_files
-from branchout.serve.watch import progress_of
+from branchout.serve.progress import progress_of
 
 STATUS = {Kind.EMPTY: 400, Kind.NOT_AN_IMAGE: 415, Kind.UNSUPPORTED: 415, Kind.TOO_LARGE: 413}
 """Of a picture that cannot be used; 422 for all that is not listed: it is an image, but broken."""

@@ -16,7 +16,7 @@ from branchout.data.decode import Kind, UnreadableImage, decode, image_size
 from branchout.errors import BranchoutError
 from branchout.model.heads import FusedHead
 from branchout.serve.limits import JPEG_COST, JPEG_PIXELS, Limits
-from branchout.serve.points import OperatingPoint, Points
+from branchout.serve.operating_points import OperatingPoint, Points
 
 Told = dict[str, Any]
 

@@ -19,10 +19,10 @@ from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.model.checkpoint import is_saved_model
 from branchout.serve.batching import Batcher, Closed, Full
-from branchout.serve.describe import finite, model_facts
+from branchout.serve.model_info import finite, model_facts
 from branchout.serve.engine import Engine, Question, Told
 from branchout.serve.limits import RETRY_SOON, Limits, PixelBudget, Refused, Uploads, megabytes
-from branchout.serve.telling import Telling
+from branchout.serve.live_report import Telling
 from branchout.serve.uploads import UNNAMED
 
 BUSY = "Too many images are waiting. Try again in a second."

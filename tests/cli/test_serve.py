@@ -21,7 +21,7 @@ from branchout import api, cli
 from branchout.cli.serve import _open, _token
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
-from branchout.serve.run import address, listen
+from branchout.serve.server import address, listen
 
 SCRIPT = Path(sys.executable).parent / "branchout"
 

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from PIL import Image
 
 from branchout.data.samples import Samples
-from branchout.serve.run import listen, server_of
+from branchout.serve.server import listen, server_of
 
 File = tuple[str, bytes]
 

@@ -16,7 +16,7 @@ from branchout.model.checkpoint import SavedModel
 from branchout.report.data import standing
 from branchout.report.gallery import thumbnail
 from branchout.report.page import parts
-from branchout.serve.describe import finite
+from branchout.serve.model_info import finite
 from branchout.serve.limits import Refused
 from branchout.training.loop import Event
 

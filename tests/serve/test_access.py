@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from branchout.serve.guard import Guard, Names, cookie_name, has_token, host_name, is_loopback
+from branchout.serve.access import Guard, Names, cookie_name, has_token, host_name, is_loopback
 
 
 def verdict(names: Names, method: str = "GET", **headers: str) -> str | None:

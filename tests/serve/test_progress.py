@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from branchout import api
-from branchout.serve.watch import progress_of
+from branchout.serve.progress import progress_of
 
 WORK = {"work": "branch", "done": 3, "total": 40, "figures": {"loss": 0.5}, "since": 1.0}
 

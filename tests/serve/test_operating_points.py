@@ -16,7 +16,7 @@ from helpers import BASE, NEW, untrained
 from branchout import api
 from branchout.errors import BranchoutError
 from branchout.model.checkpoint import Fusion, SavedModel
-from branchout.serve.points import Points
+from branchout.serve.operating_points import Points
 
 
 @pytest.fixture
