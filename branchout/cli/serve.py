@@ -85,8 +85,8 @@ def _serve(
     names: list[str],
     token: str | None,
 ) -> None:
+    from branchout.serve.access import HostNames
     from branchout.serve.app import create_app
-    from branchout.serve.access import Names
     from branchout.serve.server import address, listen, serve
 
     host, port = listen_on
@@ -99,7 +99,7 @@ def _serve(
         opened, watch = _open(model, watch)
         served = create_app(
             opened,
-            names=Names(host, names),
+            names=HostNames(host, names),
             token=token,
             limits=limits,
             watch=watch,

@@ -1,7 +1,7 @@
-"""Who may talk to the server: pages it served itself, and programs on this machine that call it by its own name.
+"""Access control: the server's own pages, programs that use its own host name, and with a token only who has it.
 
-A page on the web can make a browser send requests to 127.0.0.1, and can even give its own name that address (DNS
-rebinding). The first carries a foreign Origin, the second a foreign Host; both are refused before anything is read.
+Any web page can make a browser send requests to 127.0.0.1, and can even give its own name that address (DNS
+rebinding). The first has a foreign Origin header, the second a foreign Host header; both are refused.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-class Names:
-    """The names under which a server answers, by the host it is bound to."""
+class HostNames:
+    """The host names that a server accepts, depending on the address it listens on."""
 
     def __init__(self, host: str, also: Iterable[str] = ()) -> None:
         self.any_address = host in WILDCARDS
@@ -59,13 +59,13 @@ class Names:
     def __contains__(self, name: str) -> bool:
         if name in self.known:
             return True
-        return self.any_address and _is_address(name)  # an address cannot be rebound: only names can
+        return self.any_address and _is_address(name)  # DNS rebinding needs a name
 
 
-class Guard:
-    """Around the whole app: refuses strangers, and gives every answer the headers that keep a page to itself."""
+class Access:
+    """Middleware: refuses other sites and requests without the token, and adds security headers to all responses."""
 
-    def __init__(self, app: ASGIApp, names: Names, token: str | None = None) -> None:
+    def __init__(self, app: ASGIApp, names: HostNames, token: str | None = None) -> None:
         self.app = app
         self.names = names
         self.token = token
@@ -75,7 +75,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
 
-        async def guarded(message: Message) -> None:
+        async def send_secured(message: Message) -> None:
             if message["type"] == "http.response.start":
                 given = {name for name, _ in message["headers"]}
                 message["headers"] = [*message["headers"], *(pair for pair in _ENCODED if pair[0] not in given)]
@@ -84,20 +84,20 @@ class Guard:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         refusal = self.refusal(scope["method"], headers)
         if refusal is not None:
-            await _answer(guarded, 403, refusal)
+            await _answer(send_secured, 403, refusal)
         elif self.token is None or has_token(headers, self.token):
-            await self.app(scope, receive, guarded)
+            await self.app(scope, receive, send_secured)
         elif login := self._login(scope):
-            await _answer(guarded, 303, "", login)
+            await _answer(send_secured, 303, "", login)
         else:
             sentence = (
                 "This server needs its token. Send the header 'Authorization: Bearer TOKEN', or open the link with "
                 "?token=… that `branchout serve` printed."
             )
-            await _answer(guarded, 401, sentence, {"www-authenticate": "Bearer"})
+            await _answer(send_secured, 401, sentence, {"www-authenticate": "Bearer"})
 
     def _login(self, scope: Scope) -> dict[str, str] | None:
-        """The headers that log a browser in, for the page's address with the right token behind it."""
+        """The headers that log a browser in, for the page's address with the right ?token=."""
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if self.token is None or scope["path"] != "/" or scope["method"] != "GET" or not _equal(given, self.token):
             return None
@@ -108,14 +108,14 @@ class Guard:
         """Why a request from another site is refused, or None."""
         host = headers.get("host", "").lower()
         if host_name(host) not in self.names:
-            there = ", ".join(sorted(self.names.known))
-            return f"this server is not called {host[:80]!r}; it answers to {there}. See --host and --name"
+            known = ", ".join(sorted(self.names.known))
+            return f"The Host {host[:80]!r} is not accepted, only {known}. See --host and --name."
         origin = headers.get("origin")
         if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
-            return f"pages of {origin[:80]!r} may not use this server; only its own may"
-        # Browsers say where a request comes from even where they send no Origin. A link to the page is no harm.
+            return f"Pages of {origin[:80]!r} may not use this server."
+        # Browsers send this header also where they send no Origin. A link to the page (GET) is allowed.
         if method not in ("GET", "HEAD") and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-            return "other sites may not use this server; only its own pages may"
+            return "Pages of other sites may not use this server."
         return None
 
 
@@ -146,7 +146,7 @@ def _equal(given: str, token: str) -> bool:
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, without its port; empty where it is none."""
+    """The name in a Host header, without its port; empty if the header is invalid."""
     found = _HOST.fullmatch(host)
     return (found["address"] or found["name"].removesuffix(".")) if found else ""
 

@@ -1,4 +1,4 @@
-"""Many callers, one model: what waits is run together, by one thread, and each caller gets its own answer."""
+"""A queue before the model: waiting items are run in batches by one thread, and each caller gets its own result."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Full(Exception):  # noqa: N818 – not a fault: come again
-    """More waits already than may wait."""
+class Full(Exception):  # noqa: N818 – try again later
+    """The queue has no room for these items."""
 
 
-class Closed(Exception):  # noqa: N818 – not a fault
-    """Nothing is run any more."""
+class Closed(Exception):  # noqa: N818 – not an error
+    """The queue accepts nothing any more."""
 
 
 @dataclass(eq=False)
@@ -30,10 +30,10 @@ class _Waiting(Generic[Item, Result]):
 
 
 class Batcher(Generic[Item, Result]):
-    """A queue and the one thread that empties it, at most `size` items at a time.
+    """A queue and the thread that empties it, at most `size` items at a time.
 
-    While a batch runs the next one gathers by itself. A batch that is not full lingers only if someone is known to be
-    on the way (`coming`), so whoever comes alone is answered at once.
+    An incomplete batch waits up to `linger` seconds, but only while another request is being read (`coming`): a single
+    client never waits.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Batcher(Generic[Item, Result]):
 
     @contextmanager
     def coming(self) -> Iterator[None]:
-        """While this is open a batch has reason to linger."""
+        """While this is open, an incomplete batch lingers."""
         with self._changed:
             self._coming += 1
         try:
@@ -76,7 +76,7 @@ class Batcher(Generic[Item, Result]):
                 self._changed.notify()
 
     def submit(self, items: Sequence[Item]) -> list[Future[Result]]:
-        """Queue all of these or none of them."""
+        """Queue all of these items or none."""
         with self._changed:
             if self._closed:
                 raise Closed
@@ -88,7 +88,7 @@ class Batcher(Generic[Item, Result]):
         return [each.future for each in added]
 
     def close(self) -> None:
-        """Answer what waits, take nothing more, and end the thread."""
+        """Run what is queued, accept nothing more, and end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -101,7 +101,7 @@ class Batcher(Generic[Item, Result]):
                 self._answer(live)
 
     def _next(self) -> list[_Waiting[Item, Result]]:
-        """The next batch; empty once all is closed and answered."""
+        """The next batch; empty once the queue is closed and empty."""
         with self._changed:
             while not self._queue and not self._closed:
                 self._changed.wait()
@@ -121,7 +121,7 @@ class Batcher(Generic[Item, Result]):
             if len(batch) == 1:
                 batch[0].future.set_exception(error)
                 return
-            for each in batch:  # what cannot be answered fails alone
+            for each in batch:  # one item that fails must not fail the others
                 self._answer([each])
             return
         for each, result in answers:

@@ -1,4 +1,4 @@
-"""From pixels to all that is told of a picture: the answer, what the model said before, what each branch says."""
+"""Inference: from images to the answer, the answer before the last step, and the answer of each branch."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ from branchout.data.decode import Kind, UnreadableImage, decode, image_size
 from branchout.errors import BranchoutError
 from branchout.model.heads import FusedHead
 from branchout.serve.limits import JPEG_COST, JPEG_PIXELS, Limits
-from branchout.serve.operating_points import OperatingPoint, Points
+from branchout.serve.model_info import branch_name
+from branchout.serve.operating_points import OperatingPoint, OperatingPoints
 
-Told = dict[str, Any]
+Result = dict[str, Any]
+"""`answers`, `before` and `branches` of schema.Prediction."""
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """One picture and what is wanted of it."""
+    """One image and what is asked about it."""
 
     pixels: Tensor
-    """As `Preprocessing.prepare` makes it: uint8, C×size×size."""
+    """As `Preprocessing.prepare` returns it: uint8, C×size×size."""
     top: int
     flip: bool
     point: OperatingPoint
 
 
 class Engine:
-    """A model with its operating points. `answer` is for one thread at a time; the rest is for any."""
+    """A model with its operating points. `answer` must be called by one thread at a time."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.points = Points(model)
+        self.points = OperatingPoints(model)
         self.before = self.points.before
         self._known_before: frozenset[str] = frozenset(() if self.before is None else self.before.space.classes)
         self._branch_of_column = torch.from_numpy(model.classifier.space.branch_of_column).to(model.device)
@@ -76,79 +78,78 @@ class Engine:
         return int(how.size / how.crop)
 
     def _check_shape(self, image: npt.NDArray[np.uint8], max_pixels: int) -> None:
-        """Resized by its shorter side, a picture one pixel high would become as large as its length squared."""
+        """Resized by its shorter side, an image one pixel high would have as many pixels as its length squared."""
         height, width = image.shape[:2]
         target = self._target
         if target * (target * max(height, width) // min(height, width)) > max_pixels:
             raise UnreadableImage(Kind.TOO_LARGE, f"{width:,} × {height:,} pixels are too long and thin")
 
-    def check_flip(self, flip: bool) -> bool:
+    def check_flip(self, flip: bool) -> None:
         if flip and self.model.classifier.kind == "glyph":
-            raise BranchoutError("a mirrored character is another character: flip is for photographs")
-        return flip
+            raise BranchoutError("flip is for photographs: a mirrored character is another character")
 
     @torch.no_grad()
-    def answer(self, questions: Sequence[Question]) -> list[Told]:
-        """Everything that depends on the pictures alone is computed once for all of them."""
+    def answer(self, questions: Sequence[Question]) -> list[Result]:
+        """Features are computed once for all images; heads once for all that share an operating point."""
         classifier = self.model.classifier
         pixels = torch.stack([question.pixels for question in questions]).to(self.model.device)
         images = classifier.backbone.arrange(classifier.preprocessing.normalise(pixels))
-        plain = classifier.features(images)
-        mirrored = [n for n, question in enumerate(questions) if question.flip]
-        other = classifier.features(images[mirrored].flip(3)) if mirrored else []
-        told: list[Told] = [{} for _ in questions]
+        features = classifier.features(images)
+        flipped = [n for n, question in enumerate(questions) if question.flip]
+        flipped_features = classifier.features(images[flipped].flip(3)) if flipped else []
+        results: list[Result] = [{} for _ in questions]
         groups: dict[tuple[int, bool], list[int]] = {}
         for n, question in enumerate(questions):
             groups.setdefault((id(question.point), question.flip), []).append(n)
         for (_, flip), rows in groups.items():
-            seen = [[h[rows] for h in plain]]
+            views = [[h[rows] for h in features]]
             if flip:
-                places = [mirrored.index(n) for n in rows]
-                seen.append([h[places] for h in other])
+                places = [flipped.index(n) for n in rows]
+                views.append([h[places] for h in flipped_features])
             top = max(questions[n].top for n in rows)
-            for n, each in zip(rows, self._tell(seen, questions[rows[0]].point, top), strict=True):
-                told[n] = _shortened(each, questions[n].top)
-        return told
+            for n, each in zip(rows, self._results(views, questions[rows[0]].point, top), strict=True):
+                results[n] = _shortened(each, questions[n].top)
+        return results
 
-    def _tell(self, seen: list[list[Tensor]], point: OperatingPoint, top: int) -> list[Told]:
-        """`seen` holds the feature vectors of the pictures, and of their mirror images if those count too."""
+    def _results(self, views: list[list[Tensor]], point: OperatingPoint, top: int) -> list[Result]:
+        """`views` holds the features of the images, and those of the mirrored images if these count too."""
         head = point.head
-        columns = [head.columns(h) for h in seen]
+        columns = [head.columns(h) for h in views]
         shift = head.offsets.to(columns[0])[self._branch_of_column]
         answers = self._named(_mean([head.pooler(z + shift) for z in columns]), head, top)
         for answer in answers:
             for each in answer:
                 each["new"] = self.before is not None and each["class"] not in self._known_before
-        told: list[Told] = [{"answers": answer, "before": None} for answer in answers]
+        results: list[Result] = [{"answers": answer, "before": None} for answer in answers]
         if self.before is not None:
-            # The branches of earlier steps come first, so what the earlier model reads is the beginning of the list.
+            # The branches of earlier steps come first: the earlier model uses the first features of the list.
             count = 1 + max(self.before.feature_of)
-            earlier = _mean([self.before(h[:count]) for h in seen])
-            for each, before in zip(told, self._named(earlier, self.before, top), strict=True):
+            earlier = _mean([self.before(h[:count]) for h in views])
+            for each, before in zip(results, self._named(earlier, self.before, top), strict=True):
                 each["before"] = before
-        for each, branches in zip(told, self._branches(_mean(columns) + shift, head, top), strict=True):
+        for each, branches in zip(results, self._branches(_mean(columns) + shift, head, top), strict=True):
             each["branches"] = branches
-        return told
+        return results
 
-    def _named(self, logits: Tensor, head: FusedHead, top: int) -> list[list[Told]]:
+    def _named(self, logits: Tensor, head: FusedHead, top: int) -> list[list[Result]]:
         return _top(logits.softmax(1), head.space.classes, top)
 
-    def _branches(self, shifted: Tensor, head: FusedHead, top: int) -> list[list[Told]]:
-        """For every picture what each branch would answer alone, and its share of the answer that was given."""
+    def _branches(self, shifted: Tensor, head: FusedHead, top: int) -> list[list[Result]]:
+        """For each image the answer of each branch alone, and its share of the answer."""
         shares = credit(head, shifted, self._branch_of_column).tolist()
-        rows: list[list[Told]] = [[] for _ in shares]
+        rows: list[list[Result]] = [[] for _ in shares]
         for number, names in enumerate(head.space.branches):
             own = _top(shifted[:, head.space.slice_of(number)].softmax(1), names, top)
             for row, share, best in zip(rows, shares, own, strict=True):
-                row.append({"branch": "base" if number == 0 else f"step {number}", "share": share[number], "top": best})
+                row.append({"branch": branch_name(number), "share": share[number], "top": best})
         return rows
 
 
 def credit(head: FusedHead, shifted: Tensor, branch_of_column: Tensor) -> Tensor:
-    """How much of the probability each branch brought: (pictures, branches), each row adding up to 1.
+    """The share of each branch in the probabilities: (images, branches), each row adding up to 1.
 
-    A class's probability is credited to the branch whose column the pooler took; where the pooler takes the mean, to
-    all branches that know the class alike.
+    A class's probability is credited to the branch whose column the pooler chose; with a mean pooler it is divided
+    equally between all branches that know the class.
     """
     pooler = head.pooler
     spread = shifted[:, pooler.columns_of]
@@ -157,16 +158,16 @@ def credit(head: FusedHead, shifted: Tensor, branch_of_column: Tensor) -> Tensor
     else:
         counted = pooler.counted.to(shifted)
         weight = (counted / counted.sum(-1, keepdim=True)).expand_as(spread)
-    brought = pooler(shifted).softmax(1).unsqueeze(-1) * weight
+    probability = pooler(shifted).softmax(1).unsqueeze(-1) * weight
     shares = shifted.new_zeros(len(shifted), len(head.heads))
-    return shares.index_add_(1, branch_of_column[pooler.columns_of].flatten(), brought.flatten(1)).clamp(max=1)
+    return shares.index_add_(1, branch_of_column[pooler.columns_of].flatten(), probability.flatten(1)).clamp(max=1)
 
 
 def _mean(views: Sequence[Tensor]) -> Tensor:
     return views[0] if len(views) == 1 else torch.stack(list(views)).mean(0)
 
 
-def _top(probabilities: Tensor, names: Sequence[str], top: int) -> list[list[Told]]:
+def _top(probabilities: Tensor, names: Sequence[str], top: int) -> list[list[Result]]:
     best = probabilities.topk(min(top, len(names)), dim=1)
     return [
         [{"class": names[c], "probability": p} for p, c in zip(values, indices, strict=True)]
@@ -174,10 +175,10 @@ def _top(probabilities: Tensor, names: Sequence[str], top: int) -> list[list[Tol
     ]
 
 
-def _shortened(told: Told, top: int) -> Told:
-    """As many answers as this picture's sender asked for."""
+def _shortened(result: Result, top: int) -> Result:
+    """As many classes as were asked for this image."""
     return {
-        "answers": told["answers"][:top],
-        "before": told["before"] and told["before"][:top],
-        "branches": [{**branch, "top": branch["top"][:top]} for branch in told["branches"]],
+        "answers": result["answers"][:top],
+        "before": result["before"] and result["before"][:top],
+        "branches": [{**branch, "top": branch["top"][:top]} for branch in result["branches"]],
     }

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from starlette.requests import Request
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 RETRY_SOON = {"Retry-After": "1"}
 JPEG_PIXELS = 2
 """A JPEG may have this many times the pixels of another image: it is decoded at a reduced size."""
 JPEG_COST = 0.25
 """What a pixel of a JPEG costs, measured in pixels of other formats."""
+UPLOAD_PATH = "/predict"
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,12 @@ class Limits:
     """Seconds before `body_rate` is required."""
     body_rate: float = 20_000.0
     """Bytes per second that a body must have on average."""
+    json_bytes: int = 10_000
+    """Of the body of a request without images."""
     uploads: int = 512
-    """Requests that are uploading at the same time."""
+    """Requests with a body at the same time."""
     upload_bytes: int = 1_000_000_000
-    """Of all requests together, while they are uploading or waiting to be decoded."""
+    """Of the bodies of all requests together."""
     requests: int = 64
     """That are decoded or answered at the same time."""
     waiting: int = 256
@@ -55,90 +60,102 @@ class Limits:
 
     @property
     def body_bytes(self) -> int:
-        """Of a whole request: as many files as are allowed, with the headers of each part of the form."""
+        """Of a request with images: as many files as are allowed, with the headers of each part of the form."""
         return self.files * (self.file_bytes + 10_000)
 
 
-class Refused(Exception):  # noqa: N818 – an answer
+class Refused(HTTPException):
     """A request that is answered with an error status and a sentence."""
 
     def __init__(self, status: int, sentence: str, headers: dict[str, str] | None = None) -> None:
-        super().__init__(sentence)
-        self.status = status
-        self.sentence = sentence
-        self.headers = headers or {}
+        super().__init__(status, sentence, headers)
 
 
-class Uploads:
-    """The request bodies that are uploading or held, over all requests."""
+class BodyLimits:
+    """Middleware that limits the size and the duration of every request body, and of all of them together."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+        self.app = app
         self.limits = limits
         self.open = 0
         self.bytes = 0
 
-    @contextmanager
-    def add(self) -> Iterator[Callable[[int], None]]:
-        """One more body. Gives a function to be called with the length of each piece that is kept."""
-        if self.open >= self.limits.uploads:
-            raise Refused(503, "Too many requests are uploading. Try again in a second.", RETRY_SOON)
-        held = 0
-
-        def hold(count: int) -> None:
-            nonlocal held
-            if self.bytes + count > self.limits.upload_bytes:
-                raise Refused(503, "Too many bytes are being uploaded. Try again in a second.", RETRY_SOON)
-            held += count
-            self.bytes += count
-
-        self.open += 1
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        body = _Body(self, scope, receive)
         try:
-            yield hold
+            await self.app(scope, body.receive, send)
         finally:
-            self.open -= 1
-            self.bytes -= held
+            self.bytes -= body.count
+            self.open -= body.started
 
 
-async def body_of(request: Request, limits: Limits, hold: Callable[[int], None]) -> AsyncGenerator[bytes, None]:
-    """The body in the pieces in which it arrives, up to the limits of size, time and rate."""
-    too_large = Refused(
-        413,
-        f"The request is larger than {megabytes(limits.body_bytes)}. Send at most {limits.files} images of "
-        f"{megabytes(limits.file_bytes)} at a time.",
-    )
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limits.body_bytes:
-        raise too_large
-    clock = asyncio.get_running_loop().time
-    stream = request.stream()
-    waited, count = 0.0, 0  # only the time spent waiting for the client counts
-    while True:
-        allowed = min(limits.body_seconds, limits.body_grace + count / limits.body_rate)
+class _Body:
+    """The body of one request. Only the time spent waiting for the client counts."""
+
+    def __init__(self, all_bodies: BodyLimits, scope: Scope, receive: Receive) -> None:
+        self.all = all_bodies
+        self.limits = all_bodies.limits
+        self.upload = scope["path"] == UPLOAD_PATH
+        self.most = self.limits.body_bytes if self.upload else self.limits.json_bytes
+        self.declared = Headers(scope=scope).get("content-length", "")
+        self._receive = receive
+        self.started = self.complete = False
+        self.count = 0
+        self.waited = 0.0
+
+    async def receive(self) -> Message:
+        if self.complete:
+            return await self._receive()  # waits for the client to disconnect, however long
+        if not self.started:
+            self._start()
+        message = await self._in_time()
+        size = len(message.get("body", b""))
+        if self.count + size > self.most:
+            raise self._too_large()
+        if self.all.bytes + size > self.limits.upload_bytes:
+            raise Refused(503, "Too many bytes are being uploaded. Try again in a second.", RETRY_SOON)
+        self.count += size
+        self.all.bytes += size
+        self.complete = not message.get("more_body", False)
+        return message
+
+    def _start(self) -> None:
+        if self.declared.isdecimal() and int(self.declared) > self.most:
+            raise self._too_large()
+        if self.all.open >= self.limits.uploads:
+            raise Refused(503, "Too many requests are uploading. Try again in a second.", RETRY_SOON)
+        self.started = True
+        self.all.open += 1
+
+    async def _in_time(self) -> Message:
+        limits, clock = self.limits, asyncio.get_running_loop().time
+        allowed = min(limits.body_seconds, limits.body_grace + self.count / limits.body_rate)
         start = clock()
         try:
-            async with asyncio.timeout(allowed - waited):
-                chunk = await anext(stream, None)
+            async with asyncio.timeout(allowed - self.waited):
+                return await self._receive()
         except TimeoutError:
             raise Refused(
                 408,
-                f"The request's body arrived too slowly: {count:,} bytes in {waited + clock() - start:.0f} seconds. "
-                f"At least {limits.body_rate:,.0f} bytes per second are expected.",
+                f"The request's body arrived too slowly: {self.count:,} bytes in {self.waited + clock() - start:.0f} "
+                f"seconds. At least {limits.body_rate:,.0f} bytes per second are expected.",
                 {"Connection": "close"},
             ) from None
-        if chunk is None:
-            return
-        waited += clock() - start
-        count += len(chunk)
-        if count > limits.body_bytes:
-            raise too_large
-        hold(len(chunk))
-        yield chunk
+        finally:
+            self.waited += clock() - start
+
+    def _too_large(self) -> Refused:
+        sentence = f"The request's body is larger than {megabytes(self.most)}."
+        if self.upload:
+            sentence += f" Send at most {self.limits.files} images of {megabytes(self.limits.file_bytes)} at a time."
+        return Refused(413, sentence)
 
 
 class PixelBudget:
-    """Lets images be decoded at the same time as long as their pixels together stay within a total; first come, first
-    served.
-    """
+    """Limits the pixels of all images that are decoded at the same time. First come, first served."""
 
     def __init__(self, total: int) -> None:
         self.free = float(total)
@@ -148,26 +165,23 @@ class PixelBudget:
     @asynccontextmanager
     async def reserve(self, cost: float) -> AsyncIterator[None]:
         cost = min(cost, self.total)
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append((cost, turn))
+        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append((cost, admitted))
         self._admit()
         try:
-            await turn
+            await admitted
             yield
         finally:
-            if turn.done() and not turn.cancelled():
+            if not admitted.cancelled():
                 self.free += cost
-            else:
-                self._queue.remove((cost, turn))
             self._admit()
 
     def _admit(self) -> None:
-        while self._queue and self._queue[0][0] <= self.free:
-            cost, turn = self._queue.popleft()
-            if turn.cancelled():
-                continue
-            self.free -= cost
-            turn.set_result(None)
+        while self._queue and (self._queue[0][1].cancelled() or self._queue[0][0] <= self.free):
+            cost, admitted = self._queue.popleft()
+            if not admitted.cancelled():
+                self.free -= cost
+                admitted.set_result(None)
 
 
 def megabytes(count: int) -> str:

@@ -1,4 +1,4 @@
-"""What the page tells beside answers: the report about the model, and what labelled images show, once they are read."""
+"""The report that the page shows: about the model at once, and about labelled images as soon as they are read."""
 
 from __future__ import annotations
 
@@ -16,99 +16,91 @@ from branchout.model.checkpoint import SavedModel
 from branchout.report.data import standing
 from branchout.report.gallery import thumbnail
 from branchout.report.page import parts
-from branchout.serve.model_info import finite
 from branchout.serve.limits import Refused
+from branchout.serve.responses import finite
 from branchout.training.loop import Event
 
-Told = dict[str, Any]
+
+class _Stopped(Exception):  # noqa: N818 – not an error
+    """The server stops while the images are being read."""
 
 
-class _Leaving(Exception):  # noqa: N818 – not a fault
-    """The server ends, and nobody will read the rest."""
-
-
-class Telling:
-    """The report of one model, first without labelled images, then with them; `test` is where they lie, if anywhere."""
+class LiveReport:
+    """The report of one model, first without labelled images, then with those of `test`."""
 
     def __init__(self, test: Path | Samples | None = None, typed: str | None = None) -> None:
         self.test = test
+        self.state: dict[str, Any] = {
+            "state": "none", "work": "", "done": 0, "total": 0, "error": None, "problems": [],
+        }  # fmt: skip
+        """The progress of reading the labelled images: see schema.LabelledImages."""
         self._typed = typed
         self._model: Model | None = None
-        self._facts: Told = {}
+        self._facts: dict[str, Any] = {}
         self._samples: Samples | None = None
-        self._about: Told = {"state": "none", "work": "", "done": 0, "total": 0, "error": None, "problems": []}
-        self._parts: Told | None = None
-        self._shown: SavedModel | None = None
+        self._parts: dict[str, Any] | None = None
+        self._parts_of: SavedModel | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._leaving = False
+        self._stopping = False
 
-    def begin(self, model: Model) -> None:
-        """Tell what the model itself holds at once; read the labelled images beside everything else."""
+    def start(self, model: Model) -> None:
         self._model = model
-        self._facts = self._gathered(None)
+        self._facts = self._gather(model, None)
         if self.test is not None:
-            self._about["state"] = "working"
-            self._thread = threading.Thread(target=self._read, name="report", daemon=True)
+            self.state = {**self.state, "state": "working"}
+            self._thread = threading.Thread(target=self._read, args=(model, self.test), name="report", daemon=True)
             self._thread.start()
 
-    def _gathered(self, samples: Samples | None) -> Told:
-        assert self._model is not None
-        facts = self._model.facts(samples, typed=self._typed, report=self._note)
-        # Whoever has no labelled images in sight is told how to have them here, not in another file.
+    def _gather(self, model: Model, samples: Samples | None) -> dict[str, Any]:
+        facts = model.facts(samples, typed=self._typed, report=self._note)
+        # The command that adds labelled images to this page, not to a report file.
         return {**facts, "command": f"branchout serve {shlex.quote(facts['path'])} TEST/"}
 
-    def _read(self) -> None:
-        assert self._model is not None
-        assert self.test is not None
+    def _read(self, model: Model, test: Path | Samples) -> None:
         try:
             problems: list[str] = []
-            samples = samples_in(self.test, problems)
-            facts = self._gathered(samples)
-        except _Leaving:
+            samples = samples_in(test, problems)
+            facts = self._gather(model, samples)
+        except _Stopped:
             return
         except Exception as error:  # whatever it is, the server goes on without these images
             sentence = str(error) if isinstance(error, BranchoutError) else f"{type(error).__name__}: {error}"
-            self._about |= {"state": "failed", "error": sentence}
+            self.state = {**self.state, "state": "failed", "error": sentence}
             return
         with self._lock:
             self._facts = facts
             self._samples = samples
             self._parts = None
-            self._about |= {"state": "ready", "problems": problems}
+            self.state = {**self.state, "state": "ready", "problems": problems}
 
     def _note(self, event: Event) -> None:
-        if self._leaving:
-            raise _Leaving
-        self._about |= {"work": event.work, "done": event.done, "total": event.total}
+        if self._stopping:
+            raise _Stopped
+        self.state = {**self.state, "work": event.work, "done": event.done, "total": event.total}
 
-    @property
-    def state(self) -> Told:
-        """How far the reading of labelled images is."""
-        return dict(self._about)
-
-    def report(self) -> Told:
-        """How far the reading is, and the report as it is now: markup, and the data that its script follows."""
+    def parts(self) -> dict[str, Any]:
+        """The report now: HTML, and the data for its script."""
         with self._lock:
             assert self._model is not None
-            if self._parts is None or self._shown is not self._model.saved:
-                self._shown = self._model.saved  # another operating point may have been saved since
-                self._facts = {**self._facts, **standing(self._shown)}
+            if self._parts is None or self._parts_of is not self._model.saved:
+                self._parts_of = self._model.saved  # another operating point may have been saved since
+                self._facts = {**self._facts, **standing(self._parts_of)}
                 self._parts = finite(parts(self._facts))
-            return {**self.state, **self._parts}
+            return self._parts
 
-    def picture(self, number: int) -> tuple[str, bytes]:
+    def thumbnail(self, number: int) -> tuple[str, bytes]:
         """The type and the bytes of a small copy of one labelled image."""
         samples = self._samples
         if samples is None or not 0 <= number < len(samples):
-            raise Refused(404, f"there is no labelled image {number}")
+            raise Refused(404, f"Labelled image {number} does not exist.")
         try:
             head, _, body = thumbnail(samples.read(number)).partition(",")
         except (UnreadableImage, OSError) as error:
-            raise Refused(404, f"labelled image {number} cannot be read any more: {error}") from None
+            raise Refused(404, f"Labelled image {number} cannot be read any more: {error}") from None
         return head.removeprefix("data:").removesuffix(";base64"), base64.b64decode(body)
 
     def stop(self) -> None:
-        self._leaving = True
+        self._stopping = True
         if self._thread is not None:
             self._thread.join(5)

@@ -1,7 +1,7 @@
-"""The operating point a model is served at: which one is in force, and how it is changed while requests run.
+"""The operating points of a served model: the current one, and how it is changed while requests run.
 
-Every point has a fused head of its own over the same frozen heads, and is never changed. A request takes the point that
-is in force when it arrives and keeps it to the end, so turning the dial needs no lock and mixes nothing up.
+Each point has its own fused head over the same frozen heads and is never changed. A request uses the point that is
+current when it arrives, so no lock is needed when the point changes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,8 @@ from branchout.model.classifier import Classifier
 from branchout.model.heads import FusedHead
 from branchout.report.data import GOALS, leads_to
 
-FARTHEST = 1e4
-"""A dial turned further than this says nothing more: logits are far smaller."""
-
-
-class NoSuchPoint(BranchoutError):  # noqa: N818 – read as an answer
-    """A point this model cannot be put to."""
+LARGEST_B = 1e4
+"""The largest b: logits are far smaller."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +44,8 @@ class OperatingPoint:
         return None if self.fields is None else {**self.fields, "saved": self.is_saved(self)}
 
 
-class Points:
-    """The points of one model."""
+class OperatingPoints:
+    """The operating points of one model."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -67,7 +63,7 @@ class Points:
 
     @property
     def before(self) -> FusedHead | None:
-        """The head as it was before the last step, at the point that was chosen then; None for a base model."""
+        """The head before the last step, at the point that was chosen then; None for a base model."""
         steps = len(self.model.classifier.steps)
         if not steps:
             return None
@@ -75,15 +71,15 @@ class Points:
         return earlier
 
     def for_goal(self, goal: str) -> OperatingPoint:
-        return self._point(self._reach().choose(goal), goal)
+        return self._point(self._frontier().choose(goal), goal)
 
     def at(self, b: float) -> OperatingPoint:
-        """The dial at any b, on the frontier or not."""
-        frontier = self._reach()
+        """Any b, on the frontier or not."""
+        frontier = self._frontier()
         if frontier.kind != "dial":
-            raise NoSuchPoint('this model chooses among trained points and has no dial; give a goal: {"goal": "avg"}')
-        if not math.isfinite(b) or abs(b) > FARTHEST:
-            raise NoSuchPoint(f"b is a number between {-FARTHEST:,.0f} and {FARTHEST:,.0f}, not {b}")
+            raise BranchoutError('This model has a grid of trained points and no dial. Give a goal: {"goal": "avg"}.')
+        if not math.isfinite(b) or abs(b) > LARGEST_B:
+            raise BranchoutError(f"b must be a number between {-LARGEST_B:,.0f} and {LARGEST_B:,.0f}, not {b}.")
         nearest = int(np.abs(frontier.settings[:, 0] - b).argmin())
         nearest_b = float(frontier.settings[nearest, 0])
         if math.isclose(b, nearest_b, rel_tol=1e-9, abs_tol=1e-9):
@@ -91,47 +87,44 @@ class Points:
         fusion = self.model.saved.fusions[-1]
         offsets = [b + shift for shift in fusion.shifts or (0.0,) * len(self.model.classifier.steps)]
         about = {
-            **self._told(None, f"b={b:g}"),
+            **self._common(None, f"b={b:g}"),
             "b": b,
             "nearest": {"b": nearest_b, "accuracies": frontier.at(nearest)},
         }
         return OperatingPoint(_head(self.model.classifier, fusion.chosen_deltas(), offsets), about, self._is_saved)
 
     def numbered(self, number: int) -> OperatingPoint:
-        """A point of the frontier by its number, called by a goal that leads there if there is one.
-
-        The saved point keeps the name it was saved under.
-        """
-        frontier = self._reach()
+        """A point of the frontier by its number. Its goal is the saved one, or else one that leads to this point."""
+        frontier = self._frontier()
         if not 0 <= number < len(frontier):
-            raise NoSuchPoint(f"the frontier has {len(frontier)} points, from 0 to {len(frontier) - 1}; not {number}")
+            raise BranchoutError(f"The frontier has points 0 to {len(frontier) - 1}; {number} does not exist.")
         saved = self.model.saved.fusions[-1]
         if number == saved.point:
             return self._point(number, saved.goal)
         goal = leads_to(number, frontier, {goal: frontier.choose(goal) for goal in GOALS})
         if goal is None:
-            goal = ", ".join(f"{name}={value:g}" for name, value in self._where(number).items())
+            goal = ", ".join(f"{name}={value:g}" for name, value in self._setting(number).items())
         return self._point(number, goal)
 
     def save(self, point: OperatingPoint) -> OperatingPoint:
-        """Write the choice into the model's folder, as `branchout tune` does, in one move."""
+        """Write the choice to the model's folder, as `branchout tune` does."""
         folder, about = self.model.folder, point.about
         if folder is None or about is None:
-            raise NoSuchPoint("this model does not lie in a folder of its own; nothing can be saved")
+            raise BranchoutError("This model has no folder to save the choice in.")
         if about["point"] is None:
-            raise NoSuchPoint(
-                f"only points of the frontier can be saved, and b={about['b']:g} is none; "
-                f"the nearest has b={about['nearest']['b']!r}"
+            raise BranchoutError(
+                f"Only points of the frontier can be saved, and b={about['b']:g} is none. "
+                f"The nearest has b={about['nearest']['b']!r}."
             )
         if _Manifest.of(folder).files != self._files:
-            raise NoSuchPoint(f"{folder} now holds another model than the one being served. Restart the server.")
+            raise BranchoutError(f"{folder} now holds another model than the one being served. Restart the server.")
         kept = self.model.saved
         *earlier, last = kept.fusions
         kept = replace(kept, fusions=(*earlier, replace(last, point=about["point"], goal=about["goal"])))
         try:
             checkpoint.rewrite(kept, folder)
         except OSError as error:
-            raise BranchoutError(f"the choice could not be written to {folder}: {error}") from None
+            raise BranchoutError(f"The choice could not be written to {folder}: {error}") from None
         self.model.saved = kept
         self._stamp = _stamp(folder)
         return self._point(about["point"], about["goal"])
@@ -163,27 +156,27 @@ class Points:
         saved = self.model.saved.fusions[-1]
         return (point.fields["point"], point.fields["goal"]) == (saved.point, saved.goal)
 
-    def _reach(self) -> Frontier:
+    def _frontier(self) -> Frontier:
         if self.frontier is None:
-            raise NoSuchPoint("a base model has no operating points; extend it first")
+            raise BranchoutError("A base model has no operating points. Extend it first: branchout extend")
         return self.frontier
 
     def _point(self, number: int, goal: str) -> OperatingPoint:
-        frontier = self._reach()
+        frontier = self._frontier()
         if number not in self._heads:
             fusion = replace(self.model.saved.fusions[-1], point=number)
             offsets = fusion.offsets(len(self.model.classifier.steps))
             self._heads[number] = _head(self.model.classifier, fusion.chosen_deltas(), offsets)
-        about = {**self._told(number, goal), **self._where(number), "accuracies": frontier.at(number)}
+        about = {**self._common(number, goal), **self._setting(number), "accuracies": frontier.at(number)}
         return OperatingPoint(self._heads[number], about, self._is_saved)
 
-    def _where(self, number: int) -> dict[str, float]:
-        frontier = self._reach()
+    def _setting(self, number: int) -> dict[str, float]:
+        frontier = self._frontier()
         setting = frontier.settings[number].tolist()
         return {"b": setting[0]} if frontier.kind == "dial" else {"alpha": setting[0], "beta": setting[1]}
 
-    def _told(self, number: int | None, goal: str) -> dict[str, Any]:
-        frontier = self._reach()
+    def _common(self, number: int | None, goal: str) -> dict[str, Any]:
+        frontier = self._frontier()
         return {
             "kind": frontier.kind,
             "goal": goal,
@@ -195,7 +188,7 @@ class Points:
 
 
 def _head(classifier: Classifier, deltas: Deltas | None, offsets: Sequence[float]) -> FusedHead:
-    """A fused head at one point, over the classifier's own heads."""
+    """The fused head of one point, over the classifier's own heads."""
     old = classifier.fused
     head = FusedHead(old.space, list(old.heads), old.feature_of, old.pooler.kind)  # type: ignore[arg-type]
     device = old.offsets.device

@@ -1,57 +1,63 @@
-"""How far an extension is that runs elsewhere, from what it leaves in its work folder."""
+"""The progress of an extension in another process, read from the file that it keeps in its work folder."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 from branchout.model.checkpoint import is_saved_model
+from branchout.serve.schema import Progress, Work
 from branchout.training.progress_file import NOTE
 from branchout.training.work import work_folder
 
 SILENT_FOR = 600.0
-"""Seconds after which a run on another machine, of which nothing more is heard, counts as stopped."""
+"""Seconds without an update after which a run on another machine counts as stopped."""
 
 
-def progress_of(out: Path | None) -> dict[str, Any]:
-    """The state of a run into `out`: none, waiting, running, saving, stopped or finished, and each work's progress."""
-    told: dict[str, Any] = {"out": None, "state": "none", "works": [], "updated": None, "started": None}
+class _Note(BaseModel):
+    """The progress file."""
+
+    state: str
+    works: list[Work]
+    started: float | None = None
+    updated: float | None = None
+    pid: int | None = None
+    host: str | None = None
+
+
+def progress_of(out: Path | None) -> Progress:
+    """The progress of a run that writes to `out`."""
     if out is None:
-        return told
-    told["out"] = str(out)
-    note = _note(work_folder(out) / NOTE)
+        return Progress(out=None, state="none")
     if is_saved_model(out):
-        return {**told, "state": "finished"}
-    if note is None:
-        # A run that has only just begun has a folder, and nothing in it yet.
-        return {**told, "state": "running" if work_folder(out).is_dir() else "waiting"}
-    told |= {key: note.get(key) for key in ("state", "works", "updated", "started")}
-    if told["state"] in ("running", "saving") and not _lives(note):
-        told["state"] = "stopped"
-    return told
-
-
-def _note(path: Path) -> dict[str, Any] | None:
+        return Progress(out=str(out), state="finished")
     try:
-        note = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return note if isinstance(note, dict) and isinstance(note.get("works"), list) else None
+        note = _Note.model_validate_json((work_folder(out) / NOTE).read_bytes())
+    except (OSError, ValidationError):
+        # A run that has just begun has a work folder without a progress file.
+        return Progress(out=str(out), state="running" if work_folder(out).is_dir() else "waiting")
+    stopped = note.state in ("running", "saving") and not _is_alive(note)
+    return Progress(
+        out=str(out),
+        state="stopped" if stopped else note.state,
+        works=note.works,
+        started=note.started,
+        updated=note.updated,
+    )
 
 
-def _lives(note: dict[str, Any]) -> bool:
-    """Whether the process that wrote the note still runs, as far as can be told from here."""
-    pid = note.get("pid")
-    if note.get("host") == platform.node() and os.name == "posix" and isinstance(pid, int) and pid > 0:
+def _is_alive(note: _Note) -> bool:
+    """Whether the process that wrote the file still runs, as far as this machine can tell."""
+    if note.host == platform.node() and os.name == "posix" and note.pid is not None and note.pid > 0:
         try:
-            os.kill(pid, 0)  # asks, and sends nothing
+            os.kill(note.pid, 0)  # sends no signal
         except ProcessLookupError:
             return False
         except OSError:
-            return True  # someone else's
+            return True  # another user's process
         return True
-    return time.time() - float(note.get("updated") or 0) < SILENT_FOR
+    return time.time() - (note.updated or 0) < SILENT_FOR

@@ -1,4 +1,4 @@
-"""The shapes of what is sent and answered: for the documentation at /docs and /openapi.json, and for checking /turn."""
+"""The JSON of requests and responses. FastAPI checks them against these models and describes them at /docs."""
 
 from __future__ import annotations
 
@@ -8,36 +8,37 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Shape(BaseModel):
-    """Nothing beside what is listed, so that the tests notice when an answer and its description part ways."""
-
     model_config = ConfigDict(extra="forbid")
 
 
-class Error(Shape):
-    error: str = Field(description="A sentence: what was found, what was expected.")
-
-
-class Named(Shape):
+class ClassProbability(Shape):
     name: str = Field(alias="class")
     probability: float | None
 
 
-class Answered(Named):
-    new: bool = Field(description="Whether the last step taught this class; the model before it had no word for it.")
+class Answer(ClassProbability):
+    new: bool = Field(description="Whether the last step added this class.")
 
 
 class Branch(Shape):
     branch: str = Field(description="base, step 1, step 2, …")
-    share: float | None = Field(description="How much of the probability this branch brought; shares add up to 1.")
-    top: list[Named] = Field(description="What this branch would answer alone, among the classes it knows.")
+    share: float | None = Field(description="The share of the probability from this branch; shares add up to 1.")
+    top: list[ClassProbability] = Field(description="The answer of this branch alone, over its own classes.")
 
 
 class Prediction(Shape):
-    file: str = Field(description="The last part of the name that was sent.")
-    answers: list[Answered] | None = None
-    before: list[Named] | None = Field(None, description="The answer before the last step; null for a base model.")
+    file: str = Field(description="The last part of the file's name.")
+    answers: list[Answer] | None = None
+    before: list[ClassProbability] | None = Field(
+        None, description="The answer before the last step; null for a base model."
+    )
     branches: list[Branch] | None = None
-    error: str | None = Field(None, description="In place of all the rest: why this file cannot be used.")
+    error: str | None = Field(None, description="Instead of all the others: why this file cannot be used.")
+
+
+class Error(Shape):
+    error: str = Field(description="What was found and what was expected.")
+    predictions: list[Prediction] | None = Field(None, description="Of /predict: the error of each file.")
 
 
 class Nearest(Shape):
@@ -46,23 +47,20 @@ class Nearest(Shape):
 
 
 class OperatingPoint(Shape):
-    kind: str = Field(description="dial, or grid.")
+    kind: str = Field(description="dial or grid.")
     goal: str
     point: int | None = Field(description="Its number on the frontier; null for a b between two points.")
-    b: float | None = Field(None, description="What is added to the logits of every new branch (dial).")
+    b: float | None = Field(None, description="Added to the logits of every new branch (dial).")
     alpha: float | None = None
     beta: float | None = None
-    accuracies: dict[str, float | None] | None = Field(description="Measured on the images the frontier was made with.")
-    nearest: Nearest | None = Field(None, description="Where b lies between two points of the frontier.")
+    accuracies: dict[str, float | None] | None = Field(description="On the images the frontier was measured with.")
+    nearest: Nearest | None = Field(None, description="The nearest point of the frontier, for a b between two points.")
     images: int
-    measured: str = Field(description="dev, held-out or pseudo: where the accuracies come from.")
-    saved: bool = Field(
-        description="Whether the model's folder names this very choice, its goal and its point, so that a server "
-        "would start with it. Only a turn with `save` writes it there."
-    )
+    measured: str = Field(description="Where the accuracies come from: dev, held-out or pseudo.")
+    saved: bool = Field(description="Whether the model's folder names this choice (goal and point), as after `save`.")
 
 
-class Point(Shape):
+class CurrentPoint(Shape):
     operating_point: OperatingPoint | None
 
 
@@ -73,7 +71,7 @@ class Predictions(Shape):
 
 class Class(Shape):
     name: str = Field(alias="class")
-    split: str = Field(description="base, step 1, …, or overlap where several branches know it.")
+    split: str = Field(description="base, step 1, …, or overlap for a class of several branches.")
     branches: list[str]
     new: bool
 
@@ -85,11 +83,11 @@ class Classes(Shape):
 
 class Step(Shape):
     step: int
-    branch: str = Field(description="Where it branches off.")
+    branch: str = Field(description="The stage where it branches off.")
     classes: int
 
 
-class ModelFacts(Shape):
+class ModelInfo(Shape):
     name: str
     version: str
     kind: str
@@ -102,68 +100,77 @@ class ModelFacts(Shape):
     preprocessing: dict[str, Any]
     history: list[dict[str, Any]]
     frontier: dict[str, Any] | None
-    operating_point: OperatingPoint | None
+    operating_point: OperatingPoint | None = None
 
 
 class Health(Shape):
-    status: str = Field(description="ok, waiting (for the model that is being made) or failed.")
+    status: str = Field(description="ok, waiting (for a model that is being made) or failed.")
     version: str
-    queued: int = Field(description="Pictures that wait for the model.")
+    queued: int = Field(description="Images that wait for the model.")
 
 
-class Work(Shape):
+class Work(BaseModel):
     work: str
     done: int
     total: int
     figures: dict[str, float | None]
-    losses: list[float | None] = Field([], description="Of every epoch so far, for works that train.")
+    losses: list[float | None] = Field([], description="Of every epoch so far.")
     since: float
 
 
 class Progress(Shape):
     out: str | None
     state: str = Field(description="none (nothing is watched), waiting, running, saving, stopped or finished.")
-    started: float | None
-    updated: float | None
-    works: list[Work] = Field(description="In the order in which they were last heard of; the last one runs.")
+    started: float | None = None
+    updated: float | None = None
+    works: list[Work] = Field(default=[], description="In the order of their last update; the last one is running.")
 
 
-class ReportData(Shape):
-    state: str = Field(description="Of labelled images: none (were given), working, ready, failed.")
+class LabelledImages(Shape):
+    """The progress of reading the labelled images."""
+
+    state: str = Field(description="waiting (for the model), none (no labelled images), working, ready or failed.")
     work: str
     done: int
     total: int
     error: str | None = Field(description="Why the labelled images cannot be used.")
-    problems: list[str] = Field(description="Files among them that were left out, and why.")
-    header: str = Field(description="Markup, as are contents, sections and dial.")
-    contents: str
-    sections: str
-    dial: str
-    data: dict[str, Any] = Field(description="Accuracies at every operating point, and each image's answers.")
-    current: int | None = Field(description="Where in the data's points the server stands; null if at none of them.")
+    problems: list[str] = Field(description="Files that were left out, and why.")
 
 
-class Turn(Shape):
-    """A goal, a position of the dial, or a point of the frontier by its number."""
+class ReportData(LabelledImages):
+    header: str | None = Field(None, description="HTML, as are contents, sections and dial.")
+    contents: str | None = None
+    sections: str | None = None
+    dial: str | None = None
+    data: dict[str, Any] | None = Field(None, description="Accuracies at every operating point, answers of each image.")
+    current: int | None = Field(None, description="The position of the current operating point in the data's points.")
 
-    goal: Annotated[str, Field(max_length=200)] | None = None
-    b: Annotated[float, Field(strict=True)] | None = None
-    point: Annotated[int, Field(strict=True)] | None = None
-    save: bool = False
+
+class PointChoice(Shape):
+    """A goal, a value of b, or the number of a point of the frontier."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"goal": "avg"}, {"b": 1.3}]})
+
+    goal: Annotated[str, Field(max_length=200)] | None = Field(
+        None, description="all, avg, balanced, novel, or a condition: novel>=0.80, novel>=80%."
+    )
+    b: Annotated[float, Field(strict=True)] | None = Field(None, description="For models with a dial.")
+    point: Annotated[int, Field(strict=True)] | None = Field(None, description="A point of the frontier.")
+    save: bool = Field(False, description="Also write the choice to the model's folder.")
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> Turn:
+    def _exactly_one(self) -> PointChoice:
         if sum(given is not None for given in (self.goal, self.b, self.point)) != 1:
-            raise ValueError("give either goal or b, or a point's number")
+            raise ValueError("give either goal or b or point")
         return self
 
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": Error, "description": "The request cannot be answered as it is."},
-    503: {"model": Error, "description": "Too much waits; come again after the seconds in Retry-After."},
+    503: {"model": Error, "description": "The server is busy, or the model is not ready. See Retry-After."},
 }
 _BINARY = {"type": "string", "format": "binary"}
-PICTURES = {
+IMAGES = {
     "requestBody": {
         "required": True,
         "content": {
@@ -178,29 +185,4 @@ PICTURES = {
         },
     }
 }
-TURN = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "properties": {
-                        "goal": {
-                            "type": "string",
-                            "description": "all, avg, balanced, novel, or a condition: novel>=0.80, novel>=80%.",
-                        },
-                        "b": {"type": "number", "description": "The dial, for models that have one."},
-                        "point": {"type": "integer", "description": "A point of the frontier, by its number."},
-                        "save": {
-                            "type": "boolean",
-                            "default": False,
-                            "description": "Also write the choice into the model's folder.",
-                        },
-                    },
-                },
-                "examples": {"goal": {"value": {"goal": "avg"}}, "b": {"value": {"b": 1.3}}},
-            }
-        },
-    }
-}
+"""FastAPI can describe a form or a raw body, not the choice between both."""

@@ -1,4 +1,4 @@
-"""From an app to a server that listens: its socket, its end."""
+"""The socket and the HTTP server around the app."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from branchout.errors import BranchoutError
 from branchout.serve.limits import Limits
 
 GRACE = 10
-"""Seconds that answers under way are given when the server is told to stop."""
+"""Seconds for running requests to finish when the server stops."""
 
 
 def listen(host: str, port: int, *, again: str = "branchout serve MODEL") -> socket.socket:
-    """A socket bound to the address; one that cannot be had is answered with one that can. Port 0 is any free one.
+    """A socket that listens on the address; port 0 takes any free one. The error for a port in use names a free one.
 
-    `again` is the command, less its port, that the advice repeats.
+    `again` is the command without its port, for this error.
     """
     try:
         return _bound(host, port)
     except socket.gaierror:
-        raise BranchoutError(f"this machine has no address {host!r}; leave --host out to serve this machine") from None
+        raise BranchoutError(f"The address {host!r} is unknown. Leave out --host.") from None
     except OverflowError:
-        raise BranchoutError(f"ports go up to 65535, not {port}") from None
+        raise BranchoutError(f"--port must be at most 65535, not {port}.") from None
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
-            raise BranchoutError(f"{host} is no address of this machine; leave --host out to serve it alone") from None
-        why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+            raise BranchoutError(f"{host} is not an address of this machine. Leave out --host.") from None
+        why = "is already in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
         free = _free(host, port)
-        raise BranchoutError(f"port {port} of {host} {why}; {free} is free: {again} --port {free}") from None
+        raise BranchoutError(f"Port {port} of {host} {why}. Port {free} is free: {again} --port {free}") from None
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -43,9 +43,9 @@ def _bound(host: str, port: int) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     try:
         if hasattr(socket, "SO_REUSEADDR") and not hasattr(socket, "SO_EXCLUSIVEADDRUSE"):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server just ended keeps its port for a while
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that just stopped keeps its port
         sock.bind(address)
-        sock.listen(2048)  # from now on callers wait instead of being turned away
+        sock.listen(2048)  # from now on clients wait instead of being refused
     except BaseException:
         sock.close()
         raise
@@ -53,18 +53,18 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _free(host: str, taken: int) -> int:
-    """The next free port that anyone may use; any free one where there is none nearby."""
+    """The next free port above 1023, or any free one."""
     for port in [*range(max(taken, 1023) + 1, min(max(taken, 1023) + 50, 65536)), 0]:
         try:
             with _bound(host, port) as sock:
                 return int(sock.getsockname()[1])
         except OSError:
             continue
-    raise BranchoutError(f"no port of {host} can be used")
+    raise BranchoutError(f"No port of {host} can be used.")
 
 
 def address(sock: socket.socket, host: str) -> str:
-    """What to type into a browser."""
+    """The address to open in a browser."""
     shown = "localhost" if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     return f"http://{shown}:{sock.getsockname()[1]}"
 
@@ -87,7 +87,7 @@ class TimedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _update_timer(self) -> None:
-        """Starts with the first bytes outside a request that is being answered; ends when its headers are complete."""
+        """The timer runs while no request is being answered and new bytes are incomplete headers."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_timer()
         elif self._header_timer is None:
@@ -101,7 +101,7 @@ class TimedProtocol(H11Protocol):
 
 
 def server_of(app: FastAPI) -> uvicorn.Server:
-    """A server that says nothing unless something is wrong with it."""
+    """A server that logs only its own failures."""
     config = uvicorn.Config(
         app,
         http=TimedProtocol,
@@ -114,13 +114,13 @@ def server_of(app: FastAPI) -> uvicorn.Server:
         timeout_graceful_shutdown=GRACE,
     )
     server = uvicorn.Server(config)
-    app.state.service.leaving = lambda: server.should_exit
+    app.state.service.stopping = lambda: server.should_exit
     return server
 
 
 def serve(app: FastAPI, sock: socket.socket) -> None:
-    """Serve until Ctrl-C, which is the way to end it and no error."""
-    # A broken form or picture is its sender's business, and the sender is told.
+    """Serve until Ctrl-C."""
+    # A broken form or image is reported to the client, not in the server's log.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module="PIL")
     try:

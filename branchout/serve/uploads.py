@@ -16,7 +16,7 @@ from starlette.datastructures import UploadFile as FormFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from branchout.serve.limits import Limits, Refused, Uploads, body_of
+from branchout.serve.limits import Limits, Refused
 
 FIELD = "files"
 UNNAMED = "image"
@@ -27,7 +27,7 @@ HOW = (
 
 
 class _Parser(MultiPartParser):
-    """Starlette's parser, which does not notice by itself when the end of a form is missing."""
+    """Starlette's parser, which does not report by itself that the end of a form is missing."""
 
     complete = False
 
@@ -36,36 +36,34 @@ class _Parser(MultiPartParser):
 
 
 @asynccontextmanager
-async def uploaded_files(request: Request, limits: Limits, uploads: Uploads) -> AsyncIterator[list[UploadFile]]:
+async def uploaded_files(request: Request, limits: Limits) -> AsyncIterator[list[UploadFile]]:
     """The files of a request in their order, deleted at the end. Files above 1 MB are kept on disk."""
     kind, _ = parse_options_header(request.headers.get("content-type"))
-    with uploads.add() as hold:
-        chunks = body_of(request, limits, hold)
-        if kind == b"multipart/form-data":
-            parser = _Parser(request.headers, chunks)
-            try:
-                form = await parser.parse()
-            except (MultiPartException, FormParserError, UnicodeError) as error:
-                reason = error.message if isinstance(error, MultiPartException) else str(error)
-                raise Refused(400, f"The form cannot be read: {reason}") from None
-            try:
-                if not parser.complete:
-                    raise Refused(400, "The form is cut short: its last boundary is missing.")
-                yield _files(form, limits)
-            finally:
-                await form.close()
-        elif kind.startswith(b"image/"):
-            body = io.BytesIO()
-            size = 0
-            async for chunk in chunks:
-                size += len(chunk)
-                if size <= limits.file_bytes:
-                    body.write(chunk)
-            body.seek(0)
-            yield [UploadFile(body, size=size, filename=UNNAMED)]
-        else:
-            found = kind.decode("latin-1") or "missing"
-            raise Refused(415, f"The request's Content-Type is {_short(found)}. {HOW}")
+    if kind == b"multipart/form-data":
+        parser = _Parser(request.headers, request.stream())
+        try:
+            form = await parser.parse()
+        except (MultiPartException, FormParserError, UnicodeError) as error:
+            reason = error.message if isinstance(error, MultiPartException) else str(error)
+            raise Refused(400, f"The form cannot be read: {reason}") from None
+        try:
+            if not parser.complete:
+                raise Refused(400, "The form is cut short: its last boundary is missing.")
+            yield _files(form, limits)
+        finally:
+            await form.close()
+    elif kind.startswith(b"image/"):
+        body = io.BytesIO()
+        size = 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size <= limits.file_bytes:
+                body.write(chunk)
+        body.seek(0)
+        yield [UploadFile(body, size=size, filename=UNNAMED)]
+    else:
+        found = kind.decode("latin-1") or "missing"
+        raise Refused(415, f"The request's Content-Type is {_short(found)}. {HOW}")
 
 
 def _files(form: FormData, limits: Limits) -> list[UploadFile]:

@@ -128,7 +128,7 @@ def test_a_port_that_is_taken_is_answered_with_a_free_one(
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         said = refused(capsys, extended.folder, "--port", str(port))
-    assert f"port {port} of 127.0.0.1 is taken" in said
+    assert f"Port {port} of 127.0.0.1 is already in use" in said
     advice = re.search(r"(\d+) is free: branchout serve (\S+) --port (\d+)", said)
     assert advice
     assert advice[1] == advice[3]
@@ -172,7 +172,7 @@ def test_a_public_server_prints_its_token_and_asks_for_it(extended: api.Model, f
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.9"])
 def test_an_address_that_is_not_ours_is_said(host: str) -> None:
-    with pytest.raises(BranchoutError, match="leave --host out"):
+    with pytest.raises(BranchoutError, match="Leave out --host"):
         listen(host, 0)
 
 

@@ -6,18 +6,18 @@ import socket
 
 import pytest
 
-from branchout.serve.access import Guard, Names, cookie_name, has_token, host_name, is_loopback
+from branchout.serve.access import Access, HostNames, cookie_name, has_token, host_name, is_loopback
 
 
-def verdict(names: Names, method: str = "GET", **headers: str) -> str | None:
+def verdict(names: HostNames, method: str = "GET", **headers: str) -> str | None:
     async def nothing(*_: object) -> None:
         raise AssertionError
 
     given = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Guard(nothing, names).refusal(method, given)
+    return Access(nothing, names).refusal(method, given)
 
 
-LOCAL = Names("127.0.0.1")
+LOCAL = HostNames("127.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_its_own_names_are_let_in(host: str) -> None:
 def test_a_name_that_was_given_its_address_is_not(host: str) -> None:
     refusal = verdict(LOCAL, host=host)
     assert refusal is not None
-    assert "not called" in refusal
+    assert "not accepted" in refusal
 
 
 def test_no_host_at_all_is_refused() -> None:
@@ -89,14 +89,14 @@ def test_what_browsers_say_of_where_they_come_from_counts(method: str, site: str
 
 
 def test_bound_to_all_addresses_it_answers_to_addresses_and_its_own_name() -> None:
-    names = Names("0.0.0.0", ["lab.example"])
+    names = HostNames("0.0.0.0", ["lab.example"])
     for host in ("192.168.0.7:8000", "[fe80::1]:8000", "localhost", socket.gethostname(), "lab.example"):
         assert verdict(names, host=host) is None, host
     assert verdict(names, host="evil.example") is not None
 
 
 def test_bound_to_one_address_it_answers_to_that_alone() -> None:
-    names = Names("192.168.0.7")
+    names = HostNames("192.168.0.7")
     assert verdict(names, host="192.168.0.7:8000") is None
     assert verdict(names, host="192.168.0.8:8000") is not None
     assert verdict(names, host="localhost:8000") is not None

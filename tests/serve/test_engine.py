@@ -18,7 +18,7 @@ from branchout.evaluate.compare import logits
 from branchout.labels import LabelSpace
 from branchout.model.checkpoint import Fusion, SavedModel
 from branchout.model.heads import CosineHead, FusedHead
-from branchout.serve.engine import Engine, Question, Told, credit
+from branchout.serve.engine import Engine, Question, Result, credit
 from branchout.serve.limits import Limits
 
 CLOSE = {"rel": 1e-4, "abs": 1e-5}
@@ -67,7 +67,7 @@ def chances(answer: list[dict[str, object]]) -> list[object]:
     return [each["probability"] for each in answer]
 
 
-def alike(one: Told, other: Told) -> None:
+def alike(one: Result, other: Result) -> None:
     """The same answer, up to what the size of a batch does to the last digits."""
     for part in ("answers", "before"):
         assert chances(one[part]) == pytest.approx(chances(other[part]), **CLOSE)

@@ -1,10 +1,14 @@
-"""The pixel budget: what is decoded at the same time, in which order, and what is given back."""
+"""Limits over all requests: bodies that are uploading, and pixels that are decoded at the same time."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-from branchout.serve.limits import PixelBudget
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from branchout.serve.limits import BodyLimits, Limits, PixelBudget, Refused
 
 
 async def hold(budget: PixelBudget, cost: float, name: str, log: list[str], gate: asyncio.Event) -> None:
@@ -61,3 +65,45 @@ def test_whoever_is_cancelled_gives_its_place_back() -> None:
         assert budget.free == 10
 
     asyncio.run(scene())
+
+
+async def upload(bodies: BodyLimits, size: int, gate: asyncio.Event, path: str = "/predict") -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"x" * size, "more_body": False}
+
+    scope = {"type": "http", "path": path, "headers": [], "gate": gate}
+    await bodies(scope, receive, None)  # type: ignore[arg-type]
+
+
+async def keep(scope: Scope, receive: Receive, _: Send) -> None:
+    """An app that keeps the body until its gate opens."""
+    await receive()
+    await scope["gate"].wait()
+
+
+def test_all_bodies_together_are_limited_by_count_and_by_bytes() -> None:
+    async def scene() -> None:
+        bodies = BodyLimits(keep, Limits(uploads=2, upload_bytes=100))
+        gate = asyncio.Event()
+        first = asyncio.create_task(upload(bodies, 60, gate))
+        await settle()
+        with pytest.raises(Refused, match="bytes") as refusal:
+            await upload(bodies, 50, gate)
+        assert refusal.value.status_code == 503
+        second = asyncio.create_task(upload(bodies, 40, gate))
+        await settle()
+        with pytest.raises(Refused, match="uploading"):
+            await upload(bodies, 0, gate)
+        gate.set()
+        await asyncio.gather(first, second)
+        assert (bodies.open, bodies.bytes) == (0, 0)
+        await upload(bodies, 100, gate)
+
+    asyncio.run(scene())
+
+
+def test_a_body_without_images_must_be_short() -> None:
+    bodies = BodyLimits(keep, Limits())
+    with pytest.raises(Refused, match="larger than") as refusal:
+        asyncio.run(upload(bodies, 10_001, asyncio.Event(), "/operating-point"))
+    assert refusal.value.status_code == 413

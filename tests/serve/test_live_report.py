@@ -85,7 +85,7 @@ def test_small_copies_are_pictures(server: Caller, tested: Samples) -> None:
         assert reply.headers["content-type"] == "image/png"
         assert (np.asarray(Image.open(io.BytesIO(reply.body))) == tested.read(number)[:, :, 0]).all()
     for number in (len(tested), -1):
-        assert "no labelled image" in server.get(f"/test-image/{number}").json["error"]
+        assert "does not exist" in server.get(f"/test-image/{number}").json["error"]
     assert server.get("/test-image/first").status == 422
 
 
@@ -100,7 +100,7 @@ def test_a_request_may_name_its_own_point(server: Caller, copied: api.Model, fil
         assert server.predict([file]).json["predictions"] == told["predictions"]
         server.put("/operating-point", {"goal": before["operating_point"]["goal"]})
     for number in (len(copied.frontier), -1):
-        assert "points, from 0 to" in server.predict([file], f"?point={number}").json["error"]
+        assert "points 0 to" in server.predict([file], f"?point={number}").json["error"]
 
 
 def test_a_saved_point_has_a_goal_that_leads_there_and_the_report_follows(server: Caller, copied: api.Model) -> None:

@@ -16,7 +16,7 @@ from helpers import BASE, NEW, untrained
 from branchout import api
 from branchout.errors import BranchoutError
 from branchout.model.checkpoint import Fusion, SavedModel
-from branchout.serve.operating_points import Points
+from branchout.serve.operating_points import OperatingPoints
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def grid_model() -> api.Model:
 
 @pytest.mark.parametrize("goal", ["all", "avg", "novel", "balanced", "novel>=0.1"])
 def test_a_goal_is_the_point_that_tune_picks(goal: str, model: api.Model) -> None:
-    points = Points(model)
+    points = OperatingPoints(model)
     point = points.for_goal(goal)
     figures = model.tune(goal)
     assert torch.equal(point.head.offsets, model.classifier.fused.offsets)
@@ -60,7 +60,7 @@ def test_a_goal_is_the_point_that_tune_picks(goal: str, model: api.Model) -> Non
 
 
 def test_it_starts_where_the_model_was_saved(model: api.Model) -> None:
-    current = Points(model).current
+    current = OperatingPoints(model).current
     assert torch.equal(current.head.offsets, model.classifier.fused.offsets)
     assert current.about is not None
     assert current.about["saved"]
@@ -68,7 +68,7 @@ def test_it_starts_where_the_model_was_saved(model: api.Model) -> None:
 
 
 def test_making_a_point_leaves_the_one_in_force_alone(model: api.Model) -> None:
-    points = Points(model)
+    points = OperatingPoints(model)
     before = points.current.head.offsets.clone()
     other = points.at(7.5)
     assert other.head.offsets.tolist() == [0.0, 7.5]
@@ -77,7 +77,7 @@ def test_making_a_point_leaves_the_one_in_force_alone(model: api.Model) -> None:
 
 
 def test_a_b_between_two_points_names_the_nearest(model: api.Model) -> None:
-    points = Points(model)
+    points = OperatingPoints(model)
     assert points.frontier is not None
     on = float(points.frontier.settings[0, 0])
     about = points.at(on + 1e-4).about
@@ -94,24 +94,24 @@ def test_a_b_between_two_points_names_the_nearest(model: api.Model) -> None:
 def test_shifts_of_the_steps_stay_whatever_the_dial_says(model: api.Model) -> None:
     *earlier, last = model.saved.fusions
     model.saved = replace(model.saved, fusions=(*earlier, replace(last, shifts=(0.25,))))
-    points = Points(model)
+    points = OperatingPoints(model)
     assert points.at(1.5).head.offsets.tolist() == [0.0, 1.75]
     assert points.current.head.offsets[1].item() == pytest.approx(points.current.about["b"] + 0.25, abs=1e-5)
 
 
 @pytest.mark.parametrize("b", [math.nan, math.inf, -math.inf, 1e30])
 def test_a_b_that_is_no_position_is_refused(b: float, model: api.Model) -> None:
-    with pytest.raises(BranchoutError, match="b is a number between"):
-        Points(model).at(b)
+    with pytest.raises(BranchoutError, match="b must be a number between"):
+        OperatingPoints(model).at(b)
 
 
 def test_a_goal_nobody_knows_is_refused(model: api.Model) -> None:
     with pytest.raises(BranchoutError, match="no goal is called 'best'"):
-        Points(model).for_goal("best")
+        OperatingPoints(model).for_goal("best")
 
 
 def test_a_grid_has_goals_and_no_dial() -> None:
-    points = Points(grid_model())
+    points = OperatingPoints(grid_model())
     with pytest.raises(BranchoutError, match="no dial"):
         points.at(1.0)
     about = points.for_goal("novel").about
@@ -125,17 +125,17 @@ def test_a_grid_has_goals_and_no_dial() -> None:
 
 
 def test_a_base_has_no_points(base: api.Model) -> None:
-    points = Points(base)
+    points = OperatingPoints(base)
     assert points.current.about is None
     assert points.before is None
     for ask in (lambda: points.for_goal("all"), lambda: points.at(0.0)):
-        with pytest.raises(BranchoutError, match="extend it first"):
+        with pytest.raises(BranchoutError, match="branchout extend"):
             ask()
 
 
 def test_saving_is_read_back_and_leaves_nothing_else(model: api.Model) -> None:
     assert model.folder is not None
-    points = Points(model)
+    points = OperatingPoints(model)
     files = sorted(path.name for path in model.folder.iterdir())
     now = points.current.about["point"]
     other = next(goal for goal in ("novel", "all", "base") if points.for_goal(goal).about["point"] != now)
@@ -156,7 +156,7 @@ def test_saved_is_the_choice_that_the_folder_names(model: api.Model) -> None:
     only = model.frontier.select(np.array([last.point]))
     fusion = replace(last, frontier=only.to_dict(), point=0, goal="balanced")
     model.saved = replace(model.saved, fusions=(*earlier, fusion))
-    points = Points(model)
+    points = OperatingPoints(model)
     told = {goal: points.for_goal(goal).about for goal in ("balanced", "avg", "novel")}
     assert {about["point"] for about in told.values()} == {0}
     assert [goal for goal, about in told.items() if about["saved"]] == ["balanced"]
@@ -170,9 +170,9 @@ def test_saved_is_the_choice_that_the_folder_names(model: api.Model) -> None:
 
 def test_only_points_of_the_frontier_are_saved(model: api.Model) -> None:
     assert model.folder is not None
-    points = Points(model)
+    points = OperatingPoints(model)
     before = (model.folder / "branchout.json").read_bytes()
-    with pytest.raises(BranchoutError, match="the nearest has b="):
+    with pytest.raises(BranchoutError, match="nearest has b="):
         points.save(points.at(float(points.frontier.settings[0, 0]) + 1e-3))
     assert (model.folder / "branchout.json").read_bytes() == before
     points.save(points.at(float(points.frontier.settings[0, 0])))
@@ -181,7 +181,7 @@ def test_only_points_of_the_frontier_are_saved(model: api.Model) -> None:
 
 def test_a_folder_that_holds_another_model_by_now_is_not_written_to(model: api.Model) -> None:
     assert model.folder is not None
-    points = Points(model)
+    points = OperatingPoints(model)
     manifest = model.folder / "branchout.json"
     about = json.loads(manifest.read_text(encoding="utf-8"))
     about["files"]["base.safetensors"] = "0" * 64
@@ -194,14 +194,14 @@ def test_a_folder_that_holds_another_model_by_now_is_not_written_to(model: api.M
 
 
 def test_a_model_without_a_folder_saves_nothing() -> None:
-    points = Points(grid_model())
-    with pytest.raises(BranchoutError, match="nothing can be saved"):
+    points = OperatingPoints(grid_model())
+    with pytest.raises(BranchoutError, match="no folder"):
         points.save(points.for_goal("novel"))
 
 
 def test_a_choice_made_outside_is_noticed(model: api.Model) -> None:
     assert model.folder is not None
-    points = Points(model)
+    points = OperatingPoints(model)
     current = points.current
     assert current.about["saved"]
     outside = api.load(model.folder)
@@ -218,6 +218,6 @@ def test_a_choice_made_outside_is_noticed(model: api.Model) -> None:
 @pytest.mark.parametrize("text", ["", "[]", '{"files": {}, "fusions": []}', '{"files": {}, "fusions": [3]}'])
 def test_a_manifest_that_was_spoilt_names_no_choice(model: api.Model, text: str) -> None:
     assert model.folder is not None
-    points = Points(model)
+    points = OperatingPoints(model)
     (model.folder / "branchout.json").write_text(text, encoding="utf-8")
     assert not points.current.about["saved"]

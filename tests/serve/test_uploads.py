@@ -12,35 +12,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving import form
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
 
-from branchout.serve.limits import Limits, Refused, Uploads
+from branchout.serve.limits import BodyLimits, Limits, Refused
 from branchout.serve.uploads import safe_name, uploaded_files
 
 XYZ = "multipart/form-data; boundary=xyz"
 LIMITS = Limits(file_bytes=100, files=3)
 
 
-def request(chunks: Iterable[bytes], kind: str, **headers: str) -> Request:
-    """A request whose body arrives in these pieces."""
+Files = list[tuple[str, bytes, int]]
+"""Name, content and size of every file."""
+
+
+def received(receive: Any, kind: str, limits: Limits = LIMITS, **headers: str) -> Files:
+    """The files of a request whose body comes from `receive`, behind the limits."""
+    found: Files = []
+
+    async def app(scope: Scope, receive: Receive, _: Send) -> None:
+        async with uploaded_files(Request(scope, receive), limits) as files:
+            found.extend([(file.filename or "", await file.read(), file.size or 0) for file in files])
+
+    given_ = {"content-type": kind, **headers}
+    listed = [(name.encode(), value.encode("latin-1")) for name, value in given_.items()]
+    scope = {"type": "http", "method": "POST", "path": "/predict", "headers": listed}
+    asyncio.run(BodyLimits(app, limits)(scope, receive, None))  # type: ignore[arg-type]
+    return found
+
+
+def read(chunks: Iterable[bytes], kind: str, limits: Limits = LIMITS, **headers: str) -> Files:
     pieces = iter(chunks)
 
     async def receive() -> dict[str, Any]:
         piece = next(pieces, None)
         return {"type": "http.request", "body": piece or b"", "more_body": piece is not None}
 
-    given_ = {"content-type": kind, **headers}
-    listed = [(name.encode(), value.encode("latin-1")) for name, value in given_.items()]
-    return Request({"type": "http", "method": "POST", "headers": listed}, receive)
-
-
-def read(chunks: Iterable[bytes], kind: str, limits: Limits = LIMITS, **headers: str) -> list[tuple[str, bytes, int]]:
-    """Name, content and size of every file."""
-
-    async def gathered() -> list[tuple[str, bytes, int]]:
-        async with uploaded_files(request(chunks, kind, **headers), limits, Uploads(limits)) as files:
-            return [(file.filename or "", await file.read(), file.size or 0) for file in files]
-
-    return asyncio.run(gathered())
+    return received(receive, kind, limits, **headers)
 
 
 def refused(chunks: Sequence[bytes], kind: str, limits: Limits = LIMITS, **headers: str) -> Refused:
@@ -68,37 +75,31 @@ def test_200_megabytes_are_never_held_in_memory() -> None:
     megabyte = b"\0" * 1_000_000
     head, tail = form([("big.png", b"SPLIT")])[1].split(b"SPLIT")
     limits = Limits(files=20)
-    uploads = Uploads(limits)
+    uploaded: list[int] = []
 
-    async def received() -> int:
-        asked = request([head, *[megabyte] * 200, tail], XYZ)
-        async with uploaded_files(asked, limits, uploads) as (file,):
-            assert uploads.bytes > 200_000_000
-            assert uploads.open == 1
-            return file.size or 0
+    async def app(scope: Scope, receive: Receive, _: Send) -> None:
+        async with uploaded_files(Request(scope, receive), limits) as (file,):
+            uploaded.append(file.size or 0)
+            assert bodies.bytes > 200_000_000
+            assert bodies.open == 1
 
+    bodies = BodyLimits(app, limits)
+    pieces = iter([head, *[megabyte] * 200, tail])
+
+    async def receive() -> dict[str, Any]:
+        piece = next(pieces, None)
+        return {"type": "http.request", "body": piece or b"", "more_body": piece is not None}
+
+    scope = {"type": "http", "method": "POST", "path": "/predict", "headers": [(b"content-type", XYZ.encode())]}
     tracemalloc.start()
     try:
-        size = asyncio.run(received())
+        asyncio.run(bodies(scope, receive, None))  # type: ignore[arg-type]
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert size == 200_000_000
+    assert uploaded == [200_000_000]
     assert peak < 20_000_000
-    assert (uploads.open, uploads.bytes) == (0, 0)
-
-
-def test_all_uploads_together_are_limited_by_count_and_by_bytes() -> None:
-    uploads = Uploads(Limits(uploads=2, upload_bytes=100))
-    with uploads.add() as first, uploads.add() as second:
-        first(60)
-        with pytest.raises(Refused, match="bytes") as refusal:
-            second(50)
-        assert refusal.value.status == 503
-        with pytest.raises(Refused, match="uploading"), uploads.add():
-            pass
-    with uploads.add() as hold:
-        hold(100)
+    assert (bodies.open, bodies.bytes) == (0, 0)
 
 
 def test_a_body_that_says_it_is_too_long_is_not_read() -> None:
@@ -110,7 +111,7 @@ def test_a_body_that_says_it_is_too_long_is_not_read() -> None:
 
     with pytest.raises(Refused) as refusal:
         read(chunks(), "image/png", **{"content-length": "2000000"})
-    assert refusal.value.status == 413
+    assert refusal.value.status_code == 413
     assert read_on == []
 
 
@@ -125,7 +126,7 @@ def test_a_body_that_goes_on_and_on_is_given_up() -> None:
 
     with pytest.raises(Refused) as refusal:
         read(endless(), "image/png")
-    assert refusal.value.status == 413
+    assert refusal.value.status_code == 413
     assert sent <= LIMITS.body_bytes + 2000
 
 
@@ -139,31 +140,25 @@ def trickled(limits: Limits, pause: float, chunk: bytes) -> Refused | None:
         sent += 1
         return {"type": "http.request", "body": chunk, "more_body": sent < 10}
 
-    async def waiting() -> None:
-        asked = request([], "image/png")
-        asked._receive = receive
-        async with uploaded_files(asked, limits, Uploads(limits)):
-            pass
-
     try:
-        asyncio.run(waiting())
+        received(receive, "image/png", limits)
     except Refused as refusal:
         return refusal
     return None
 
 
 def test_a_body_that_arrives_too_slowly_is_refused() -> None:
-    assert trickled(Limits(body_seconds=0.05), 60, b"").status == 408  # nothing at all
-    assert trickled(Limits(body_grace=0.1, body_rate=1000), 0.05, b"x").status == 408  # 20 bytes per second
+    assert trickled(Limits(body_seconds=0.05), 60, b"").status_code == 408  # nothing at all
+    assert trickled(Limits(body_grace=0.1, body_rate=1000), 0.05, b"x").status_code == 408  # 20 bytes per second
     assert trickled(Limits(body_grace=0.1, body_rate=1000), 0.02, b"x" * 200) is None  # 10,000 bytes per second
-    assert trickled(Limits(body_seconds=0.3, body_rate=1), 0.1, b"x" * 200).status == 408  # fast, but too long
+    assert trickled(Limits(body_seconds=0.3, body_rate=1), 0.1, b"x" * 200).status_code == 408  # fast, but too long
 
 
 def test_too_many_files_are_refused_at_the_first_too_many() -> None:
     kind, body = form([(f"{n}.png", b"x") for n in range(4)])
     refusal = refused([body], kind)
-    assert refusal.status == 413
-    assert "at most 3" in refusal.sentence
+    assert refusal.status_code == 413
+    assert "at most 3" in refusal.detail
 
 
 @pytest.mark.parametrize(
@@ -191,8 +186,8 @@ def test_too_many_files_are_refused_at_the_first_too_many() -> None:
 )
 def test_a_request_that_is_none_is_answered_in_a_sentence(body: bytes, kind: str, status: int, words: str) -> None:
     refusal = refused([body], kind, Limits(files=3))
-    assert refusal.status == status
-    assert words in refusal.sentence
+    assert refusal.status_code == status
+    assert words in refusal.detail
 
 
 def test_an_empty_form_has_no_files() -> None:
@@ -203,14 +198,8 @@ def test_a_caller_who_hangs_up_is_noticed() -> None:
     async def gone() -> dict[str, Any]:
         return {"type": "http.disconnect"}
 
-    async def reading() -> None:
-        asked = request([], "image/png")
-        asked._receive = gone
-        async with uploaded_files(asked, LIMITS, Uploads(LIMITS)):
-            pass
-
     with pytest.raises(ClientDisconnect):
-        asyncio.run(reading())
+        received(gone, "image/png")
 
 
 @pytest.mark.parametrize(
