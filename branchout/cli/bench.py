@@ -15,7 +15,7 @@ from branchout.cli.app import app, console, open_dataset, say
 from branchout.errors import BranchoutError, unknown
 
 
-@app.command()
+@app.command(epilog="Example: branchout bench sota --data glyphs")
 def bench(
     table: Annotated[
         str | None, typer.Argument(metavar="TABLE", help="sota, fig-design-space, …, or `all`; see --list.")

@@ -13,7 +13,7 @@ from branchout.cli.app import ClassFacts, Data, app, console, open_dataset, open
 from branchout.errors import BranchoutError, unknown
 
 
-@app.command()
+@app.command(epilog="Example: branchout data photos/ --sheet sheet.png")
 def data(
     data: Data,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet to this picture file.")] = None,
@@ -61,7 +61,7 @@ def _sizes(samples: Any) -> str:
     return " … ".join(f"{w}×{h}" for h, w in (ordered[0], ordered[len(ordered) // 2], ordered[-1]))
 
 
-@app.command()
+@app.command(epilog="Example: branchout scenario disjoint photos/ --novel 10 --out disjoint.json")
 def scenario(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="disjoint, steps, overlap-style, …; an unknown name lists them all.")

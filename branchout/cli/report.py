@@ -10,7 +10,7 @@ import typer
 from branchout.cli.app import Saved, app, console, open_model, quoted, say, then, warn
 
 
-@app.command()
+@app.command(epilog="Example: branchout report v2/ test_photos/")
 def report(
     model: Saved,
     test: Annotated[

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SHORTEST_TOKEN = 12
 
 
-@app.command()
+@app.command(epilog="Example: branchout serve v2/ test_photos/")
 def serve(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="A saved model, or the --out of a running extension.")
