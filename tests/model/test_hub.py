@@ -86,7 +86,7 @@ def test_the_hubs_cache_is_never_changed(shelf: Shelf, extended: api.Model, val:
     model.tune("novel")
     model.tune("base")
     assert contents(shelf.root / "cache" / "main") == before
-    refused(run("tune", "hf-hub:anna/birds"), "the choice cannot be kept", "branchout pull anna/birds --out v2/")
+    refused(run("tune", "hf-hub:anna/birds"), "is on the hub", "branchout pull anna/birds --out v2/")
 
 
 def test_only_the_models_own_files_travel(shelf: Shelf, extended: api.Model, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_what_goes_wrong_is_said(shelf: Shelf, extended: api.Model, tmp_path: Pa
     refused(run("push", tmp_path / "v9", "anna/birds"), "There is no saved model")
     refused(run("pull", "anna/nothing", "--out", tmp_path / "x"), "could not be had from the hub")
     unsaved = api.Model(extended.saved, None)
-    with pytest.raises(BranchoutError, match="only a saved model can be pushed"):
+    with pytest.raises(BranchoutError, match="Only a saved model can be pushed"):
         unsaved.push("anna/birds")
     assert not any(what == "upload" for what, _ in shelf.calls)
 
