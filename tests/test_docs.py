@@ -27,13 +27,13 @@ from branchout.baselines.registry import baselines
 from branchout.bench import tables
 from branchout.bench.rows import number as rounded
 from branchout.cli import app
-from branchout.method.extend import ExtendConfig
 from branchout.method.frontier import Frontier
 from branchout.method.recipes import PAPER, recipe_named
 from branchout.model.heads import POOLERS
 from branchout.model.resnet import build
 from branchout.model.staged import Branch, branch_point
 from branchout.model.timm_adapters import CUTS
+from branchout.serve.limits import Limits
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -202,7 +202,7 @@ def test_the_python_page_has_the_functions_and_arguments_of_the_api() -> None:
             continue
         shown.add(call[2])
         found = getattr(branchout if call[1] == "branchout" else branchout.Model, call[2])
-        known = {*inspect.signature(found).parameters, *inspect.signature(ExtendConfig).parameters}
+        known = set(inspect.signature(found).parameters)
         named = {part.split("=")[0].strip() for part in call[3].split(",")} - {"*", "…"}
         named |= set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
         assert named <= known, f"{call[2]} has no {named - known}"
@@ -522,3 +522,23 @@ def test_the_page_lists_every_family_that_can_be_cut() -> None:
     table = page.split("| class in timm |", 1)[1].split("\n\n", 1)[0]
     listed = {line.split("|")[1].strip() for line in table.splitlines()[2:]}
     assert listed == set(CUTS) - {"VisionTransformerDistilled"}  # which is there to be refused
+
+
+def test_the_servers_limits_are_those_of_the_page() -> None:
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    table = page.split("| limit | value |", 1)[1].split("\n\n", 1)[0]
+    shown = dict(re.findall(r"^\| ([^|]+) \| (\d+)", table, re.MULTILINE))
+    limits = Limits()
+    expected = {
+        "size of an image file": limits.file_bytes / 1e6,
+        "images in one request": limits.files,
+        "pixels of one image": limits.pixels / 1e6,
+        "pixels of all images in one request": limits.request_pixels / 1e6,
+        "pixels that are decoded at the same time": limits.decoding_pixels / 1e6,
+        "time for the headers of a request": limits.header_seconds,
+        "time for the body of a request": limits.body_seconds,
+        "requests that upload at the same time": limits.uploads,
+        "requests that are decoded or answered at the same time": limits.requests,
+        "images that wait for the model": limits.waiting,
+    }
+    assert {name: float(value) for name, value in shown.items()} == expected
