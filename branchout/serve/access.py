@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-import json
 import re
 import socket
-from collections.abc import Iterable, Mapping
-from urllib.parse import parse_qs, quote, unquote
+from collections.abc import Iterable
 
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -33,7 +34,6 @@ HEADERS = {
     "cache-control": "no-store",
 }
 _HOST = re.compile(r"(\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^][:/?#@\s]+))(:[0-9]+)?")
-_ENCODED = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
 
 def is_loopback(host: str) -> bool:
@@ -77,63 +77,52 @@ class Access:
 
         async def send_secured(message: Message) -> None:
             if message["type"] == "http.response.start":
-                given = {name for name, _ in message["headers"]}
-                message["headers"] = [*message["headers"], *(pair for pair in _ENCODED if pair[0] not in given)]
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        refusal = self.refusal(scope["method"], headers)
-        if refusal is not None:
-            await _answer(send_secured, 403, refusal)
-        elif self.token is None or has_token(headers, self.token):
-            await self.app(scope, receive, send_secured)
-        elif login := self._login(scope):
-            await _answer(send_secured, 303, "", login)
-        else:
-            sentence = (
-                "This server needs its token. Send the header 'Authorization: Bearer TOKEN', or open the link with "
-                "?token=… that `branchout serve` printed."
-            )
-            await _answer(send_secured, 401, sentence, {"www-authenticate": "Bearer"})
+        answer: ASGIApp = self.refusal(Request(scope)) or self.app
+        await answer(scope, receive, send_secured)
 
-    def _login(self, scope: Scope) -> dict[str, str] | None:
-        """The headers that log a browser in, for the page's address with the right ?token=."""
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if self.token is None or scope["path"] != "/" or scope["method"] != "GET" or not _equal(given, self.token):
+    def refusal(self, request: Request) -> Response | None:
+        """The response to a request that is not allowed, or to the login link; None for all others."""
+        if reason := self._foreign(request):
+            return JSONResponse({"error": reason}, 403)
+        if self.token is None or has_token(request, self.token):
             return None
-        cookie = f"{cookie_name(self.token)}={quote(self.token, safe='')}; Path=/; HttpOnly; SameSite=Lax"
-        return {"location": "/", "set-cookie": cookie}
+        login = request.method == "GET" and request.scope["path"] == "/"
+        if login and _equal(request.query_params.get("token", ""), self.token):
+            response = RedirectResponse("/", 303)
+            response.set_cookie(cookie_name(self.token), self.token, httponly=True, samesite="lax")
+            return response
+        sentence = (
+            "This server needs its token. Send the header 'Authorization: Bearer TOKEN', or open the link with "
+            "?token=… that `branchout serve` printed."
+        )
+        return JSONResponse({"error": sentence}, 401, {"www-authenticate": "Bearer"})
 
-    def refusal(self, method: str, headers: Mapping[str, str]) -> str | None:
-        """Why a request from another site is refused, or None."""
-        host = headers.get("host", "").lower()
+    def _foreign(self, request: Request) -> str | None:
+        """Why a request comes from another site, or None."""
+        host = request.headers.get("host", "").lower()
         if host_name(host) not in self.names:
             known = ", ".join(sorted(self.names.known))
             return f"The Host {host[:80]!r} is not accepted, only {known}. See --host and --name."
-        origin = headers.get("origin")
+        origin = request.headers.get("origin")
         if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
             return f"Pages of {origin[:80]!r} may not use this server."
         # Browsers send this header also where they send no Origin. A link to the page (GET) is allowed.
-        if method not in ("GET", "HEAD") and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        site = request.headers.get("sec-fetch-site")
+        if request.method not in ("GET", "HEAD") and site in ("cross-site", "same-site"):
             return "Pages of other sites may not use this server."
         return None
 
 
-async def _answer(send: Send, status: int, error: str, headers: Mapping[str, str] | None = None) -> None:
-    body = json.dumps({"error": error}, ensure_ascii=False).encode() if error else b""
-    given = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
-    listed = [(name.encode(), value.encode("latin-1")) for name, value in given.items()]
-    await send({"type": "http.response.start", "status": status, "headers": listed})
-    await send({"type": "http.response.body", "body": body})
-
-
-def has_token(headers: Mapping[str, str], token: str) -> bool:
+def has_token(request: Request, token: str) -> bool:
     """Whether a request carries the token, as a header or as the cookie of the login link."""
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and _equal(given.strip(), token):
-        return True
-    cookies = (each.strip().partition("=") for each in headers.get("cookie", "").split(";"))
-    return any(name == cookie_name(token) and _equal(unquote(value), token) for name, _, value in cookies)
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    in_header = scheme.lower() == "bearer" and _equal(given.strip(), token)
+    return in_header or _equal(request.cookies.get(cookie_name(token), ""), token)
 
 
 def cookie_name(token: str) -> str:

@@ -67,9 +67,6 @@ class Limits:
 class Refused(HTTPException):
     """A request that is answered with an error status and a sentence."""
 
-    def __init__(self, status: int, sentence: str, headers: dict[str, str] | None = None) -> None:
-        super().__init__(status, sentence, headers)
-
 
 class BodyLimits:
     """Middleware that limits the size and the duration of every request body, and of all of them together."""

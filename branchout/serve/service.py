@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from fastapi import UploadFile
@@ -126,12 +126,10 @@ class Service:
         finally:
             self._admitted -= 1
 
-    @contextmanager
-    def coming(self) -> Iterator[None]:
+    def coming(self) -> AbstractContextManager[None]:
         """While a request is read, the model may wait a moment for it."""
         assert self._batcher is not None
-        with self._batcher.coming():
-            yield
+        return self._batcher.coming()
 
     async def decode(self, files: Sequence[UploadFile]) -> list[Tensor | UnreadableImage]:
         """Each file as the network sees it, or the reason why not."""
