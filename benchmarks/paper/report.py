@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from branchout.bench.methods import Method, methods
 from branchout.bench.rows import check_figures, number, on_another_base
 from branchout.bench.tables import BY_BASE, Table, figures, networks_of, tables
 from branchout.errors import BranchoutError
+from branchout.files import read_json
 
 Row = Mapping[str, Any]
 IN_TURN = {"turn_all": "all", "turn_balanced": "balanced", "turn_avg": "avg"}
@@ -204,23 +204,16 @@ def read(out: Path) -> dict[Path, Row]:
     """All rows of tables under a results folder, by their path in it."""
     found: dict[Path, Row] = {}
     for path in sorted(out.rglob("*.json")):
-        try:
-            row = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise BranchoutError(
-                f"{path} cannot be read as a row ({error}); delete it and run its table again"
-            ) from None
         place = path.relative_to(out)
         try:
+            row = read_json(path)
             if isinstance(row, dict) and "table" in row and "metrics" in row:
                 check_figures(row)
                 found[place] = row
             elif len(place.parts) == 4:  # where rows are: dataset, table, network
                 raise ValueError("it has no table or no metrics")
-        except (ValueError, TypeError) as error:
-            raise BranchoutError(
-                f"{path} cannot be read as a row ({error}); delete it and run its table again"
-            ) from None
+        except (BranchoutError, ValueError) as error:
+            raise BranchoutError(f"{path} cannot be read as a row ({error}); delete it and run it again") from None
     return found
 
 

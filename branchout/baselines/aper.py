@@ -17,11 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.baselines import heads
-from branchout.baselines.common import Network, Task, epochs_of
-from branchout.baselines.groups import new_groups
+from branchout.baselines import feature_heads
+from branchout.baselines.class_features import new_groups
 from branchout.baselines.ncm import NearestMean
+from branchout.baselines.networks import Network, epochs_of
 from branchout.baselines.registry import Baseline
+from branchout.baselines.task import Task
 from branchout.data.images import in_order
 from branchout.data.samples import Samples
 from branchout.errors import DoesNotApply
@@ -64,7 +65,7 @@ def with_adapters(backbone: Backbone) -> tuple[Backbone, list[nn.Parameter]]:
     return adapted, parameters
 
 
-class Doubled(nn.Module):
+class AdaptedScorer(nn.Module):
     """Features of the base and of the adapted network side by side, and the head that reads them."""
 
     def __init__(self, model: Classifier, adapted: Backbone) -> None:
@@ -124,17 +125,17 @@ def adapt(model: Classifier, task: Task) -> Backbone:
     return adapted.freeze()
 
 
-def learn(before: Classifier | Doubled, task: Task, *, everything: bool = False) -> Doubled:
-    heads.seeded(task)
+def learn(before: Classifier | AdaptedScorer, task: Task, *, everything: bool = False) -> AdaptedScorer:
+    feature_heads.seed_step(task)
     first = isinstance(before, Classifier)
     scorer = (
-        Doubled(before, adapt(before, task))
+        AdaptedScorer(before, adapt(before, task))
         if isinstance(before, Classifier)
-        else Doubled(before.model, before.adapted)
+        else AdaptedScorer(before.model, before.adapted)
     )
     groups = new_groups(task, partial(scorer.describe, task), first=first, everything=everything)
     means = torch.stack([group.mean(0) for group in groups])
-    if isinstance(before, Doubled):
+    if isinstance(before, AdaptedScorer):
         assert before.head is not None
         means = torch.cat([before.head.means, means])
     scorer.head = NearestMean(task.space, means).to(task.device)

@@ -19,10 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.baselines import heads, whole
-from branchout.baselines.branches import with_scales
-from branchout.baselines.common import Network, OnFeatures, Task, frozen_copy
+from branchout.baselines import feature_heads, whole_network
+from branchout.baselines.networks import Network, OnFeatures, frozen_copy
 from branchout.baselines.registry import Baseline
+from branchout.baselines.scaled_branches import with_scales
+from branchout.baselines.task import Task
 from branchout.data.samples import Samples, concatenate
 from branchout.model.classifier import Classifier
 
@@ -32,7 +33,7 @@ RIDGE = 1e-4
 """Pull of the scale to 1 and the shift to 0, so that images which are told apart perfectly have an answer too."""
 
 
-class Biased(nn.Module):
+class BiasCorrected(nn.Module):
     """A network with a scale and a shift for each class's logit; those of one step share theirs."""
 
     scale: Tensor
@@ -48,21 +49,23 @@ class Biased(nn.Module):
         return self.network(pictures) * self.scale + self.shift  # type: ignore[no-any-return]
 
 
-def learn(before: Classifier | Biased, task: Task) -> Biased:
-    network, teacher = whole.student_and_teacher(before.network if isinstance(before, Biased) else before, task)
+def learn(before: Classifier | BiasCorrected, task: Task) -> BiasCorrected:
+    network, teacher = whole_network.student_and_teacher(
+        before.network if isinstance(before, BiasCorrected) else before, task
+    )
     known, classes = len(teacher.head.weight), len(task.space.classes)
     scale, shift = torch.ones(classes, device=task.device), torch.zeros(classes, device=task.device)
-    if isinstance(before, Biased):
+    if isinstance(before, BiasCorrected):
         scale[:known], shift[:known] = before.scale, before.shift
     # Both teacher and student answer through the biases of earlier steps.
-    corrected_teacher = frozen_copy(Biased(teacher, scale[:known], shift[:known]))
-    student = Biased(network, scale, shift)
+    corrected_teacher = frozen_copy(BiasCorrected(teacher, scale[:known], shift[:known]))
+    student = BiasCorrected(network, scale, shift)
     training, held = hold_out(task)
-    whole.train(student, task, task.labelled(training), whole.remembering(student, corrected_teacher, task))
+    whole_network.train(student, task, training, whole_network.distillation_loss(student, corrected_teacher, task))
     if len(held):
-        logits = whole.views_of(student, task, held).flatten(0, 1)
+        logits = whole_network.augmented_outputs(student, task, held).flatten(0, 1)
         labels = torch.from_numpy(task.labels(held)).to(task.device).repeat(task.views)
-        mask = whole.is_taught(task)
+        mask = whole_network.in_step(task)
         (alpha,), (beta,) = fit_biases(logits, labels, mask.long())
         student.scale = torch.where(mask, alpha * student.scale, student.scale)
         student.shift = torch.where(mask, alpha * student.shift + beta, student.shift)
@@ -70,7 +73,7 @@ def learn(before: Classifier | Biased, task: Task) -> Biased:
 
 
 def learn_on_features(before: Classifier, task: Task) -> OnFeatures:
-    data = heads.cached(before, task, heads.balanced(task), views=task.views)
+    data = feature_heads.cached(before, task, feature_heads.balanced(task), views=task.views)
     with torch.no_grad():
         columns = before.fused.frozen_columns(data.features.flatten(0, 1).unbind(1))
     group = torch.from_numpy(task.space.branch_of_column).to(task.device)
@@ -94,7 +97,7 @@ def hold_out(task: Task) -> tuple[Samples, Samples]:
     if not len(held[1]):  # single exemplars: better seen twice than not at all
         held[1] = task.memory
     if not len(held[0]) or not len(held[1]):
-        return whole.replayed(task), task.new.select(np.zeros(len(task.new), dtype=bool))
+        return whole_network.new_and_exemplars(task), task.new.select(np.zeros(len(task.new), dtype=bool))
     return concatenate(training), concatenate(held)
 
 

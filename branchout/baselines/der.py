@@ -18,10 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.baselines import heads, whole
-from branchout.baselines.common import Network, Task
-from branchout.baselines.heads import Batch, Cached
+from branchout.baselines import feature_heads, whole_network
+from branchout.baselines.feature_heads import Batch
+from branchout.baselines.networks import Network
 from branchout.baselines.registry import Baseline
+from branchout.baselines.task import Task
 from branchout.model.classifier import Classifier
 from branchout.model.heads import to_norm
 from branchout.model.staged import Backbone
@@ -51,14 +52,14 @@ class Extractors(nn.Module):
 
 
 def learn(before: Classifier | Network | Extractors, task: Task) -> Extractors:
-    heads.seeded(task)
+    feature_heads.seed_step(task)
     earlier = before.backbones if isinstance(before, Extractors) else [before.backbone]
     old = [copy.deepcopy(backbone).freeze() for backbone in earlier]  # type: ignore[operator]
     fresh = copy.deepcopy(old[-1]).requires_grad_(True)
     fresh.frozen = False
     network = Extractors([*old, fresh], len(task.space.classes))
     network.to(task.device, memory_format=fresh.layout(task.device))  # type: ignore[call-overload]
-    classes = whole.taught(task)
+    classes = whole_network.step_classes(task)
     auxiliary = nn.Linear(fresh.features, 1 + len(classes), bias=False).to(task.device)
     answer = torch.zeros(len(task.space.classes), dtype=torch.int64, device=task.device)  # 0: any other class
     answer[classes] = torch.arange(1, 1 + len(classes), device=task.device)
@@ -70,24 +71,22 @@ def learn(before: Classifier | Network | Extractors, task: Task) -> Extractors:
         return loss + F.cross_entropy(auxiliary(h[:, -fresh.features :]), answer[target])
 
     trained = nn.ModuleList([network, auxiliary])
-    whole.train(trained, task, task.labelled(whole.replayed(task)), loss_of, work="train a new extractor")
+    whole_network.train(trained, task, whole_network.new_and_exemplars(task), loss_of, work="train a new extractor")
     relearn_head(network, task)
     return network
 
 
 def relearn_head(network: Extractors, task: Task) -> None:
     """A new head on frozen features of as many images of each class as of any other."""
-    samples = heads.balanced(task)
-    labels, origin = (torch.from_numpy(column).to(task.device) for column in (task.labels(samples), samples.origin))
-    data = Cached(whole.views_of(network.features, task, samples).unsqueeze(2), labels, origin)
+    data = whole_network.balanced_views(network, task)
     network.head.reset_parameters()
 
     def loss_of(batch: Batch) -> Tensor:
         h, target, _ = batch
         return F.cross_entropy(network.head(h.squeeze(1)), target)
 
-    task = replace(task, heads=scale_to_dataset(LAST_STAGE, len(samples)))
-    heads.train(network.head, task, data, heads.class_by_class(task, data), loss_of)
+    task = replace(task, heads=scale_to_dataset(LAST_STAGE, len(data.labels)))
+    feature_heads.train(network.head, task, data, feature_heads.class_balanced_order(task, data), loss_of)
 
 
 BASELINES = (Baseline("der", "DER w/o P", learn, on="network"),)

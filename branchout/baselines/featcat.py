@@ -10,15 +10,16 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.baselines import heads
-from branchout.baselines.common import OnFeatures, Task
-from branchout.baselines.heads import Batch
+from branchout.baselines import feature_heads
+from branchout.baselines.feature_heads import Batch
+from branchout.baselines.networks import OnFeatures
 from branchout.baselines.registry import Baseline
+from branchout.baselines.task import Task
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead
 
 
-class Joined(nn.Module):
+class ConcatenatedHead(nn.Module):
     """One head over all features."""
 
     def __init__(self, width: int, classes: int) -> None:
@@ -26,20 +27,20 @@ class Joined(nn.Module):
         self.head = CosineHead(width, classes)
 
     def forward(self, features: Tensor) -> Tensor:
-        return self.head(heads.side_by_side(features))  # type: ignore[no-any-return]
+        return self.head(feature_heads.concatenated(features))  # type: ignore[no-any-return]
 
 
 def learn(before: Classifier, task: Task) -> OnFeatures:
-    heads.seeded(task)
-    data = heads.cached(before, task, heads.balanced(task), views=task.views)
+    feature_heads.seed_step(task)
+    data = feature_heads.cached(before, task, feature_heads.balanced(task), views=task.views)
     _, _, vectors, k = data.features.shape
-    head = Joined(vectors * k, len(task.space.classes)).to(task.device)
+    head = ConcatenatedHead(vectors * k, len(task.space.classes)).to(task.device)
 
     def loss_of(batch: Batch) -> Tensor:
         features, labels, _ = batch
         return F.cross_entropy(head(features), labels)
 
-    heads.train(head, task, data, heads.class_by_class(task, data), loss_of)
+    feature_heads.train(head, task, data, feature_heads.class_balanced_order(task, data), loss_of)
     return OnFeatures(before, head)
 
 

@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.baselines.common import OnFeatures, Task
-from branchout.baselines.groups import new_groups, plain
+from branchout.baselines import class_features
+from branchout.baselines.networks import OnFeatures
 from branchout.baselines.registry import Baseline
+from branchout.baselines.task import Task
 from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier
 from branchout.model.heads import Pooler
@@ -28,7 +29,7 @@ FEW = 50
 """Classes with fewer images than this have no covariance of their own."""
 
 
-class Clouds(nn.Module):
+class MahalanobisHead(nn.Module):
     """Minus the squared Mahalanobis distance to every class."""
 
     means: Tensor
@@ -88,11 +89,8 @@ def correlations(sigma: Tensor) -> Tensor:
 
 
 def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = False) -> OnFeatures:
-    first = isinstance(before, Classifier)
-    model = before if isinstance(before, Classifier) else before.model
-    groups = new_groups(task, plain(model, task), first=first, everything=everything)
-    known = None if isinstance(before, Classifier) else before.head
-    assert known is None or isinstance(known, Clouds)
+    model, known, groups = class_features.of_base(before, task, everything=everything)
+    assert known is None or isinstance(known, MahalanobisHead)
     tukey = all(bool((group >= 0).all()) for group in groups) if known is None else known.tukey
     clouds = [transformed(group, tukey) for group in groups]
     means = torch.stack([cloud.mean(0) for cloud in clouds])
@@ -112,7 +110,7 @@ def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = Fal
         earlier = known.precisions
         precisions = torch.cat([earlier, earlier[-1:].expand(len(clouds), -1, -1) if known.shared else precisions])
     shared = few if known is None else known.shared
-    return OnFeatures(model, Clouds(task.space, means, precisions, tukey, shared).to(task.device))
+    return OnFeatures(model, MahalanobisHead(task.space, means, precisions, tukey, shared).to(task.device))
 
 
 BASELINES = (

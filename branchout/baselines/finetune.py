@@ -10,9 +10,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from branchout.baselines import whole
-from branchout.baselines.common import Network, Task
+from branchout.baselines import whole_network
+from branchout.baselines.networks import Network
 from branchout.baselines.registry import Baseline
+from branchout.baselines.task import Task
 from branchout.data.samples import Samples
 from branchout.model.classifier import Classifier
 
@@ -22,17 +23,17 @@ def learn(before: Classifier | Network, task: Task) -> Network:
 
 
 def learn_with_exemplars(before: Classifier | Network, task: Task) -> Network:
-    return _trained_on(before, task, whole.replayed(task))
+    return _trained_on(before, task, whole_network.new_and_exemplars(task))
 
 
 def _trained_on(before: Classifier | Network, task: Task, samples: Samples) -> Network:
-    network, _ = whole.student_and_teacher(before, task)
+    network, _ = whole_network.student_and_teacher(before, task)
 
     def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
         pictures, target = batch
         return F.cross_entropy(network(pictures), target)
 
-    whole.train(network, task, task.labelled(samples), loss_of)
+    whole_network.train(network, task, samples, loss_of)
     return network
 
 

@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.baselines import whole
-from branchout.baselines.common import Network, Task
+from branchout.baselines import whole_network
+from branchout.baselines.networks import Network
 from branchout.baselines.registry import Baseline
+from branchout.baselines.task import Task
 from branchout.data.memory import keep
 from branchout.data.samples import Samples, concatenate
 from branchout.model.classifier import Classifier
@@ -46,9 +47,16 @@ class NearestMean(nn.Module):
 
 
 def learn(before: Classifier | NearestMean, task: Task) -> NearestMean:
-    network, teacher = whole.student_and_teacher(before.network if isinstance(before, NearestMean) else before, task)
-    whole.train(network, task, task.labelled(whole.replayed(task)), whole.remembering(network, teacher, task))
-    features = whole.plain(network.features, task, task.new).cpu().numpy()
+    network, teacher = whole_network.student_and_teacher(
+        before.network if isinstance(before, NearestMean) else before, task
+    )
+    whole_network.train(
+        network,
+        task,
+        whole_network.new_and_exemplars(task),
+        whole_network.distillation_loss(network, teacher, task),
+    )
+    features = whole_network.plain_outputs(network.features, task, task.new).cpu().numpy()
     kept = keep(task.new, per_class=task.per_class, rule="herding", features=features)
     return NearestMean(network, exemplar_means(network, task, concatenate([task.memory, kept])), kept)
 
@@ -60,7 +68,7 @@ def exemplar_means(network: Network, task: Task, exemplars: Samples) -> Tensor:
         u = F.normalize(network.features(pictures), dim=1)
         return u + F.normalize(network.features(pictures.flip(3)), dim=1) if task.augmentation.flip else u
 
-    u = whole.plain(directions, task, exemplars)
+    u = whole_network.plain_outputs(directions, task, exemplars)
     sums = torch.zeros(len(task.space.classes), u.shape[1], device=task.device)
     sums.index_add_(0, torch.from_numpy(task.labels(exemplars)).to(task.device), u)
     return F.normalize(sums, dim=1)

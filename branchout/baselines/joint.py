@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import torch
 
-from branchout.baselines import heads
-from branchout.baselines.common import Task
+from branchout.baselines import feature_heads
 from branchout.baselines.registry import Baseline
+from branchout.baselines.task import Task
 from branchout.errors import DoesNotApply
 from branchout.model.architectures import FAMILIES
 from branchout.model.classifier import Classifier
@@ -28,7 +28,7 @@ def learn(before: Classifier, task: Task) -> Classifier:
             f"joint learning trains our own networks from scratch, and the base is {before.arch['name']!r}: "
             "pretrain a base (branchout pretrain), or leave this method out"
         )
-    everything = heads.everything(task)
+    everything = feature_heads.everything(task)
     if task.from_scratch is not None:
         return in_order(task.from_scratch(everything), task.space.classes)
     labelled = task.labelled(everything)

@@ -15,16 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.baselines import heads
-from branchout.baselines.common import OnFeatures, Task
-from branchout.baselines.heads import Batch, Cached
+from branchout.baselines import feature_heads
+from branchout.baselines.feature_heads import Batch, Cached
+from branchout.baselines.networks import OnFeatures
 from branchout.baselines.registry import Baseline
+from branchout.baselines.task import Task
 from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead, Pooler
 
 
-class SideBySide(nn.Module):
+class ConcatenatedLogits(nn.Module):
     """Each head reads the features of its own branch."""
 
     def __init__(self, space: LabelSpace, parts: Sequence[nn.Module], feature_of: Sequence[int], pooler: str) -> None:
@@ -41,7 +42,9 @@ class SideBySide(nn.Module):
 def pooled(before: Classifier, task: Task, *, pooler: str) -> OnFeatures:
     """Nothing is trained."""
     fused = before.fused
-    return OnFeatures(before, SideBySide(task.space, list(fused.heads), fused.feature_of, pooler).to(task.device))
+    return OnFeatures(
+        before, ConcatenatedLogits(task.space, list(fused.heads), fused.feature_of, pooler).to(task.device)
+    )
 
 
 def fresh(before: Classifier, data: Cached) -> list[nn.Module]:
@@ -53,20 +56,20 @@ def fresh(before: Classifier, data: Cached) -> list[nn.Module]:
 def copied(before: Classifier, data: Cached) -> list[nn.Module]:
     """The heads as they are, ready to be trained further."""
     pairs = zip(before.fused.heads, before.fused.feature_of, strict=True)
-    return [heads.trainable(head, data.features[:, :, f]) for head, f in pairs]  # type: ignore[arg-type]
+    return [feature_heads.trainable(head, data.features[:, :, f]) for head, f in pairs]  # type: ignore[arg-type]
 
 
 def trained(before: Classifier, task: Task, *, scratch: bool) -> OnFeatures:
-    heads.seeded(task)
-    data = heads.cached(before, task, heads.balanced(task), views=task.views)
+    feature_heads.seed_step(task)
+    data = feature_heads.cached(before, task, feature_heads.balanced(task), views=task.views)
     parts = fresh(before, data) if scratch else copied(before, data)
-    head = SideBySide(task.space, parts, before.fused.feature_of, "max").to(task.device)
+    head = ConcatenatedLogits(task.space, parts, before.fused.feature_of, "max").to(task.device)
 
     def loss_of(batch: Batch) -> Tensor:
         features, labels, _ = batch
         return F.cross_entropy(head(features), labels)
 
-    heads.train(head, task, data, heads.class_by_class(task, data), loss_of)
+    feature_heads.train(head, task, data, feature_heads.class_balanced_order(task, data), loss_of)
     return OnFeatures(before, head)
 
 

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from branchout.baselines import whole
-from branchout.baselines.common import Network, Task
+from branchout.baselines import whole_network
+from branchout.baselines.networks import Network
 from branchout.baselines.registry import Baseline
+from branchout.baselines.task import Task
 from branchout.model.classifier import Classifier
 
 LAMBDA = 1.0
@@ -21,10 +22,10 @@ LAMBDA = 1.0
 
 
 def learn(before: Classifier | Network, task: Task) -> Network:
-    network, teacher = whole.student_and_teacher(before, task)
+    network, teacher = whole_network.student_and_teacher(before, task)
     known = len(teacher.head.weight)
-    classes = whole.taught(task)
-    place = whole.place_among_taught(task)
+    classes = whole_network.step_classes(task)
+    place = whole_network.place_in_step(task)
 
     def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
         pictures, target = batch
@@ -32,9 +33,9 @@ def learn(before: Classifier | Network, task: Task) -> Network:
             remembered = teacher(pictures)
         z = network(pictures)
         new = F.cross_entropy(z[:, classes], place[target])
-        return new + LAMBDA * whole.distillation(z[:, :known], remembered)
+        return new + LAMBDA * whole_network.distillation(z[:, :known], remembered)
 
-    whole.train(network, task, task.labelled(task.new), loss_of)
+    whole_network.train(network, task, task.new, loss_of)
     return network
 
 

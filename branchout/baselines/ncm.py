@@ -13,9 +13,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from branchout.baselines.common import OnFeatures, Task
-from branchout.baselines.groups import new_groups, plain
+from branchout.baselines import class_features
+from branchout.baselines.networks import OnFeatures
 from branchout.baselines.registry import Baseline
+from branchout.baselines.task import Task
 from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier
 from branchout.model.heads import Pooler, to_norm
@@ -40,12 +41,10 @@ class NearestMean(nn.Module):
 
 
 def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = False) -> OnFeatures:
-    first = isinstance(before, Classifier)
-    model = before if isinstance(before, Classifier) else before.model
-    groups = new_groups(task, plain(model, task), first=first, everything=everything)
+    model, known, groups = class_features.of_base(before, task, everything=everything)
     means = torch.stack([group.mean(0) for group in groups])
-    if isinstance(before, OnFeatures):
-        means = torch.cat([before.head.means, means])  # type: ignore[list-item]
+    if isinstance(known, NearestMean):
+        means = torch.cat([known.means, means])
     return OnFeatures(model, NearestMean(task.space, means).to(task.device))
 
 

@@ -26,10 +26,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.baselines import heads, whole
-from branchout.baselines.common import Network, Task, frozen_copy
-from branchout.baselines.heads import Batch, Cached
+from branchout.baselines import feature_heads, whole_network
+from branchout.baselines.feature_heads import Batch
+from branchout.baselines.networks import Network, frozen_copy
 from branchout.baselines.registry import Baseline
+from branchout.baselines.task import Task
 from branchout.data.augment import SMALL
 from branchout.errors import DoesNotApply
 from branchout.model.classifier import Classifier
@@ -68,14 +69,14 @@ class LocalSimilarity(nn.Module):
 
 
 class PodNetwork(nn.Module):
-    """A backbone whose stages can be watched, and a head of proxies."""
+    """A backbone that also returns the maps of its stages, and a head of proxies."""
 
     def __init__(self, backbone: Backbone, head: LocalSimilarity) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
 
-    def watched(self, pictures: Tensor) -> tuple[list[Tensor], Tensor]:
+    def maps_and_features(self, pictures: Tensor) -> tuple[list[Tensor], Tensor]:
         """The maps (N, C, H, W) that stages end in, but for the stem, and the features (N, k)."""
         x = self.backbone.arrange(pictures)
         maps: list[Tensor] = []
@@ -92,45 +93,45 @@ class PodNetwork(nn.Module):
                     maps.append(found)
         if not maps:
             raise DoesNotApply(
-                "podnet keeps the sums of maps along their rows and columns, and this base has no maps: a vision "
-                "transformer passes tokens on; use lwf or bic, which distil logits, or a ResNet"
+                "podnet compares feature maps, and this base has none (a vision transformer has tokens); use lwf or "
+                "bic, which distil logits, or a ResNet"
             )
         return maps, x.float()
 
     def features(self, pictures: Tensor) -> Tensor:
-        return self.watched(pictures)[1]
+        return self.maps_and_features(pictures)[1]
 
     def forward(self, pictures: Tensor) -> Tensor:
         return self.head(self.features(pictures))  # type: ignore[no-any-return]
 
 
 def learn(before: Classifier | Network | PodNetwork, task: Task) -> PodNetwork:
-    heads.seeded(task)
-    teacher = cast(PodNetwork, frozen_copy(_opened(before)))
+    feature_heads.seed_step(task)
+    teacher = cast(PodNetwork, frozen_copy(_as_podnet(before)))
     teacher.to(task.device, memory_format=teacher.backbone.layout(task.device))  # type: ignore[call-overload]
     if not isinstance(before, PodNetwork):
         with torch.no_grad():
-            teacher.head.proxies.copy_(set_apart(teacher, task))
+            teacher.head.proxies.copy_(spread_proxies(teacher, task))
     backbone = copy.deepcopy(teacher.backbone).requires_grad_(True)
     network = PodNetwork(backbone, LocalSimilarity(imprinted(teacher, task), teacher.head.eta.item()))
     large = int(task.size > SMALL)
     factor = math.sqrt(len(task.space.classes) / len(task.space.branches[-1]))
-    learning = whole.is_taught(task)
+    learning = whole_network.in_step(task)
 
     def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
         pictures, target = batch
         with torch.no_grad():
-            old_maps, old_h = teacher.watched(pictures)
-        maps, h = network.watched(pictures)
+            old_maps, old_h = teacher.maps_and_features(pictures)
+        maps, h = network.maps_and_features(pictures)
         distilled = SPATIAL[large] * pod_spatial(maps, old_maps) + FLAT[large] * pod_flat(h, old_h)
         return nca(network.head(h, learning), target) + factor * distilled
 
-    whole.train(network, task, task.labelled(whole.replayed(task)), loss_of)
+    whole_network.train(network, task, whole_network.new_and_exemplars(task), loss_of)
     tune_head(network, task, LAST_EPOCHS[large])
     return network
 
 
-def _opened(before: Classifier | Network | PodNetwork) -> PodNetwork:
+def _as_podnet(before: Classifier | Network | PodNetwork) -> PodNetwork:
     """A model as PODNet sees it: rows become proxies, all those of a class alike, and a linear head's bias is lost."""
     if isinstance(before, PodNetwork):
         return before
@@ -170,7 +171,7 @@ def imprinted(teacher: PodNetwork, task: Task) -> Tensor:
     old = teacher.head.proxies.detach()
     proxies = old.new_zeros(len(task.space.classes), *old.shape[1:])
     proxies[: len(old)] = old
-    u = F.normalize(whole.plain(teacher.features, task, task.new), dim=1).cpu().numpy()
+    u = F.normalize(whole_network.plain_outputs(teacher.features, task, task.new), dim=1).cpu().numpy()
     labels = task.labels(task.new)
     rng = np.random.default_rng(seed_for(task.seed, task.step))
     for label in np.unique(labels):
@@ -179,7 +180,7 @@ def imprinted(teacher: PodNetwork, task: Task) -> Tensor:
     return F.normalize(proxies, dim=2)
 
 
-def set_apart(opened: PodNetwork, task: Task) -> Tensor:
+def spread_proxies(opened: PodNetwork, task: Task) -> Tensor:
     """Proxies of an opened base that differ: around their class's row as the centres of its exemplars around theirs.
 
     Equal ones would have equal gradients and stay equal for ever.
@@ -187,7 +188,11 @@ def set_apart(opened: PodNetwork, task: Task) -> Tensor:
     rows = F.normalize(opened.head.proxies.detach()[:, 0], dim=1)
     proxies = torch.empty_like(opened.head.proxies)
     known = task.memory
-    u = F.normalize(whole.plain(opened.features, task, known), dim=1).cpu().numpy() if len(known) else np.zeros((0, 0))
+    u = (
+        F.normalize(whole_network.plain_outputs(opened.features, task, known), dim=1).cpu().numpy()
+        if len(known)
+        else np.zeros((0, 0))
+    )
     labels = task.labels(known) if len(known) else np.zeros(0, dtype=np.int64)
     rng = np.random.default_rng(seed_for(task.seed, task.step, 1))
     for label, row in enumerate(rows):
@@ -218,17 +223,15 @@ def tune_head(network: PodNetwork, task: Task, optimisation: Optimisation) -> No
 
     The scale η stays what it is.
     """
-    samples = heads.balanced(task)
-    labels, origin = (torch.from_numpy(column).to(task.device) for column in (task.labels(samples), samples.origin))
-    data = Cached(whole.views_of(network.features, task, samples).unsqueeze(2), labels, origin)
+    data = whole_network.balanced_views(network, task)
 
     def loss_of(batch: Batch) -> Tensor:
         h, target, _ = batch
         return nca(network.head(h.squeeze(1)), target)
 
-    task = replace(task, heads=scale_to_dataset(optimisation, len(samples)))
+    task = replace(task, heads=scale_to_dataset(optimisation, len(data.labels)))
     network.head.eta.requires_grad_(False)
-    heads.train(network.head, task, data, heads.class_by_class(task, data), loss_of)
+    feature_heads.train(network.head, task, data, feature_heads.class_balanced_order(task, data), loss_of)
 
 
 BASELINES = (Baseline("podnet", "PODNet", learn, on="network"),)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from branchout.baselines.common import Task
 from branchout.baselines.registry import Baseline
+from branchout.baselines.task import Task
 from branchout.model.classifier import Classifier
 
 

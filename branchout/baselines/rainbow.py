@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from branchout.baselines import heads, whole
-from branchout.baselines.common import Network, Task, epochs_of
+from branchout.baselines import feature_heads, whole_network
+from branchout.baselines.networks import Network, epochs_of
 from branchout.baselines.registry import Baseline
+from branchout.baselines.task import Task
 from branchout.data.memory import keep
 from branchout.data.samples import Samples
 from branchout.errors import DoesNotApply
@@ -38,7 +39,7 @@ Mixed = tuple[Tensor, Tensor, Tensor, float]
 
 
 def learn(before: Classifier | Network, task: Task, *, own_memory: bool = False) -> Network:
-    network, teacher = whole.student_and_teacher(before, task)
+    network, teacher = whole_network.student_and_teacher(before, task)
     if own_memory:
         task = replace(task, memory=kept(teacher, task))
     optimisation = scale_to_dataset(task.network, len(task.new) + len(task.memory))
@@ -46,7 +47,7 @@ def learn(before: Classifier | Network, task: Task, *, own_memory: bool = False)
     stream = epochs_of(task, task.labelled(task.new), half, stream=0)
     memory = epochs_of(task, task.labelled(task.memory), half, stream=1) if len(task.memory) else None
 
-    def again_and_again(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def exemplar_batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         assert memory is not None
         for turn in count():
             yield from memory(seed_for(epoch, turn))
@@ -56,7 +57,7 @@ def learn(before: Classifier | Network, task: Task, *, own_memory: bool = False)
         if memory is None:
             batches = stream(epoch)
         else:
-            pairs = zip(stream(epoch), again_and_again(epoch), strict=False)
+            pairs = zip(stream(epoch), exemplar_batches(epoch), strict=False)
             batches = ((torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]])) for a, b in pairs)
         for pictures, target in batches:
             yield cutmix(pictures, target, rng) if rng.random() < MIXED else (pictures, target, target, 1.0)
@@ -84,10 +85,16 @@ def learn(before: Classifier | Network, task: Task, *, own_memory: bool = False)
 def kept(network: Network, task: Task) -> Samples:
     """As many of the base's images as everybody has, by how sure the base model is of them."""
     if task.step > 1:
-        raise DoesNotApply("what RM would have kept of each step is not known afterwards; its rule is for one step")
-    everything = heads.everything(task)
+        raise DoesNotApply(
+            "rainbow-own chooses exemplars among the base's images, so it runs with one step only; use rainbow instead"
+        )
+    everything = feature_heads.everything(task)
     earlier = everything.select(everything.origin < task.step)
-    answers = whole.views_of(lambda pictures: network(pictures).argmax(1), task, earlier, COPIES).cpu().numpy()
+    answers = (
+        whole_network.augmented_outputs(lambda pictures: network(pictures).argmax(1), task, earlier, COPIES)
+        .cpu()
+        .numpy()
+    )
     return keep(earlier, per_class=task.per_class, rule="uncertainty", predictions=answers)
 
 

@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.baselines.common import OnFeatures, Task
-from branchout.baselines.groups import new_groups, plain
+from branchout.baselines import class_features
+from branchout.baselines.networks import OnFeatures
 from branchout.baselines.registry import Baseline
+from branchout.baselines.task import Task
 from branchout.model.classifier import Classifier
 from branchout.training.loop import seed_for
 
@@ -31,7 +32,7 @@ Lift = Callable[[Tensor], Tensor]
 """Features → random features."""
 
 
-class Projected(nn.Module):
+class RidgeHead(nn.Module):
     """relu(h P) W, and the sums from which W follows."""
 
     projection: Tensor
@@ -96,13 +97,9 @@ def best_ridge(
 
 
 def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = False) -> OnFeatures:
-    first = isinstance(before, Classifier)
-    model = before if isinstance(before, Classifier) else before.model
-    groups = new_groups(task, plain(model, task), first=first, everything=everything)
+    model, known, groups = class_features.of_base(before, task, everything=everything)
     classes = len(task.space.classes)
-    if isinstance(before, OnFeatures):
-        known = before.head
-        assert isinstance(known, Projected)
+    if isinstance(known, RidgeHead):
         projection, gram = known.projection, known.gram.clone()
         moments = F.pad(known.moments, (0, classes - known.moments.shape[1]))
     else:
@@ -122,7 +119,7 @@ def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = Fal
         add(gram, moments, lift(group), number)
     level = gram.diagonal().mean()
     weight = torch.linalg.solve(gram + ridge * level * torch.eye(len(gram)).to(gram), moments)
-    return OnFeatures(model, Projected(projection, gram, moments, weight.float()).to(task.device))
+    return OnFeatures(model, RidgeHead(projection, gram, moments, weight.float()).to(task.device))
 
 
 BASELINES = (

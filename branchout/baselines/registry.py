@@ -9,27 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from branchout.baselines.common import Task
+from branchout.baselines.task import Task
 
-MODULES: tuple[str, ...] = (
-    "pretrained",
-    "routing",
-    "featcat",
-    "logitcat",
-    "finetune",
-    "lwf",
-    "icarl",
-    "bic",
-    "wa",
-    "der",
-    "podnet",
-    "rainbow",
-    "joint",
-    "ncm",
-    "ranpac",
-    "fecam",
-    "slca",
-    "aper",
+MODULES = (
+    *("pretrained", "routing", "featcat", "logitcat", "finetune", "lwf", "icarl", "bic", "wa", "der", "podnet"),
+    *("rainbow", "joint", "ncm", "ranpac", "fecam", "slca", "aper"),
 )
 """One file per idea; each lists its `BASELINES`."""
 
@@ -38,11 +22,11 @@ Learn = Callable[[Any, Task], nn.Module]
 
 @dataclass(frozen=True)
 class Baseline:
-    """A row of a table: how it is called, what it builds on, and where its idea applies."""
+    """A method of the tables: its names, what it builds on and where it applies."""
 
     name: str
     label: str
-    """As the paper's tables, or the field, write it."""
+    """Its name in the paper's tables, or in the literature."""
     learn: Learn
     on: str
     """What `before` is. `features`: our base with one branch for each step so far, learned by the paper's stage I
@@ -52,14 +36,14 @@ class Baseline:
     oracle: bool = False
     """Sees all training images of all classes."""
     anew: bool = False
-    """Starts from nothing at every step, so that what it is after the last step can be had without those before."""
+    """Starts from scratch at every step, so that only the last step needs to be run."""
     seeded: bool = True
-    """Something in it is drawn, or hangs on which exemplars were: every seed gives another result."""
+    """Its result depends on the exemplar seed."""
     note: str = ""
     """Where it does not apply, and why."""
 
 
 def baselines() -> dict[str, Baseline]:
     """All baselines, in the order of the tables."""
-    rooms = (import_module(f"branchout.baselines.{name}") for name in MODULES)
-    return {method.name: method for room in rooms for method in room.BASELINES}
+    modules = (import_module(f"branchout.baselines.{name}") for name in MODULES)
+    return {baseline.name: baseline for module in modules for baseline in module.BASELINES}

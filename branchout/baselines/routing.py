@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.baselines import heads
-from branchout.baselines.common import OnFeatures, Task
-from branchout.baselines.heads import Batch
+from branchout.baselines import feature_heads
+from branchout.baselines.feature_heads import Batch
+from branchout.baselines.networks import OnFeatures
 from branchout.baselines.registry import Baseline
+from branchout.baselines.task import Task
 from branchout.data.images import shuffled
 from branchout.model.classifier import Classifier
 from branchout.model.heads import FusedHead, Pooler
@@ -32,7 +33,7 @@ class Router(nn.Module):
         self.linear = nn.Linear(width, splits, bias=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        return self.linear(heads.side_by_side(features))  # type: ignore[no-any-return]
+        return self.linear(feature_heads.concatenated(features))  # type: ignore[no-any-return]
 
 
 class Routed(nn.Module):
@@ -70,11 +71,11 @@ def confident(before: Classifier, task: Task) -> OnFeatures:
 
 
 def learned(before: Classifier, task: Task, *, oracle: bool = False) -> OnFeatures:
-    heads.seeded(task)
+    feature_heads.seed_step(task)
     if oracle:
-        data = heads.cached(before, task, heads.everything(task), views=1)
+        data = feature_heads.cached(before, task, feature_heads.everything(task), views=1)
     else:
-        data = heads.cached(before, task, heads.balanced(task), views=task.views)
+        data = feature_heads.cached(before, task, feature_heads.balanced(task), views=task.views)
     _, count, vectors, k = data.features.shape
     router = Router(vectors * k, len(task.space.branches)).to(task.device)
 
@@ -82,7 +83,7 @@ def learned(before: Classifier, task: Task, *, oracle: bool = False) -> OnFeatur
         features, _, origin = batch
         return balanced_loss(router(features), origin)
 
-    heads.train(
+    feature_heads.train(
         router, task, data, lambda epoch: shuffled(count, task.heads.batch, seed_for(task.seed, epoch)), loss_of
     )
     return OnFeatures(before, Routed(before.fused, router).to(task.device))

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.baselines import heads
-from branchout.baselines.common import OnFeatures, Task
-from branchout.baselines.groups import new_groups, plain
+from branchout.baselines import class_features, feature_heads
+from branchout.baselines.networks import OnFeatures
 from branchout.baselines.registry import Baseline
+from branchout.baselines.task import Task
 from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier
 from branchout.model.heads import Head, Pooler, new_head
@@ -88,12 +88,9 @@ def widened(head: Head, means: Tensor) -> Head:
 
 
 def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = False) -> OnFeatures:
-    heads.seeded(task)
-    first = isinstance(before, Classifier)
-    model = before if isinstance(before, Classifier) else before.model
-    groups = new_groups(task, plain(model, task), first=first, everything=everything)
+    feature_heads.seed_step(task)
+    model, known, groups = class_features.of_base(before, task, everything=everything)
     means = torch.stack([group.mean(0) for group in groups])
-    known = None if isinstance(before, Classifier) else before.head
     assert known is None or isinstance(known, Aligned)
     shared = shared_covariance(groups) if known is None else known.shared
     factors = torch.stack([factor(group, shared) for group in groups])
@@ -110,7 +107,7 @@ def aligned(head: Head, means: Tensor, factors: Tensor, task: Task) -> Head:
     pooler = Pooler(task.space, "max").to(task.device)
     labels = torch.from_numpy(task.space.class_of_column).to(task.device).repeat_interleave(DRAWN)
     columns, k = means.shape
-    trained = heads.trainable(head, means)
+    trained = feature_heads.trainable(head, means)
 
     def epoch_batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         generator = torch.Generator(task.device).manual_seed(seed_for(task.seed, epoch))
@@ -128,7 +125,7 @@ def aligned(head: Head, means: Tensor, factors: Tensor, task: Task) -> Head:
     steps = -(-len(labels) // task.heads.batch)
     parameters = list(trained.parameters())
     fit(trained, parameters, epoch_batches, steps, loss_of, task.heads, device=task.device, report=task.report)
-    return heads.settled(trained)
+    return feature_heads.plain_head(trained)
 
 
 BASELINES = (

@@ -18,11 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.baselines import heads, whole
-from branchout.baselines.branches import with_scales
-from branchout.baselines.common import Ints, Network, OnFeatures, Task
-from branchout.baselines.heads import Batch
+from branchout.baselines import feature_heads, whole_network
+from branchout.baselines.feature_heads import Batch
+from branchout.baselines.networks import Network, OnFeatures
 from branchout.baselines.registry import Baseline
+from branchout.baselines.scaled_branches import with_scales
+from branchout.baselines.task import Ints, Task
 from branchout.data.images import shuffled
 from branchout.model.classifier import Classifier
 from branchout.model.heads import NORM, CosineHead, FusedHead, Head, to_norm
@@ -67,11 +68,16 @@ class Rows(nn.Linear):
 
 
 def learn(before: Classifier | Network, task: Task) -> Network:
-    network, teacher = whole.student_and_teacher(before, task)
+    network, teacher = whole_network.student_and_teacher(before, task)
     known = len(teacher.head.weight)
     network.head = imprinted(Rows.continuing(teacher.head, len(task.space.classes), LENGTH), known, teacher, task)
-    whole.train(network, task, task.labelled(whole.replayed(task)), whole.remembering(network, teacher, task))
-    align(network.head, whole.is_taught(task))
+    whole_network.train(
+        network,
+        task,
+        whole_network.new_and_exemplars(task),
+        whole_network.distillation_loss(network, teacher, task),
+    )
+    align(network.head, whole_network.in_step(task))
     return network
 
 
@@ -93,8 +99,8 @@ def imprinted(rows: Rows, known: int, teacher: Network, task: Task) -> Rows:
 
 def class_means(rows: Rows, teacher: Network, task: Task) -> tuple[Tensor, Tensor]:
     """The mean of what the teacher sees in each class (classes × k), new or of exemplars, and which have any image."""
-    samples = whole.replayed(task)
-    h = whole.plain(teacher.features, task, samples)
+    samples = whole_network.new_and_exemplars(task)
+    h = whole_network.plain_outputs(teacher.features, task, samples)
     labels = torch.from_numpy(task.labels(samples)).to(task.device)
     sums = torch.zeros_like(rows.weight).index_add_(0, labels, rows.read(h))
     counts = torch.bincount(labels, minlength=len(sums))
@@ -138,8 +144,8 @@ def relearned(before: Classifier, task: Task) -> Rows:
     """The newest branch's head as rows whose lengths count, trained as stage I trains it: on the new classes alone."""
     newest: Head = before.fused.heads[-1]  # type: ignore[assignment]
     rows = Rows.continuing(newest, len(newest.weight))
-    data = heads.cached(before, task, task.new, views=VIEWS)
-    place = whole.place_among_taught(task)
+    data = feature_heads.cached(before, task, task.new, views=VIEWS)
+    place = whole_network.place_in_step(task)
 
     def order(epoch: int) -> Sequence[Ints]:
         return shuffled(len(data.labels), task.heads.batch, seed_for(task.seed, epoch))
@@ -148,7 +154,7 @@ def relearned(before: Classifier, task: Task) -> Rows:
         features, labels, _ = batch
         return F.cross_entropy(rows(features[:, before.fused.feature_of[-1]]), place[labels])
 
-    heads.train(rows, task, data, order, loss_of)
+    feature_heads.train(rows, task, data, order, loss_of)
     return rows
 
 

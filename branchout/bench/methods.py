@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from branchout.baselines.common import OnFeatures, scores_of
+from branchout.baselines.networks import OnFeatures, scores_of
 from branchout.baselines.registry import Baseline, baselines
 from branchout.bench.experiment import Experiment
 from branchout.data.images import Images, in_order
@@ -173,7 +173,7 @@ def _dial(method: Method, recipe: Recipe, experiment: Experiment, seeds: Sequenc
         for step in range(1, experiment.steps + 1):
             start = experiment.now()
             dev, test = experiment.halves(step)
-            material = DataSplit(experiment.given(step), experiment.memory(step, seed), dev, test, "dev")
+            material = DataSplit(experiment.training_images(step), experiment.memory(step, seed), dev, test, "dev")
             request = ExtendConfig(
                 recipe=recipe.name,
                 branch=method.branch,
@@ -371,7 +371,7 @@ def _steps(method: Baseline, experiment: Experiment, seed: int) -> Iterator[tupl
         before = method.learn(before, task).to(experiment.device)
         yield step, before, shared + experiment.now() - start
         if experiment.plan.memory == "herding" and step < experiment.steps:
-            features = _own_features(before, experiment.images(experiment.given(step)))
+            features = _own_features(before, experiment.images(experiment.training_images(step)))
             if features is not None:
                 rankings[step] = experiment.ranked(step, features)
 

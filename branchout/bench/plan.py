@@ -1,4 +1,4 @@
-"""What an experiment is, apart from its data, and how two accounts of it are compared."""
+"""The settings of an experiment, apart from its data, and how two sets of settings are compared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from branchout.training.pretrain import FAST
 
 @dataclass(frozen=True)
 class Plan:
-    """What an experiment is, apart from its data: all that decides its numbers before any method is named."""
+    """All settings of an experiment that do not depend on the method."""
 
     scenario: str
     base: int | None
@@ -24,9 +24,9 @@ class Plan:
     split: int = 1
     """Seed of the class split, and of the base model's training."""
     kept: int | None = None
-    """Only so many of the base classes are used, the same ones being new whatever their number."""
+    """Use only so many of the base classes; the new classes stay the same."""
     exemplars: int = 10
-    """Kept of each class."""
+    """Exemplars kept of each class."""
     total: int | None = None
     """Exemplars in total instead, shared evenly by all classes so far."""
     arch: str = "resnet10"
@@ -34,19 +34,19 @@ class Plan:
     size: int = 64
     pretraining: Optimisation = FAST
     fusion_epochs: int | None = None
-    """Of the paper's stage II, if not the recipe's."""
+    """Epochs of the paper's stage II, if not the recipe's."""
     network: Optimisation = PAPER.stage_one.optimisation
-    """How methods that train a network train it in one step."""
+    """How methods that train a whole network train it in one step."""
     epochs: int | None = None
-    """Of our stage I, if not the recipe's."""
+    """Epochs of stage I, if not the recipe's."""
     model: str | None = None
-    """A saved model that is the base, so that none is trained: `glyphs`, which is shipped, or a folder. With `kept` it
-    gives the classes and images that fewer are taken of."""
+    """A saved model that is the base: `glyphs`, which is in the package, or a folder. With `kept` only its classes are
+    used, and a base is trained on some of them."""
     weights: str | None = None
-    """A digest of that model's."""
+    """Digest of that model's weights."""
     augmentation: str | None = None
-    """The name of an augmentation for all training but our own recipe's stage I, if not what the kind of picture
-    declares."""
+    """The name of an augmentation for all training but stage I of Branchout's recipe, if not the default for the kind
+    of image."""
     last_relu: bool = True
     """Whether the network ends in a ReLU, so that no feature is negative."""
     memory: str = "random"
@@ -62,7 +62,7 @@ def flat(settings: Mapping[str, Any], within: str = "") -> dict[str, Any]:
 
 
 def difference(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """The first setting that was another when a file was written, in words; empty if none was."""
+    """The first setting of a file that differs from the one asked for, in words; empty if all agree."""
     for name, value in flat(json.loads(json.dumps(asked))).items():
         if recorded.get(name) != value:
             return f"{name} {recorded.get(name)}, and {value}"

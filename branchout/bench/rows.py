@@ -1,4 +1,4 @@
-"""One measured row on disk: a JSON file that says what was measured, how, on what and by which command."""
+"""Measured rows: JSON files with the metrics, settings, versions, hardware, commit and command of a measurement."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from branchout.files import atomic_write
+from branchout.errors import BranchoutError
+from branchout.files import atomic_write, read_json, write_json
 from branchout.metrics import Accuracies
 from branchout.training.optimisation import settings_dict
 
@@ -54,7 +55,7 @@ def averaged(rows: Sequence[Accuracies]) -> tuple[dict[str, float | None], dict[
 
 
 def provenance() -> dict[str, Any]:
-    """Versions, commit, hardware and command of this very run."""
+    """Versions, commit, hardware and command of this run."""
     packages = ("torch", "torchvision", "timm", "numpy", "scikit-learn")
     return {
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
@@ -65,7 +66,7 @@ def provenance() -> dict[str, Any]:
 
 
 def command() -> str:
-    """What to type in the repository to run this again."""
+    """The command that runs this again, from the root of the repository."""
     script = Path(sys.argv[0])
     if script.name == "__main__.py" or script.suffix != ".py":
         return shlex.join(["branchout", *sys.argv[1:]])
@@ -81,14 +82,11 @@ def hardware() -> str:
 
 
 def commit(package: Path = PACKAGE) -> str:
-    """The commit of the code, marked if the code has changes; $BRANCHOUT_COMMIT where it runs without git.
-
-    Rows and pages change while they are made, and say nothing about what made them.
-    """
+    """The commit of the package, with -dirty if the package has changes; $BRANCHOUT_COMMIT where there is no git."""
     if "BRANCHOUT_COMMIT" in os.environ:
         return os.environ["BRANCHOUT_COMMIT"]
     try:
-        # Installed in a folder of somebody's repository it is not part of it.
+        # A package installed below another repository is not part of that repository.
         _git(package, "ls-files", "--error-unmatch", "__init__.py")
         name, changes = _git(package, "rev-parse", "--short=12", "HEAD"), _git(package, "status", "--porcelain", ".")
     except (OSError, subprocess.CalledProcessError):
@@ -101,11 +99,10 @@ def _git(where: Path, *arguments: str) -> str:
 
 
 def on_another_base(rows: Mapping[Path, Mapping[str, Any]]) -> list[Path]:
-    """Rows that rest on another training of the base model than most of their folder do.
+    """Rows that were measured with another training of the base model than most rows of their folder.
 
-    On a GPU no training repeats to the bit: a row that is made again after the base was lost is right by itself, but
-    should not be compared with the others. A base is known by its digest; rows from before that was written down have
-    the base whose accuracy they name.
+    Training on a GPU is not repeatable to the bit, so rows of two trainings should not be compared. A base is
+    identified by its digest; older rows lack it and are matched by the base's accuracy.
     """
     folders: dict[Path, list[Path]] = {}
     for path in rows:
@@ -113,7 +110,7 @@ def on_another_base(rows: Mapping[Path, Mapping[str, Any]]) -> list[Path]:
     found = []
     for paths in folders.values():
         told = Counter((rows[path].get("base_model"), rows[path].get("base_weights")) for path in paths)
-        # Of two with one accuracy the more common.
+        # Of two bases with the same accuracy the more common.
         known = {accuracy: digest for (accuracy, digest), _ in reversed(told.most_common()) if digest}
         base = {}
         for path in paths:
@@ -124,26 +121,47 @@ def on_another_base(rows: Mapping[Path, Mapping[str, Any]]) -> list[Path]:
     return found
 
 
+def read_row(path: Path) -> dict[str, Any]:
+    """A row from its file; a file that is no row is an error that names it."""
+    try:
+        row = read_json(path)
+        check_row(row)
+    except (BranchoutError, ValueError) as error:
+        raise BranchoutError(f"{path} cannot be read as a row ({error}); delete it and run this again") from None
+    found: dict[str, Any] = row
+    return found
+
+
+def check_row(row: object) -> None:
+    """A ValueError says what is missing in a row, or which of its figures are no numbers."""
+    if not isinstance(row, dict) or not {"settings", "seeds", "metrics"} <= set(row):
+        raise ValueError("it has no settings, seeds or metrics")
+    check_figures(row)
+
+
 def check_figures(row: Mapping[str, Any]) -> None:
-    """Whether a row's figures are figures; a ValueError says which are not."""
+    """A ValueError says which figures of a row are no numbers."""
+    if not isinstance(row["metrics"], dict):
+        raise ValueError(f"metrics is {row['metrics']!r}")
     for name, value in {**row["metrics"], "base_model": row.get("base_model")}.items():
         if not isinstance(value, int | float | None):
             raise ValueError(f"{name} is {value!r}")
 
 
 def write(folder: Path, name: str, row: Mapping[str, Any]) -> Path:
-    """Write a row in one move, so that a reader never sees half of it."""
+    """Write one row."""
     return write_together({folder / f"{name}.json": row})[0]
 
 
 def write_together(rows: Mapping[Path, Mapping[str, Any]]) -> list[Path]:
-    """Write rows that belong together: all are on disk before the first gets its name, so that a killed process does
-    not leave one measurement's rows to be filled up by another's."""
+    """Write the rows of one measurement: all are on disk before the first gets its name.
+
+    So a process that is killed leaves none of them, and no row of another measurement is written beside one of this.
+    """
     with ExitStack() as moves:
         for path, row in rows.items():
             partial = moves.enter_context(atomic_write(path))
-            content = json.dumps(row, indent=1, ensure_ascii=False, default=_plain)
-            partial.write_text(content + "\n", encoding="utf-8")
+            write_json(partial, json.loads(json.dumps(row, default=_plain)))
     return list(rows)
 
 

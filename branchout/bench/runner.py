@@ -1,13 +1,12 @@
-"""Rows on disk: run what is missing, once, whoever else runs beside us.
+"""Run jobs: measure the rows that are missing, each once, however many processes share a results folder.
 
-A row is one file; a job makes all rows of one method in one experiment. Before it starts, a job takes a lock that
-dies with its process, and looks again whether its rows are there: two runners on one folder never do the same job
-twice, and a killed one leaves nothing half-written.
+A job measures all rows of one method in one experiment; a row is one file. A job takes a lock, which is released when
+its process dies, and then looks again whether its rows exist. So two processes never run the same job, and a killed
+one leaves no incomplete row.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -33,7 +32,7 @@ from branchout.training.loop import Report, silent
 from branchout.training.optimisation import settings_dict
 
 _ALONE = threading.Lock()
-"""Held by whoever runs jobs in this process: two at once would draw from torch's one random stream."""
+"""Jobs of one process run one at a time: they share torch's random number generator."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Job:
     seeds: tuple[int, ...]
     out: Path
     command: str = ""
-    """What was typed to make it."""
+    """The command that was typed."""
     images: str = ""
     """Identifies the dataset's images by their names and classes."""
 
@@ -59,8 +58,8 @@ class Job:
         return self.out / self.dataset / table / self.plan.arch
 
     @property
-    def drawn(self) -> Path:
-        """Where the experiment's scenario is kept if it cannot be drawn again."""
+    def scenario_file(self) -> Path:
+        """Where a clustered scenario is kept."""
         return self.folder.parent / "scenario.json"
 
     def files(self) -> dict[str, Path]:
@@ -71,8 +70,8 @@ class Job:
     def missing(self) -> list[str]:
         """The operating points without a row, or with one that is marked as outdated.
 
-        One that was made otherwise is an error, and nothing is touched. So is a row of somebody else that was made by
-        another plan, where a new one would come to lie beside it.
+        A row that was measured with other settings is an error. So is another method's row of another plan in the same
+        folder.
         """
         files = self.files()
         rows = {point: self._checked(path, own=True) for point, path in files.items()}
@@ -82,21 +81,21 @@ class Job:
         return absent
 
     def _checked(self, path: Path, *, own: bool) -> dict[str, Any] | None:
-        """A row, if it was made by this plan; one of our own, by the same seeds and recipe too. None if there is none:
-        somebody may be deleting rows while we look."""
+        """A row, checked for being of this plan, and with `own` of the same seeds and recipe; None if there is none
+        (another process may be deleting rows)."""
         try:
-            row = read_row(path)
+            row = results.read_row(path)
         except BranchoutError:
             if path.exists():
                 raise
             return None
         wanted = asdict(self.plan)
-        del wanted["model"]  # wherever a base model lies and whatever it is called: its weights are compared
+        del wanted["model"]  # its weights are compared, not its path
         if own:
             wanted["seeds"] = self.seeds
-            if not row.get("outdated"):  # which is made again, by today's recipe
+            if not row.get("outdated"):  # an outdated row is measured again, with today's recipe
                 wanted |= method_named(self.method).settings()
-        # What an older row does not name was as it is by default; an optimiser is named only if it is not SGD.
+        # Older rows do not name every setting: those had their defaults. An optimiser is named only if it is not SGD.
         recorded = flat(asdict(Plan("", None, 0))) | flat(row["settings"])
         recorded["seeds"] = row.get("asked_seeds", row["seeds"])
         differing = difference(recorded, wanted)
@@ -112,21 +111,9 @@ class Job:
         return row
 
 
-def read_row(path: Path) -> dict[str, Any]:
-    """A row as it was written."""
-    try:
-        row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if not {"settings", "seeds", "metrics"} <= set(row):
-            raise ValueError("it has no settings, seeds or metrics")
-        results.check_figures(row)
-    except (OSError, ValueError, TypeError) as error:
-        raise BranchoutError(f"{path} cannot be read as a row ({error}); delete it and run this again") from None
-    return row
-
-
 @dataclass(frozen=True)
 class Done:
-    """How a job ended: the files it wrote, or why there are none."""
+    """How a job ended: the files it wrote, or why it wrote none."""
 
     job: Job
     written: tuple[Path, ...] = ()
@@ -141,15 +128,15 @@ def run_all(
     report: Report = silent,
     on_done: Callable[[Done], None] = lambda done: None,
 ) -> list[Done]:
-    """Run every job whose rows are not all there: here, or on the workers of an executor, of which it has so many.
+    """Run every job with missing rows: in this process, or on the `workers` of an executor.
 
-    A row that was made otherwise is said before anything is trained.
+    Rows that were measured with other settings are found before anything is trained.
     """
     missing = [job for job in jobs if job.missing()]
     if executor is None:
         opened: dict[tuple[str, Plan], Experiment] = {}
         finished: list[Done] = []
-        # First what nobody else is at, then what others were at: it is there by now, or they were stopped.
+        # First the jobs that no other process runs, then the others: they are finished by now, or were stopped.
         for wait in (False, True):
             ended = {done.job for done in finished}
             for job in jobs:
@@ -167,9 +154,9 @@ def run_all(
 
 
 def grouped(jobs: Sequence[Job], workers: int) -> list[list[Job]]:
-    """What workers are handed: whole experiments if there are enough of them for all, else one job at a time.
+    """Whole experiments if there are enough of them for all workers, else single jobs.
 
-    A worker opens an experiment, and trains what its jobs share, once; two workers at one experiment both do.
+    A worker opens an experiment, and trains what its jobs share, once; two workers of one experiment both do.
     """
     groups: dict[tuple[str, Plan], list[Job]] = {}
     for job in jobs:
@@ -178,10 +165,7 @@ def grouped(jobs: Sequence[Job], workers: int) -> list[list[Job]]:
 
 
 def run_group(jobs: Sequence[Job]) -> list[Done]:
-    """What a worker does with a group: one job after the other, each waiting for whoever is at it already.
-
-    A worker of several threads does one group after the other.
-    """
+    """Run jobs one after the other in a worker; a worker with several threads runs one group at a time."""
     with _ALONE:
         return [done for done in (run(job) for job in jobs) if done is not None]
 
@@ -189,7 +173,7 @@ def run_group(jobs: Sequence[Job]) -> list[Done]:
 def run(
     job: Job, opened: dict[tuple[str, Plan], Experiment] | None = None, report: Report = silent, *, wait: bool = True
 ) -> Done | None:
-    """Make the rows of one job that are missing; without `wait`, None if somebody else is making them.
+    """Measure the missing rows of one job; without `wait`, None if another process is measuring them.
 
     `opened` keeps experiments between jobs.
     """
@@ -198,20 +182,22 @@ def run(
     with lock(job.folder / f".{job.method}.lock", wait=wait) as mine:
         if not mine:
             return None
-        missing = job.missing()  # somebody may have made them while we waited
+        missing = job.missing()  # another process may have written them meanwhile
         if not missing:
             return Done(job)
         if opened is None:
-            experiment = _experiment(job.data, job.plan, job.drawn)
+            experiment = _experiment(job.data, job.plan, job.scenario_file)
         else:
             if (job.data, job.plan) not in opened:
-                opened.clear()  # one experiment's pictures and models at a time
-                opened[job.data, job.plan] = Experiment(job.plan, resolve(job.data), drawn=job.drawn, report=report)
+                opened.clear()  # images and models of one experiment at a time
+                opened[job.data, job.plan] = Experiment(
+                    job.plan, resolve(job.data), scenario_file=job.scenario_file, report=report
+                )
             experiment = opened[job.data, job.plan]
         method = method_named(job.method)
         forget_peak_memory()
         shared = others_beside()
-        # Now, because hours may go by in which the code beneath is changed.
+        # Before the measurement: the code may be edited while it runs for hours.
         made_by = {**results.provenance(), "command": job.command or results.command()}
         try:
             measured = measure(method, experiment, job.seeds)
@@ -219,7 +205,7 @@ def run(
             return Done(job, why_not=str(error))
         finally:
             if torch.cuda.is_available():
-                torch.cuda.empty_cache()  # whoever runs beside us may need it
+                torch.cuda.empty_cache()  # other processes may need it
         shared = shared or others_beside()
         made = {
             path: {**row(job, method, experiment, measured, point), "gpu_shared": shared, **made_by}
@@ -230,13 +216,13 @@ def run(
 
 
 @lru_cache(maxsize=1)
-def _experiment(data: str, plan: Plan, drawn: Path) -> Experiment:
-    """A worker's own: what one job of an experiment has opened and trained serves the next."""
-    return Experiment(plan, resolve(data), drawn=drawn)
+def _experiment(data: str, plan: Plan, scenario_file: Path) -> Experiment:
+    """The last experiment of a worker, with what its earlier jobs have trained."""
+    return Experiment(plan, resolve(data), scenario_file=scenario_file)
 
 
 def row(job: Job, method: Method, experiment: Experiment, measured: Measured, point: str) -> dict[str, Any]:
-    """One operating point of one method, as results have it."""
+    """The row of one operating point of one method."""
     plan, space = job.plan, experiment.scenario.space
     per_seed = measured.points[point]
     last = [steps[-1] for steps in per_seed]
@@ -302,7 +288,7 @@ def row(job: Job, method: Method, experiment: Experiment, measured: Measured, po
 
 
 def _on_both_halves(experiment: Experiment, measured: Measured, every_step: bool) -> dict[str, float | None]:
-    """Over all validation images, which is what the literature's test sets are."""
+    """Accuracies on all validation images, which are the test images of the literature."""
     means, _ = results.averaged([steps[-1] for steps in measured.both])
     over_steps = [incremental([experiment.before_on_both(), *steps]) for steps in measured.both]
     return {
@@ -312,7 +298,7 @@ def _on_both_halves(experiment: Experiment, measured: Measured, every_step: bool
 
 
 def others_beside() -> bool:
-    """Whether somebody else uses this GPU: times are then too long. A context of our own takes less than 1 GiB."""
+    """Whether other processes use this GPU, so that times are too long. Our own context takes less than 1 GiB."""
     if not torch.cuda.is_available():
         return False
     free, total = torch.cuda.mem_get_info()
@@ -320,7 +306,7 @@ def others_beside() -> bool:
 
 
 def forget_peak_memory() -> None:
-    """Peaks are counted from here on, where that can be asked for."""
+    """Count peaks from here on, where the system can."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     else:
@@ -329,7 +315,7 @@ def forget_peak_memory() -> None:
 
 
 def peak_memory() -> int | None:
-    """Of the GPU while this job ran, or without one of the process, which may have needed more for an earlier job."""
+    """Of the GPU during this job; without a GPU of the process, which earlier jobs may have made larger."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from branchout.bench import rows as results
-from branchout.bench.given_base import given_base
+from branchout.bench.base_model import open_base
 from branchout.bench.methods import method_named
 from branchout.bench.plan import Plan
 from branchout.bench.runner import Job
@@ -27,8 +27,8 @@ from branchout.training.pretrain import FAST, TRANSFORMER, only_fast, schedule_f
 from branchout.training.pretrain import PAPER as PAPER_PRETRAINING
 
 PUBLISHED = Optimisation(epochs=160, lr=0.1, batch=128, weight_decay=5e-4, schedule="cosine")
-"""The long training of CIFAR-100's class-incremental literature, for the base and for every step; its augmentation
-and its exemplars come with it."""
+"""The long schedule of the CIFAR-100 literature, for the base and every step; `published` also sets its augmentation
+and its herded exemplars."""
 SCHEDULES = ("fast", "paper", "published")
 FITTED = "fitted"
 """The scale of datasets that have no sizes of their own."""
@@ -43,16 +43,16 @@ class Table:
     name: str
     title: str
     experiment: str
-    """Whose rows it shows: tables of one experiment share them."""
+    """The experiment whose rows it shows; tables can share one."""
     archs: tuple[str, ...]
     methods: tuple[str, ...]
     fewer: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Who takes part with networks for which the paper has only some of the rows, or none."""
+    """The methods for networks of which the paper has only some rows, or none."""
     beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Networks that the paper has not, by the dataset on which the table is run with them too."""
+    """Further networks that are not in the paper, by dataset."""
 
     def of(self, arch: str) -> tuple[str, ...]:
-        """Who takes part with one network."""
+        """The methods for one network."""
         return self.fewer.get(arch, self.methods)
 
 
@@ -95,10 +95,9 @@ def table_named(name: str) -> Table:
 
 
 def networks_of(table: Table, dataset: str, scale: str | None = None, schedule: str | None = None) -> tuple[str, ...]:
-    """The networks a table is run with: all it shows, or those that make sense on a dataset, by its name.
+    """The networks a table is run with on a dataset.
 
-    Those that the paper has not come last, and only at the dataset's own scale; transformers with no schedule but
-    their own.
+    Further networks come last, and only at the dataset's own scale; transformers only with their own schedule.
     """
     only = _read()["archs_on"].get(dataset, table.archs)
     beside = table.beside.get(dataset, ()) if scale in (None, dataset) else ()
@@ -122,8 +121,7 @@ def experiments_of(table: Table, dataset: Dataset, scale: str | None = None, **c
 
 
 def sizes_of(experiment: str, dataset: Dataset, scale: str) -> dict[str, Any]:
-    """How many classes an experiment has at a scale. Fitted to the data they are Tiny-ImageNet's shares of whatever
-    classes there are, all of which take part."""
+    """How many classes an experiment has at a scale; `fitted` scales Tiny-ImageNet's numbers to the dataset's."""
     sizes = _read()["sizes"]
     if scale != FITTED:
         return dict(sizes[scale][experiment])
@@ -131,7 +129,7 @@ def sizes_of(experiment: str, dataset: Dataset, scale: str) -> dict[str, Any]:
     found = dict(sizes["tiny-imagenet-200"][experiment])
     for name in {"novel", "overlap"} & set(found):
         found[name] = max(found[name] * known // 200, 1)
-    if "overlap" in found:  # beside old classes there is a new one
+    if "overlap" in found:  # at least one new class beside the overlapping ones
         found["novel"] = max(found["novel"], found["overlap"] + 1)
     if "steps" in found:
         found["steps"] = min(found["steps"], max(known // (2 * found["novel"]), 1))
@@ -151,12 +149,12 @@ def _counts(dataset: Dataset, scale: str) -> list[int]:
 
 
 def base_class_counts(dataset: str) -> tuple[int, ...]:
-    """The numbers of base classes that the first two figures compare on a dataset, if it has its own sizes."""
+    """The same by the name of a dataset; empty if it has no sizes of its own."""
     return tuple(_read()["base_classes"].get(dataset, ()))
 
 
 def scale_of(dataset: Dataset) -> str:
-    """Which sizes a dataset is run at: its own, the paper's for ImageNet and what is as large, or what fits it."""
+    """The default scale: the dataset's own, the paper's for ImageNet and datasets as large, or `fitted`."""
     if dataset.name in _read()["sizes"]:
         return dataset.name
     return "paper" if dataset.name == "imagenet-1k" or len(dataset.train.classes) >= 1000 else FITTED
@@ -173,8 +171,8 @@ def plan_for(
 ) -> Plan:
     """The plan of a table's experiment on a dataset, at a scale.
 
-    It starts from the shipped base model where `tables.json` says so and nothing is asked for that this model is not:
-    another network, schedule or split of its own scenario has a base of its own trained.
+    It starts from the package's base model where `tables.json` says so and network, schedule and split are that
+    model's; otherwise a base is trained.
     """
     scale = scale or scale_of(dataset)
     known = (*_read()["sizes"], FITTED)
@@ -187,16 +185,16 @@ def plan_for(
     plan = replace(plan, **entry.get("for_arch", {}).get(changes.get("arch"), {}))
     plan = fitted_to(plan, dataset, full_size=scale == "paper" and dataset.kind == "photo", **changes)
     shorter = _read()["base_epochs"].get(scale, {}).get(plan.arch)
-    if shorter:  # which are enough for a large network on small pictures, and its fast schedule here
+    if shorter:  # enough for a large network on small images
         plan = replace(plan, pretraining=replace(plan.pretraining, epochs=shorter))
         schedule = None if schedule == "fast" else schedule
     plan = scheduled(plan, schedule, epochs)
-    given = given_base(model) if model else None
+    given = open_base(model) if model else None
     return given.start(plan) if given and given.stands_for(plan, dataset) else plan
 
 
 def fitted_to(plan: Plan, dataset: Dataset, *, full_size: bool = False, **changes: Any) -> Plan:
-    """A plan with the input size, width and schedule that suit a dataset and a network, and with what was asked for."""
+    """A plan with the input size, width and schedule of a dataset and a network, and with the given changes."""
     transformer = is_transformer(changes.get("arch") or plan.arch)
     if full_size:
         plan = replace(plan, size=224, pretraining=PAPER_PRETRAINING)
@@ -211,21 +209,21 @@ def fitted_to(plan: Plan, dataset: Dataset, *, full_size: bool = False, **change
     check(plan.arch, plan.size, plan.width)
     if transformer and plan.scenario in CLUSTERED:
         raise BranchoutError(
-            f"{plan.scenario} is cut by a ResNet10 that is trained as the table's own networks are, and {plan.arch} is "
-            "trained otherwise; take a ResNet, or a scenario without clustering"
+            f"{plan.scenario} is clustered with a ResNet10 that is trained with the table's schedule, and {plan.arch} "
+            "has another one; use a ResNet, or a scenario without clustering"
         )
     return plan
 
 
 def glyph_epochs(classes: int | None) -> int:
-    """Of a base model of characters: 12, and more where there are few, or it would hardly have begun to learn."""
+    """Epochs of a base model of characters: 12, and more where classes are few, so that it takes enough steps."""
     return 12 if classes is None else min(max(12, math.ceil(12 * 400 / classes)), 60)
 
 
 def scheduled(plan: Plan, schedule: str | None, epochs: int | None) -> Plan:
     """A plan with another schedule by name, or with other numbers of epochs; a transformer has one schedule only.
 
-    A base that is there already stays as it was trained.
+    The schedule of a saved base is not changed.
     """
     if schedule is not None and schedule not in SCHEDULES:
         raise unknown("schedule", schedule, SCHEDULES)
@@ -234,7 +232,7 @@ def scheduled(plan: Plan, schedule: str | None, epochs: int | None) -> Plan:
         only_fast(plan.arch, schedule)
     if schedule == "published":
         plan = replace(plan, pretraining=PUBLISHED, network=PUBLISHED, augmentation=PADDED, memory="herding")
-        if plan.arch == "resnet32" and plan.model is None:  # the literature's ends without
+        if plan.arch == "resnet32" and plan.model is None:  # as in the literature
             plan = replace(plan, last_relu=False)
     elif schedule is not None:
         plan = replace(plan, pretraining=schedule_for(plan.arch, schedule))

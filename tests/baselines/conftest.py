@@ -15,7 +15,8 @@ from helpers import CPU
 from torch import nn
 
 from branchout import api
-from branchout.baselines.common import Task, scores_of
+from branchout.baselines.networks import scores_of
+from branchout.baselines.task import Task
 from branchout.data.glyphs import glyphs
 from branchout.data.images import Gallery
 from branchout.data.memory import keep

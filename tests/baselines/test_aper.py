@@ -10,7 +10,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from branchout.baselines import aper, podnet
-from branchout.baselines.common import Task, scores_of
+from branchout.baselines.networks import scores_of
+from branchout.baselines.task import Task
 from branchout.data.memory import keep
 from branchout.errors import BranchoutError, DoesNotApply
 from branchout.model.classifier import Classifier
@@ -37,7 +38,7 @@ def short(task: Task) -> Task:
 
 
 @pytest.fixture(scope="module")
-def learned(transformer: Classifier, short: Task) -> aper.Doubled:
+def learned(transformer: Classifier, short: Task) -> aper.AdaptedScorer:
     return aper.learn(transformer, short)
 
 
@@ -49,7 +50,7 @@ def test_adapters_start_by_adding_nothing(transformer: Classifier) -> None:
     assert not any(isinstance(module, aper.Adapter) for module in transformer.backbone.modules())
 
 
-def test_only_adapters_are_trained(transformer: Classifier, learned: aper.Doubled) -> None:
+def test_only_adapters_are_trained(transformer: Classifier, learned: aper.AdaptedScorer) -> None:
     before = snapshot(transformer.backbone)
     after = {key.replace("mlp.mlp", "mlp"): value for key, value in learned.adapted.state_dict().items()}
     added = {key for key in after if ".down." in key or ".up." in key}
@@ -60,7 +61,9 @@ def test_only_adapters_are_trained(transformer: Classifier, learned: aper.Double
         assert not torch.allclose(learned.adapted(fixed_batch()), transformer.backbone(fixed_batch()), atol=1e-3)
 
 
-def test_the_head_is_class_means_of_both_features(transformer: Classifier, short: Task, learned: aper.Doubled) -> None:
+def test_the_head_is_class_means_of_both_features(
+    transformer: Classifier, short: Task, learned: aper.AdaptedScorer
+) -> None:
     name = short.space.branches[1][0]
     pictures = next(short.images(short.new.of_classes([name])).plain([torch.arange(20).numpy()]))
     with torch.no_grad():
@@ -70,7 +73,7 @@ def test_the_head_is_class_means_of_both_features(transformer: Classifier, short
 
 
 def test_it_learns_and_takes_a_second_step(
-    learned: aper.Doubled, short: Task, accuracy_of: Callable[..., float]
+    learned: aper.AdaptedScorer, short: Task, accuracy_of: Callable[..., float]
 ) -> None:
     test = tiles(short.space.classes, 5, seed=1)
     assert all(accuracy_of(learned, short, test.of_classes(names)) > 0.8 for names in short.space.branches)
@@ -99,7 +102,7 @@ def test_other_networks_are_answered_with_what_to_use(classifier: Classifier, ta
 
 
 def test_podnet_has_nothing_to_compare_in_a_transformer(transformer: Classifier, short: Task) -> None:
-    with pytest.raises(DoesNotApply, match="podnet keeps the sums of maps"):
+    with pytest.raises(DoesNotApply, match="podnet compares feature maps"):
         podnet.learn(transformer, replace(short, network=replace(short.network, epochs=1)))
 
 

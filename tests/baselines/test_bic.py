@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from branchout.baselines import bic
-from branchout.baselines.common import scores_of
+from branchout.baselines.networks import scores_of
 from branchout.data.memory import keep
 
 
 @pytest.fixture(scope="module")
-def learned(classifier, task) -> bic.Biased:
+def learned(classifier, task) -> bic.BiasCorrected:
     return bic.learn(classifier, replace(task, network=replace(task.network, epochs=4)))
 
 

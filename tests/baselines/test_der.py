@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import same, snapshot
 
-from branchout.baselines import der, whole
+from branchout.baselines import der, whole_network
 from branchout.training.optimisation import Optimisation
 
 
@@ -26,9 +26,9 @@ def test_the_old_extractor_is_the_base_to_the_bit(learned, classifier) -> None:
 
 
 def test_features_are_those_of_all_extractors_side_by_side(learned, task, new_test) -> None:
-    together = whole.plain(learned.features, task, new_test)
+    together = whole_network.plain_outputs(learned.features, task, new_test)
     for number, backbone in enumerate(learned.backbones):
-        h = whole.plain(backbone, task, new_test)
+        h = whole_network.plain_outputs(backbone, task, new_test)
         part = together[:, number * h.shape[1] : (number + 1) * h.shape[1]]
         assert torch.allclose(part, 4 * h / h.norm(dim=1, keepdim=True), atol=1e-4)
     assert together.shape[1] == learned.head.in_features

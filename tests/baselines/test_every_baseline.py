@@ -9,8 +9,9 @@ from helpers import same, snapshot
 from torch import nn
 
 from branchout.baselines import featcat, fecam, logitcat, ncm, pretrained, ranpac, routing, slca
-from branchout.baselines.common import Task, scores_of
+from branchout.baselines.networks import scores_of
 from branchout.baselines.registry import Baseline
+from branchout.baselines.task import Task
 from branchout.data.samples import Samples
 from branchout.model.classifier import Classifier
 

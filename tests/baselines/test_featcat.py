@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from branchout.baselines import featcat
-from branchout.baselines.common import Task
+from branchout.baselines.task import Task
 from branchout.model.classifier import Classifier
 
 
-def slow_logits(head: featcat.Joined, features: Tensor) -> list[list[float]]:
+def slow_logits(head: featcat.ConcatenatedHead, features: Tensor) -> list[list[float]]:
     """16·cos between each class's row and the branches' directions put end to end."""
     table = []
     for picture in features:
@@ -22,7 +22,7 @@ def slow_logits(head: featcat.Joined, features: Tensor) -> list[list[float]]:
 
 def test_logits_are_cosines_to_all_features_end_to_end() -> None:
     torch.manual_seed(0)
-    head, features = featcat.Joined(3 * 5, 4), torch.randn(7, 3, 5)
+    head, features = featcat.ConcatenatedHead(3 * 5, 4), torch.randn(7, 3, 5)
     assert torch.allclose(head(features), torch.tensor(slow_logits(head, features)), atol=1e-4)
 
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from branchout.baselines import fecam
-from branchout.baselines.common import Task, scores_of
-from branchout.baselines.groups import new_groups, plain
+from branchout.baselines.class_features import new_groups, plain
+from branchout.baselines.networks import scores_of
+from branchout.baselines.task import Task
 from branchout.data.samples import Samples
 from branchout.model.classifier import Classifier
 

@@ -29,7 +29,13 @@ def test_it_learns_old_and_new(task, accuracy_of) -> None:
 
 
 def test_weights_before_do_not_matter(task) -> None:
-    task = replace(task, pretraining=Optimisation(epochs=1, lr=0.05, batch=32))
+    names = task.space.branches[0][:4]
+    task = replace(
+        task,
+        space=LabelSpace.of(names[:3], names[3:]),
+        everything=task.everything.of_classes(names),
+        pretraining=Optimisation(epochs=1, lr=0.05, batch=32),
+    )
     one, other = (joint.learn(untrained(BASE, seed=seed), task) for seed in (0, 1))
     assert same(snapshot(one), snapshot(other))
     again = joint.learn(one, task)  # as at a second step

@@ -8,7 +8,8 @@ import torch
 from helpers import CPU, untrained
 
 from branchout.baselines import logitcat
-from branchout.baselines.common import Task, scores_of
+from branchout.baselines.networks import scores_of
+from branchout.baselines.task import Task
 from branchout.data.samples import Samples
 from branchout.model.classifier import Classifier
 

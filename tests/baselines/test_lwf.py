@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from branchout.baselines import lwf
-from branchout.baselines.common import scores_of
+from branchout.baselines.networks import scores_of
 from branchout.training.optimisation import Optimisation
 
 

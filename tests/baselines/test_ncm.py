@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from branchout.baselines import ncm
-from branchout.baselines.common import Task, scores_of
+from branchout.baselines.networks import scores_of
+from branchout.baselines.task import Task
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.model.classifier import Classifier

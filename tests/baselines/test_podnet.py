@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from branchout.baselines import podnet
-from branchout.baselines.common import scores_of
+from branchout.baselines.networks import scores_of
 from branchout.baselines.podnet import PROXIES, LocalSimilarity, PodNetwork
 from branchout.data.memory import keep
 
@@ -98,14 +98,14 @@ def test_old_proxies_get_no_gradient() -> None:
 
 def test_a_base_opened_as_proxies_answers_as_before(classifier, task, old_test) -> None:
     images = task.images(old_test)
-    opened = podnet._opened(classifier)
+    opened = podnet._as_podnet(classifier)
     assert torch.allclose(scores_of(opened, images), scores_of(classifier, images), atol=1e-3)
 
 
 def test_every_stage_but_the_stem_is_watched(classifier) -> None:
     pictures = torch.randn(2, 1, 32, 32)
-    opened = podnet._opened(classifier).eval()
-    maps, h = opened.watched(pictures)
+    opened = podnet._as_podnet(classifier).eval()
+    maps, h = opened.maps_and_features(pictures)
     assert [tuple(x.shape[2:]) for x in maps] == [(32, 32), (16, 16), (8, 8), (4, 4)]
     assert torch.allclose(h, classifier.features(pictures)[0], atol=1e-5)
     assert torch.allclose(maps[-1].mean((2, 3)), h, atol=1e-5)
@@ -113,7 +113,7 @@ def test_every_stage_but_the_stem_is_watched(classifier) -> None:
 
 def test_new_proxies_are_centres_of_their_images(classifier, overlapping_task) -> None:
     task = overlapping_task
-    teacher = podnet._opened(classifier).eval()
+    teacher = podnet._as_podnet(classifier).eval()
     old = teacher.head.proxies.detach()
     proxies = podnet.imprinted(teacher, task)
     assert proxies.shape == (16, PROXIES, classifier.backbone.features)
@@ -140,9 +140,9 @@ def test_few_images_are_proxies_themselves_and_no_two_proxies_the_same() -> None
 def test_proxies_of_the_base_differ_around_its_rows(exemplars, classifier, task, accuracy_of, old_test) -> None:
     known = task.everything.select(task.everything.origin == 0)
     task = replace(task, memory=keep(known, per_class=exemplars, seed=3) if exemplars else known.select([]))
-    opened = podnet._opened(classifier).eval()
+    opened = podnet._as_podnet(classifier).eval()
     rows = opened.head.proxies.detach()[:, 0]
-    proxies = podnet.set_apart(opened, task)
+    proxies = podnet.spread_proxies(opened, task)
     assert proxies.shape == (12, PROXIES, classifier.backbone.features)
     apart = torch.cdist(proxies, proxies)[:, ~torch.eye(PROXIES, dtype=torch.bool)]
     assert apart.min() > 0.01

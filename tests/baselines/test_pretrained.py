@@ -4,7 +4,7 @@ import torch
 from helpers import fixed_batch, logits, untrained
 
 from branchout.baselines import pretrained
-from branchout.baselines.common import Task
+from branchout.baselines.task import Task
 from branchout.labels import LabelSpace
 
 

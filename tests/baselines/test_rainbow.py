@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from branchout.baselines import rainbow, whole
-from branchout.baselines.common import Network
+from branchout.baselines import rainbow, whole_network
+from branchout.baselines.networks import Network
 from branchout.errors import DoesNotApply
 
 
@@ -47,12 +47,16 @@ def test_what_is_pasted_is_one_box() -> None:
     assert torch.equal(inside, rows[:, None] & columns[None, :])
 
 
-def test_its_own_memory_is_spread_over_uncertainty(classifier, task) -> None:
+def test_its_own_memory_is_spread_over_uncertainty(classifier, task, monkeypatch) -> None:
+    monkeypatch.setattr(rainbow, "COPIES", 6)
     network = Network.of(classifier).eval()
+    task = replace(task, everything=task.everything.of_classes(task.space.branches[0][:4]))
     earlier = task.everything.select(task.everything.origin == 0)
     found = rainbow.kept(network, task)
     assert found.counts() == dict.fromkeys(earlier.classes, task.per_class)
-    answers = whole.views_of(lambda pictures: network(pictures).argmax(1), task, earlier, rainbow.COPIES).numpy()
+    answers = whole_network.augmented_outputs(
+        lambda pictures: network(pictures).argmax(1), task, earlier, rainbow.COPIES
+    ).numpy()
     for name in earlier.classes:
         members = np.flatnonzero(earlier.names == name)
         doubts = [1 - np.bincount(answers[:, n]).max() / rainbow.COPIES for n in members]
@@ -64,5 +68,5 @@ def test_its_own_memory_is_spread_over_uncertainty(classifier, task) -> None:
 
 def test_what_it_would_have_kept_of_an_earlier_step_is_not_made_up(classifier, task) -> None:
     later = replace(task, space=task.space.extend(["one more"]))
-    with pytest.raises(DoesNotApply, match="is for one step"):
+    with pytest.raises(DoesNotApply, match="one step only; use rainbow"):
         rainbow.kept(Network.of(classifier), later)

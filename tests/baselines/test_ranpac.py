@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from branchout.baselines import ranpac
-from branchout.baselines.common import Task
-from branchout.baselines.groups import new_groups, plain
+from branchout.baselines.class_features import new_groups, plain
+from branchout.baselines.task import Task
 from branchout.model.classifier import Classifier
 
 

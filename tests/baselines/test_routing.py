@@ -10,7 +10,7 @@ from helpers import untrained
 from torch import Tensor
 
 from branchout.baselines import routing
-from branchout.baselines.common import Task
+from branchout.baselines.task import Task
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.model.classifier import Classifier

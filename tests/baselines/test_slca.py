@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from branchout.baselines import slca
-from branchout.baselines.common import Task
+from branchout.baselines.task import Task
 from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead

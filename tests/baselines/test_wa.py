@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
-from branchout.baselines import wa, whole
-from branchout.baselines.common import Network, scores_of
+from branchout.baselines import wa, whole_network
+from branchout.baselines.networks import Network, scores_of
 from branchout.data.memory import keep
 from branchout.model.heads import CosineHead
 
@@ -28,14 +28,14 @@ def test_new_rows_start_along_what_is_their_classs_alone_as_long_as_the_others(
     classifier, linear_classifier, overlapping_task, kind
 ) -> None:
     task = overlapping_task
-    _, teacher = whole.student_and_teacher(classifier if kind == "cosine" else linear_classifier, task)
+    _, teacher = whole_network.student_and_teacher(classifier if kind == "cosine" else linear_classifier, task)
     rows = wa.imprinted(wa.Rows.continuing(teacher.head, 16), 12, teacher, task)
     assert torch.allclose(rows.weight.norm(dim=1), torch.tensor(4.0 if kind == "cosine" else 40.0), rtol=1e-5)
     assert torch.allclose(rows.weight[:12], wa.Rows.continuing(teacher.head, 12).weight)
     means = []
     for name in task.space.classes:  # of a class that comes again all images count, old ones and new
         tables = [table.of_classes([name]) for table in (task.new, task.memory) if name in table.classes]
-        h = torch.cat([whole.plain(teacher.features, task, table) for table in tables])
+        h = torch.cat([whole_network.plain_outputs(teacher.features, task, table) for table in tables])
         means.append((normalize(h, dim=1) if kind == "cosine" else h).mean(0))
     own = means[13] - sum(means) / 16
     assert torch.allclose(rows.weight[13], rows.weight[13].norm() * normalize(own, dim=0), atol=1e-3)
@@ -43,11 +43,14 @@ def test_new_rows_start_along_what_is_their_classs_alone_as_long_as_the_others(
 
 def test_old_pictures_do_not_answer_to_new_rows_at_the_start(classifier, task, old_test) -> None:
     """Features are never negative: what all of them share would make rows of plain means heard everywhere."""
-    _, teacher = whole.student_and_teacher(classifier, task)
+    _, teacher = whole_network.student_and_teacher(classifier, task)
     rows = wa.imprinted(wa.Rows.continuing(teacher.head, 16, wa.LENGTH), 12, teacher, task)
-    h = whole.plain(teacher.features, task, old_test)
+    h = whole_network.plain_outputs(teacher.features, task, old_test)
     means = torch.stack(
-        [whole.plain(teacher.features, task, task.new.of_classes([c])).mean(0) for c in task.space.branches[1]]
+        [
+            whole_network.plain_outputs(teacher.features, task, task.new.of_classes([c])).mean(0)
+            for c in task.space.branches[1]
+        ]
     )
     plain = 16 * normalize(h, dim=1) @ normalize(means, dim=1).T
     assert plain.mean() > 3
@@ -58,9 +61,9 @@ def test_old_pictures_do_not_answer_to_new_rows_at_the_start(classifier, task, o
 def test_without_exemplars_a_single_new_class_starts_along_its_mean(first_step, classifier, drawings) -> None:
     task = first_step(drawings[0].of_classes(["digit eight"]))
     task = replace(task, memory=task.memory.select([]))
-    _, teacher = whole.student_and_teacher(classifier, task)
+    _, teacher = whole_network.student_and_teacher(classifier, task)
     rows = wa.imprinted(wa.Rows.continuing(teacher.head, 13), 12, teacher, task)
-    mean = normalize(whole.plain(teacher.features, task, task.new), dim=1).mean(0)
+    mean = normalize(whole_network.plain_outputs(teacher.features, task, task.new), dim=1).mean(0)
     assert torch.allclose(rows.weight[12], 4 * normalize(mean, dim=0), atol=1e-4)
 
 
@@ -85,8 +88,10 @@ def test_new_rows_outgrow_rare_old_ones_and_aligning_brings_old_pictures_back(
     align, network_of = wa.align, []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wa, "align", noted)
-        train = whole.train
-        patch.setattr(whole, "train", lambda network, *rest: (train(network, *rest), network_of.append(network)))
+        train = whole_network.train
+        patch.setattr(
+            whole_network, "train", lambda network, *rest: (train(network, *rest), network_of.append(network))
+        )
         learned = wa.learn(classifier, rare)
     (before, heard_before), (after, heard_after) = measured[0], states(learned)
     assert after > before + 0.01

@@ -22,16 +22,18 @@ from helpers import BASE, CPU, NEW
 from PIL import Image
 from torch import nn
 
-from branchout.baselines.common import Network, Task
+from branchout.baselines.networks import Network
 from branchout.baselines.registry import Baseline
+from branchout.baselines.task import Task
 from branchout.bench import experiment as module
 from branchout.bench import methods as methods
 from branchout.bench import runner
 from branchout.bench.experiment import Experiment
 from branchout.bench.methods import GOALS, measure, method_named
 from branchout.bench.plan import Plan
-from branchout.bench.rows import on_another_base
-from branchout.bench.runner import Job, forget_peak_memory, grouped, peak_memory, read_row, run, run_all, run_group
+from branchout.bench.rows import on_another_base, read_row
+from branchout.bench.runner import Job, forget_peak_memory, grouped, peak_memory, run, run_all, run_group
+from branchout.data import scenarios
 from branchout.data.augment import Augmentation
 from branchout.data.datasets import resolve
 from branchout.data.images import SMALL
@@ -141,7 +143,7 @@ def slow_herding(features: np.ndarray, number: int) -> list[int]:
 
 def herded(experiment: Experiment, features: Any, step: int, number: int) -> set[str]:
     """The ids that the slow version keeps of all classes of a step."""
-    given = experiment.given(step)
+    given = experiment.training_images(step)
     with torch.no_grad():
         rows = features(next(experiment.images(given).plain([np.arange(len(given))]))).numpy()
     kept: set[str] = set()
@@ -374,7 +376,7 @@ def test_features_are_made_once_and_count_for_everyone(experiment: Experiment, m
     assert torch.equal(again, direct)
     took = next(took for found, took in experiment._features.values() if found is again)
     assert experiment.now() - before > took > 0
-    for other, change in ((kept, {"seed": 4}), (kept, {"views": 3}), (experiment.given(1), {})):
+    for other, change in ((kept, {"seed": 4}), (kept, {"views": 3}), (experiment.training_images(1), {})):
         with pytest.raises(pytest.fail.Exception, match="made again"):
             experiment.features(model, other, **{**asked, **change})
     with pytest.raises(pytest.fail.Exception, match="made again"):
@@ -410,11 +412,11 @@ class Seen(module.Gallery):
         found = super().images(samples)
         views = found.views
 
-        def watched(batches: Any, augmentation: Augmentation, seed: int) -> Any:
+        def maps_and_features(batches: Any, augmentation: Augmentation, seed: int) -> Any:
             Seen.by.add(augmentation)
             return views(batches, augmentation, seed)
 
-        found.views = watched  # type: ignore[method-assign]
+        found.views = maps_and_features  # type: ignore[method-assign]
         return found
 
 
@@ -444,11 +446,11 @@ def test_a_network_without_its_last_relu_is_another_one_and_stays_so_on_disk(fol
     )
     assert "last_relu" not in usual.base.arch
     assert open_ended.base.arch["last_relu"] is False
-    given = usual.given(1)
+    given = usual.training_images(1)
     assert usual.features(usual.base, given).min() >= 0 > open_ended.features(open_ended.base, given).min()
     again = Experiment(open_ended.plan, dataset, device=CPU, cache=tmp_path)
     assert torch.equal(again.features(again.base, given), open_ended.features(open_ended.base, given))
-    assert "last_relu" not in open_ended.trained(open_ended.given(0), "resnet10").arch
+    assert "last_relu" not in open_ended.trained(open_ended.training_images(0), "resnet10").arch
     assert usual.branched(1, PAPER.stage_one)[0].arch.get("last_relu", True)
     learned, _ = open_ended.branched(1, PAPER.stage_one)
     assert open_ended.features(learned, given)[0, :, 1].min() < 0  # its branch ends as the trunk does
@@ -585,7 +587,7 @@ def test_rows_that_rest_on_another_base_are_known(folder: Path, tmp_path: Path) 
         if split != 1:  # stands for a training that does not repeat to the bit
             plan = replace(PLAN, split=split)
             other = Experiment(plan, resolve(str(folder)), device=CPU, cache=tmp_path / cache)
-            experiment.base = other.trained(experiment.given(0))
+            experiment.base = other.trained(experiment.training_images(0))
         assert run(each, {(str(folder), PLAN): experiment})
 
     for each in jobs:
@@ -688,8 +690,10 @@ def test_joint_learning_answers_in_the_order_of_the_label_space(experiment: Expe
     pictures = next(experiment.images(task.new).plain([np.arange(9)]))
     with torch.no_grad():
         ours, theirs = model(pictures), found(pictures)
-    for number, name in enumerate(task.space.classes):
-        assert torch.equal(ours[:, number], theirs[:, found.space.classes.index(name)])
+    order = [found.space.classes.index(name) for name in task.space.classes]
+    assert torch.equal(model.base_head.weight, found.base_head.weight[order])
+    # A processor may round a product differently in another column.
+    torch.testing.assert_close(ours, theirs[:, order])
 
 
 def test_over_many_steps_joint_learning_is_measured_after_the_last(folder: Path, tmp_path: Path) -> None:
@@ -706,19 +710,19 @@ def test_a_clustered_scenario_is_kept_beside_its_rows(folder: Path, tmp_path: Pa
     plan = replace(PLAN, scenario="overlap-random-clustered", base=8, novel=3, overlap=1)
     asked = job(folder, tmp_path, "ncm", plan, seeds=(1,))
     run(asked, {})
-    kept = json.loads(asked.drawn.read_text())
+    kept = json.loads(asked.scenario_file.read_text())
     turned = {name: digits.translate(str.maketrans("01", "10")) for name, digits in kept["sides"].items()}
-    asked.drawn.write_text(json.dumps({**kept, "sides": turned}))
-    again = Experiment(plan, resolve(str(folder)), device=CPU, drawn=asked.drawn)
+    asked.scenario_file.write_text(json.dumps({**kept, "sides": turned}))
+    again = Experiment(plan, resolve(str(folder)), device=CPU, scenario_file=asked.scenario_file)
     assert again.scenario.sides == turned  # not clustered once more
-    assert not job(folder, tmp_path / "other", "ncm", PLAN).drawn.exists()
+    assert not job(folder, tmp_path / "other", "ncm", PLAN).scenario_file.exists()
 
 
 @pytest.fixture(scope="module")
 def clustered(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
     plan = replace(PLAN, scenario="overlap-random-clustered", base=8, novel=3, overlap=1)
     place = tmp_path_factory.mktemp("drawn") / "table" / "scenario.json"
-    assert Experiment(plan, resolve(str(folder)), device=CPU, drawn=place).scenario
+    assert Experiment(plan, resolve(str(folder)), device=CPU, scenario_file=place).scenario
     return plan, place
 
 
@@ -732,7 +736,7 @@ def clustered(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
         ({"overlap": 2}, "overlap 1, and 2"),
         ({"split": 3}, "split 1, and 3"),
         ({"pretraining": Optimisation(epochs=3, lr=0.03, batch=32)}, r"network\.optimisation\.epochs 2, and 3"),
-        ({"width": 5}, r"network\.width 4, and 5"),
+        ({"width": 5}, r"network\.width 8, and 5"),
         ({"augmentation": "padded"}, r"network\.augmentation None, and"),
     ],
 )
@@ -740,7 +744,7 @@ def test_a_clustered_scenario_that_another_plan_drew_is_not_taken(
     change: dict[str, Any], said: str, folder: Path, clustered: tuple[Plan, Path]
 ) -> None:
     plan, place = clustered
-    experiment = Experiment(replace(plan, **change), resolve(str(folder)), device=CPU, drawn=place)
+    experiment = Experiment(replace(plan, **change), resolve(str(folder)), device=CPU, scenario_file=place)
     with pytest.raises(BranchoutError, match=rf"scenario\.json was drawn with {said}.* delete it .*--out"):
         assert experiment.scenario
 
@@ -750,26 +754,26 @@ def test_a_clustered_scenario_fits_plans_that_differ_otherwise_and_one_from_befo
 ) -> None:
     plan, place = clustered
     dataset = resolve(str(folder))
-    drawn = Experiment(plan, dataset, device=CPU, drawn=place).scenario
+    drawn = Experiment(plan, dataset, device=CPU, scenario_file=place).scenario
     for change in ({"arch": "resnet18"}, {"exemplars": 9}, {"base": None}, {"epochs": 7}):
-        assert Experiment(replace(plan, **change), dataset, device=CPU, drawn=place).scenario == drawn
-    few = Experiment(replace(plan, kept=5), dataset, device=CPU, drawn=place).scenario
+        assert Experiment(replace(plan, **change), dataset, device=CPU, scenario_file=place).scenario == drawn
+    few = Experiment(replace(plan, kept=5), dataset, device=CPU, scenario_file=place).scenario
     assert (len(few.branches[0]), few.branches[1]) == (5, drawn.branches[1])
     kept = json.loads(place.read_text())
     assert kept.pop("network")["arch"] == "resnet10"
     before = tmp_path / "scenario.json"
     before.write_text(json.dumps(kept))
     longer = replace(plan, pretraining=Optimisation(epochs=3, lr=0.03, batch=32))
-    assert Experiment(longer, dataset, device=CPU, drawn=before).scenario.sides == drawn.sides
+    assert Experiment(longer, dataset, device=CPU, scenario_file=before).scenario.sides == drawn.sides
     with pytest.raises(BranchoutError, match="drawn with overlap 1, and 2"):
-        assert Experiment(replace(plan, overlap=2), dataset, device=CPU, drawn=before).scenario
+        assert Experiment(replace(plan, overlap=2), dataset, device=CPU, scenario_file=before).scenario
 
 
 def test_two_runners_keep_one_split(
     folder: Path, clustered: tuple[Plan, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, _ = clustered
-    whole, drawing = module.scenarios.build, []
+    whole, drawing = scenarios.build, []
 
     def slow(*words: Any, **options: Any) -> Any:
         found = whole(*words, **options)
@@ -778,8 +782,10 @@ def test_two_runners_keep_one_split(
         turned = str.maketrans("01", "10" if len(drawing) > 1 else "01")  # no two trainings cluster alike
         return replace(found, sides={name: text.translate(turned) for name, text in found.sides.items()})
 
-    monkeypatch.setattr(module.scenarios, "build", slow)
-    runners = [Experiment(plan, resolve(str(folder)), device=CPU, drawn=tmp_path / "scenario.json") for _ in "ab"]
+    monkeypatch.setattr(scenarios, "build", slow)
+    runners = [
+        Experiment(plan, resolve(str(folder)), device=CPU, scenario_file=tmp_path / "scenario.json") for _ in "ab"
+    ]
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(Experiment.scenario.func, runners)  # a cached property may let one thread in at a time
     assert one.sides == other.sides
@@ -795,9 +801,9 @@ def test_a_scenario_that_is_not_wholly_written_leaves_no_file(
         path.write_text("{")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module.scenarios.Scenario, "save", torn)
+    monkeypatch.setattr(scenarios.Scenario, "save", torn)
     with pytest.raises(KeyboardInterrupt):
-        assert Experiment(plan, resolve(str(folder)), device=CPU, drawn=tmp_path / "scenario.json").scenario
+        assert Experiment(plan, resolve(str(folder)), device=CPU, scenario_file=tmp_path / "scenario.json").scenario
     assert not list(tmp_path.glob("*.json"))
 
 
@@ -808,16 +814,16 @@ def test_a_network_serves_every_copy_of_the_data(folder: Path, tmp_path: Path, m
         Experiment(PLAN, resolve(str(place)), device=CPU, cache=tmp_path / "cache")
         for place in (folder, tmp_path / folder.name)
     )
-    first.trained(first.given(0))
+    first.trained(first.training_images(0))
     monkeypatch.setattr(module, "pretrain", lambda *a, **k: pytest.fail("trained again"))
-    second.trained(second.given(0))
+    second.trained(second.training_images(0))
 
 
 def test_waiting_for_another_runners_network_is_no_time(folder: Path, tmp_path: Path) -> None:
     dataset = resolve(str(folder))
     first, second = (Experiment(PLAN, dataset, device=CPU, cache=tmp_path) for _ in "ab")
-    given = first.given(0)
-    assert len(second.given(0)) == len(given)
+    given = first.training_images(0)
+    assert len(second.training_images(0)) == len(given)
     start = first.now()
     first.trained(given)
     took = first.now() - start
@@ -884,13 +890,13 @@ def test_a_process_runs_one_group_at_a_time(folder: Path, tmp_path: Path, monkey
     """Two at once would share torch's random stream, and neither row would be what it is alone."""
     at_it: list[Job] = []
 
-    def watched(asked: Job) -> None:
+    def maps_and_features(asked: Job) -> None:
         at_it.append(asked)
         time.sleep(0.1)
         assert at_it == [asked]
         at_it.remove(asked)
 
-    monkeypatch.setattr(runner, "run", watched)
+    monkeypatch.setattr(runner, "run", maps_and_features)
     groups = [[job(folder, tmp_path, name)] * 2 for name in ("ncm", "fecam", "ranpac")]
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(run_group, groups)) == [[], [], []]
@@ -915,7 +921,7 @@ def test_rows_can_be_made_by_a_dask_cluster(folder: Path, tmp_path: Path) -> Non
 
 
 def test_a_killed_runner_leaves_nothing_half_done_and_blocks_nobody(folder: Path, tmp_path: Path) -> None:
-    asked = "--scenario disjoint --base-classes 8 --novel-classes 3 --method finetune --width 4 --size 32"
+    asked = "--scenario disjoint --base-classes 8 --novel-classes 3 --method finetune --width 8 --size 32"
     words = [sys.executable, "-m", "branchout", "bench", *asked.split(), "--data", str(folder), "--out", str(tmp_path)]
     place = tmp_path / folder.name / "disjoint-8+3" / "resnet10"
     runner = subprocess.Popen([*words, "--epochs", "400"], stdout=subprocess.DEVNULL)

@@ -209,7 +209,9 @@ def test_rows_that_are_kept_here_are_those_that_would_be_made_today(name: str, t
                 Job(name, name, table, plan, method, seeds, RESULTS, images=images).missing()
             rows += len(kept)
         if plan.scenario in CLUSTERED:
-            assert Experiment(plan, dataset, drawn=folder.parent / "scenario.json").scenario.name == plan.scenario
+            assert (
+                Experiment(plan, dataset, scenario_file=folder.parent / "scenario.json").scenario.name == plan.scenario
+            )
     assert rows == len(list((RESULTS / name).glob("*/*/*.json"))) > 100
 
 

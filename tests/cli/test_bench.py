@@ -118,7 +118,7 @@ def test_methods_from_a_base_of_ones_own(folder: Path, base: api.Model, tmp_path
     assert (row["settings"]["width"], row["settings"]["size"]) == (8, 32)
     status, _, complained = run(*words, "--width", "8")
     assert status == 1
-    assert "the model that --base gives decides --width" in complained
+    assert "the model given with --base decides --width" in complained
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_methods_from_a_base_of_ones_own(folder: Path, base: api.Model, tmp_path
         (["--scenario", "disjoint", "--novel-classes", "4"], "4 new classes were asked for, and"),
         (["--scenario", "disjoint", "--base", "glyphs"], "of the base's 800 classes have no training images in"),
         (["--scenario", "disjoint", "--base", "nowhere"], "there is no model nowhere"),
-        (["--scenario", "disjoint", "--base-classes", "8"], "the model that --base gives decides --base-classes"),
+        (["--scenario", "disjoint", "--base-classes", "8"], "the model given with --base decides --base-classes"),
         (["sota"], "a table has a base of its own, so --base goes with --scenario only"),
     ],
 )
@@ -158,8 +158,8 @@ def test_rows_on_another_training_of_the_base_are_named(folder: Path, tmp_path: 
     lost.write_text(json.dumps({**json.loads(lost.read_text()), "base_weights": "of before"}))
     status, told, _ = run(*words, "--method", "ncm")
     assert status == 0
-    assert f"warning: these rows of {lost.parent} rest on another training of the base" in told
-    assert "than the rest: ncm-plain. To have all on one, delete all rows" in told
+    assert f"warning: these rows of {lost.parent} were measured with another training of the base model" in told
+    assert "than the rest: ncm-plain. To measure all with one, delete all rows" in told
     assert "another --out" in told
 
 
@@ -202,8 +202,8 @@ def test_interrupted_its_processes_stop_too(folder: Path, tmp_path: Path) -> Non
         (["sota", "--seeds", "one"], "--seeds takes numbers separated by commas"),
         (["sota", "--scale", "moon"], "no scale is called 'moon'"),
         (["sota", "--schedule", "lazy"], "no schedule is called 'lazy'"),
-        (["--scenario", "disjoint", "--base-classes", "8"], "say which methods with --method"),
-        (["--scenario", "disjoint", "--method", "ncm"], "say how many classes are new"),
+        (["--scenario", "disjoint", "--base-classes", "8"], "name the methods to run with --method"),
+        (["--scenario", "disjoint", "--method", "ncm"], "give the number of new classes"),
         (["--scenario", "disjoint", "--base-classes", "80", "--novel-classes", "3", "--method", "ncm"], "83 base and"),
         (["sota", "--base-classes", "5"], "a table has sizes of its own, so --base-classes goes with --scenario only"),
         (["--scenario", "disjoint", "--scale", "paper", "--method", "ncm"], "--scale is for tables"),

@@ -1,4 +1,4 @@
-"""Heads on cached features: which pictures they see, how features enter them, and the one loop that trains them."""
+"""Heads on cached features: the images they see, how they read features, and the loop that trains them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from branchout.baselines.common import Ints, Task
+from branchout.baselines.task import Ints, Task
 from branchout.data.images import class_balanced, on_device
 from branchout.data.memory import keep
 from branchout.data.samples import Samples, concatenate
@@ -24,7 +24,7 @@ Batch = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Cached:
-    """What a frozen model makes of some pictures."""
+    """Features of some images by a frozen model."""
 
     features: Tensor  # (views, N, feature vectors, k)
     labels: Tensor  # (N,)
@@ -32,12 +32,12 @@ class Cached:
 
 
 def balanced(task: Task) -> Samples:
-    """The exemplars, and as many images of each class that this step brings: what stage II sees."""
+    """The exemplars, and as many images of each class of this step: what stage II sees."""
     return concatenate([task.memory, keep(task.new, per_class=task.per_class, seed=task.seed)])
 
 
 def everything(task: Task) -> Samples:
-    """All training images so far, for those that may see them."""
+    """All training images so far, for oracles and `-all` variants."""
     if task.everything is None:
         raise BranchoutError(
             "this method sees all training images of all steps, and the task has none: set `everything`"
@@ -46,7 +46,7 @@ def everything(task: Task) -> Samples:
 
 
 def cached(model: Classifier, task: Task, samples: Samples, *, views: int) -> Cached:
-    """Features of some augmented views of each picture; of the plain pictures if `views` is 0."""
+    """Features of some augmented views of each image; of the plain images if `views` is 0."""
     features = (
         task.features(model, samples, views, task.seed)
         if task.features
@@ -64,8 +64,8 @@ def cached(model: Classifier, task: Task, samples: Samples, *, views: int) -> Ca
     return Cached(features, labels, origin)
 
 
-def class_by_class(task: Task, data: Cached) -> Callable[[int], Sequence[Ints]]:
-    """The order of stage II: in every epoch as many images of one class as of any other."""
+def class_balanced_order(task: Task, data: Cached) -> Callable[[int], Sequence[Ints]]:
+    """The batches of stage II: in every epoch as many images of one class as of any other."""
     labels = data.labels.cpu().numpy()
     return lambda epoch: class_balanced(labels, task.per_class, task.heads.batch, seed_for(task.seed, epoch))
 
@@ -77,7 +77,7 @@ def train(
     order: Callable[[int], Sequence[Ints]],
     loss_of: Callable[[Batch], Tensor],
 ) -> nn.Module:
-    """Train a head as our stage II trains deltas; epoch e sees view e modulo their number."""
+    """Train a head as stage II trains deltas; epoch e sees view e modulo their number."""
 
     def epoch_batches(epoch: int) -> Iterator[Batch]:
         view = data.features[epoch % len(data.features)]
@@ -90,12 +90,12 @@ def train(
     return head.requires_grad_(False)
 
 
-def seeded(task: Task) -> None:
-    """What is drawn from now on depends on the task's seed and step alone."""
+def seed_step(task: Task) -> None:
+    """Seed torch by the task's seed and step."""
     torch.manual_seed(seed_for(task.seed, task.step))
 
 
-def side_by_side(features: Tensor) -> Tensor:
+def concatenated(features: Tensor) -> Tensor:
     """h_b ⊕ h_n ⊕ …, each at norm 4 so that none outweighs another: (N, feature vectors, k) → (N, all of them · k)."""
     return to_norm(features).flatten(1)
 
@@ -122,7 +122,7 @@ class ScaledLinear(nn.Module):
 
 
 def trainable(head: Head, features: Tensor) -> CosineHead | ScaledLinear:
-    """A copy of a head that can be trained on features such as these."""
+    """A copy of a head that can be trained on such features."""
     if isinstance(head, nn.Linear):
         return ScaledLinear(head, features)
     classes, width = head.weight.shape
@@ -131,8 +131,8 @@ def trainable(head: Head, features: Tensor) -> CosineHead | ScaledLinear:
     return copy
 
 
-def settled(head: CosineHead | ScaledLinear) -> Head:
-    """A head after training, as an ordinary one again."""
+def plain_head(head: CosineHead | ScaledLinear) -> Head:
+    """A head after training, as an ordinary head."""
     if isinstance(head, CosineHead):
         return head.requires_grad_(False)
     classes, width = head.weight.shape

@@ -1,4 +1,4 @@
-"""What the methods share that train a whole network: where it starts, what it sees, its teacher and its training."""
+"""Shared by the methods that train a whole network: its start, its teacher, its images, distillation and training."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.baselines import heads
-from branchout.baselines.common import Network, Task, epochs_of, frozen_copy
+from branchout.baselines import feature_heads
+from branchout.baselines.feature_heads import Cached
+from branchout.baselines.networks import Network, epochs_of, frozen_copy
+from branchout.baselines.task import Task
 from branchout.data.images import in_order
 from branchout.data.samples import Samples, concatenate
-from branchout.method.stage1 import Labelled
 from branchout.model.classifier import Classifier
 from branchout.training.loop import fit, seed_for
 from branchout.training.optimisation import scale_to_dataset
@@ -24,54 +25,54 @@ TEMPERATURE = 2.0
 
 def student_and_teacher(before: Classifier | Network, task: Task) -> tuple[Network, Network]:
     """The network with rows for the new classes, to be trained, and the network as it was, frozen."""
-    heads.seeded(task)
+    feature_heads.seed_step(task)
     network = Network.of(before)
     network.to(task.device, memory_format=network.backbone.layout(task.device))  # type: ignore[call-overload]
     teacher = cast(Network, frozen_copy(network))
     return network.widened(len(task.space.classes)), teacher
 
 
-def replayed(task: Task) -> Samples:
+def new_and_exemplars(task: Task) -> Samples:
     """New images and exemplars in one table, so that every image is seen once an epoch."""
     return concatenate([task.new, task.memory]) if len(task.memory) else task.new
 
 
-def taught(task: Task) -> Tensor:
-    """The numbers of the classes that this step brings, those known already among them."""
+def step_classes(task: Task) -> Tensor:
+    """Class numbers of this step, overlapping classes included."""
     return torch.from_numpy(task.space.index(task.space.branches[-1])).to(task.device)
 
 
-def place_among_taught(task: Task) -> Tensor:
-    """For each class its place among those that this step brings; 0 for others."""
-    classes = taught(task)
+def place_in_step(task: Task) -> Tensor:
+    """For each class its place among the classes of this step; 0 for others."""
+    classes = step_classes(task)
     place = torch.zeros(len(task.space.classes), dtype=torch.int64, device=task.device)
     place[classes] = torch.arange(len(classes), device=task.device)
     return place
 
 
-def is_taught(task: Task) -> Tensor:
-    """For each class whether this step brings it."""
+def in_step(task: Task) -> Tensor:
+    """A mask of the classes of this step."""
     mask = torch.zeros(len(task.space.classes), dtype=torch.bool, device=task.device)
-    mask[taught(task)] = True
+    mask[step_classes(task)] = True
     return mask
 
 
-def known_share(task: Task) -> float:
-    """λ of BiC and WA: old classes / (old + new). A class that comes again counts on both sides."""
+def old_share(task: Task) -> float:
+    """λ of BiC and WA: old classes / (old + new). An overlapping class counts on both sides."""
     known = len(task.space.upto(task.step - 1).classes)
     return known / (known + len(task.space.branches[-1]))
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float = TEMPERATURE) -> Tensor:
-    """KL from the teacher's softened answers to the student's; its gradient is that of the cross-entropy they write."""
+    """KL from the teacher's softened predictions to the student's; its gradient equals that of their cross-entropy."""
     log_p, log_q = F.log_softmax(student / temperature, dim=1), F.log_softmax(teacher / temperature, dim=1)
     return F.kl_div(log_p, log_q, reduction="batchmean", log_target=True)
 
 
-def remembering(student: nn.Module, teacher: nn.Module, task: Task) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
+def distillation_loss(student: nn.Module, teacher: nn.Module, task: Task) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
     """The loss of BiC and WA: distillation of the classes known before weighs λ, cross-entropy over all 1 − λ."""
     known = len(task.space.upto(task.step - 1).classes)
-    share = known_share(task)
+    share = old_share(task)
 
     def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
         pictures, target = batch
@@ -86,11 +87,12 @@ def remembering(student: nn.Module, teacher: nn.Module, task: Task) -> Callable[
 def train(
     network: nn.Module,
     task: Task,
-    labelled: Labelled,
+    samples: Samples,
     loss_of: Callable[[tuple[Tensor, Tensor]], Tensor],
     work: str = "train the network",
 ) -> None:
-    """Train all of a network that is not frozen, BatchNorm's statistics too, on augmented views."""
+    """Train all parameters that are not frozen, and BatchNorm's statistics, on augmented views of these images."""
+    labelled = task.labelled(samples)
     optimisation = scale_to_dataset(task.network, len(labelled.labels))
     network.train()
     fit(
@@ -108,8 +110,10 @@ def train(
 
 
 @torch.no_grad()
-def views_of(outputs: Callable[[Tensor], Tensor], task: Task, samples: Samples, views: int | None = None) -> Tensor:
-    """What a network in eval mode makes of `views` augmented views of each picture: (views, N, …)."""
+def augmented_outputs(
+    outputs: Callable[[Tensor], Tensor], task: Task, samples: Samples, views: int | None = None
+) -> Tensor:
+    """The outputs of a network in eval mode for `views` augmented views of each image: (views, N, …)."""
     images = task.images(samples)
     batches = in_order(len(samples), 500)
     rounds = (
@@ -120,7 +124,15 @@ def views_of(outputs: Callable[[Tensor], Tensor], task: Task, samples: Samples, 
 
 
 @torch.no_grad()
-def plain(outputs: Callable[[Tensor], Tensor], task: Task, samples: Samples) -> Tensor:
-    """What a network in eval mode makes of the plain pictures: (N, …)."""
+def plain_outputs(outputs: Callable[[Tensor], Tensor], task: Task, samples: Samples) -> Tensor:
+    """The outputs of a network in eval mode for plain images: (N, …)."""
     batches = in_order(len(samples), 500)
     return torch.cat([outputs(pictures) for pictures in task.images(samples).plain(batches)])
+
+
+def balanced_views(network: nn.Module, task: Task) -> Cached:
+    """Features of augmented views of as many images of each class, old or new, as of any other."""
+    samples = feature_heads.balanced(task)
+    features = augmented_outputs(network.features, task, samples).unsqueeze(2)  # type: ignore[arg-type]
+    labels, origin = (torch.from_numpy(column).to(task.device) for column in (task.labels(samples), samples.origin))
+    return Cached(features, labels, origin)

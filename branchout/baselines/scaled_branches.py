@@ -1,4 +1,4 @@
-"""One scale and one shift for each branch's logits, for the methods that balance the paper's branches with no more."""
+"""One scale and one shift for each branch's logits: how FA+BiC and FA+WA balance the branches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from branchout.baselines.common import OnFeatures
+from branchout.baselines.networks import OnFeatures
 from branchout.model.classifier import Classifier
 from branchout.model.heads import FusedHead
 

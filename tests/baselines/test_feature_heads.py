@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from branchout.baselines import heads
-from branchout.baselines.common import Task
-from branchout.baselines.heads import Cached
+from branchout.baselines import feature_heads
+from branchout.baselines.feature_heads import Cached
+from branchout.baselines.task import Task
 from branchout.data.images import in_order
 from branchout.model.heads import CosineHead
 from branchout.training.optimisation import Optimisation
 
 
 def test_the_balanced_split_holds_as_many_new_images_as_exemplars(overlapping_task: Task) -> None:
-    kept = heads.balanced(overlapping_task)
+    kept = feature_heads.balanced(overlapping_task)
     counts = Counter(zip(kept.names.tolist(), kept.origin.tolist(), strict=True))
     assert set(counts.values()) == {5}
     assert len(counts) == overlapping_task.space.columns
@@ -25,8 +25,10 @@ def test_the_balanced_split_holds_as_many_new_images_as_exemplars(overlapping_ta
 
 def test_every_class_is_seen_equally_often(overlapping_task: Task) -> None:
     """Also those that came twice and so have twice as many images."""
-    labels = torch.from_numpy(overlapping_task.labels(heads.balanced(overlapping_task)))
-    order = heads.class_by_class(overlapping_task, Cached(torch.zeros(1, len(labels), 1, 1), labels, labels))
+    labels = torch.from_numpy(overlapping_task.labels(feature_heads.balanced(overlapping_task)))
+    order = feature_heads.class_balanced_order(
+        overlapping_task, Cached(torch.zeros(1, len(labels), 1, 1), labels, labels)
+    )
     seen = labels[torch.from_numpy(np.concatenate(order(0)))]
     assert set(seen.bincount().tolist()) == {overlapping_task.per_class}
     assert not np.array_equal(np.concatenate(order(0)), np.concatenate(order(1)))
@@ -38,12 +40,12 @@ def test_each_epoch_sees_another_view(task: Task) -> None:
     head = nn.Linear(1, 1)
     seen: list[float] = []
 
-    def loss_of(batch: heads.Batch) -> torch.Tensor:
+    def loss_of(batch: feature_heads.Batch) -> torch.Tensor:
         seen.append(batch[0].mean().item())
         return head(batch[0].flatten(1)).sum()
 
     short = replace(task, heads=Optimisation(epochs=5, batch=8))
-    heads.train(head, short, data, lambda epoch: in_order(8, 8), loss_of)
+    feature_heads.train(head, short, data, lambda epoch: in_order(8, 8), loss_of)
     assert seen == [0, 1, 2, 0, 1]
     assert not any(parameter.requires_grad for parameter in head.parameters())
 
@@ -52,23 +54,23 @@ def test_each_epoch_sees_another_view(task: Task) -> None:
 def test_a_scaled_head_computes_what_the_head_did(bias: bool) -> None:
     torch.manual_seed(0)
     head, features = nn.Linear(6, 4, bias=bias), torch.randn(20, 6) * 30
-    scaled = heads.trainable(head, features)
+    scaled = feature_heads.trainable(head, features)
     assert torch.allclose(scaled(features), head(features), atol=1e-4)
     assert float((features * scaled.scale).norm(dim=1).mean()) == pytest.approx(4)
-    assert torch.allclose(heads.settled(scaled)(features), head(features), atol=1e-4)
+    assert torch.allclose(feature_heads.plain_head(scaled)(features), head(features), atol=1e-4)
 
 
 def test_a_cosine_head_is_copied() -> None:
     head, features = CosineHead(6, 4), torch.randn(20, 6)
-    copy = heads.trainable(head, features)
+    copy = feature_heads.trainable(head, features)
     assert torch.equal(copy(features), head(features))
     assert copy.weight.data_ptr() != head.weight.data_ptr()
-    assert heads.settled(copy) is copy
+    assert feature_heads.plain_head(copy) is copy
 
 
 def test_features_side_by_side_weigh_the_same() -> None:
     features = torch.randn(5, 2, 6)
-    joined = heads.side_by_side(features)
+    joined = feature_heads.concatenated(features)
     assert torch.allclose(joined.view(5, 2, 6).norm(dim=2), torch.full((5, 2), 4.0))
     louder = features * torch.tensor([1.0, 50.0])[:, None]
-    assert torch.allclose(heads.side_by_side(louder), joined, atol=1e-5)
+    assert torch.allclose(feature_heads.concatenated(louder), joined, atol=1e-5)

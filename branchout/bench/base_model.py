@@ -1,7 +1,7 @@
-"""A base model that is there already: the one that comes with the installation, or anyone's own.
+"""A saved base model to start an experiment from: the one in the package, or a folder given with --base.
 
-An experiment that starts from one trains no base. Which classes are base classes is then decided, and so is which of
-their images the model has seen; only the new classes are left to draw.
+No base is trained then. The model decides which classes are base classes and which of their images it has seen; only
+the new classes are drawn.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from branchout.model.classifier import Classifier
 from branchout.training.optimisation import Optimisation, optimisation_in
 
 SHIPPED = "glyphs"
-"""What the model that comes with the installation is called, as everywhere."""
+"""The name of the model in the package."""
 MADE_FOR: dict[str, Any] = {"name": "overlap-style", "base": 800, "novel": 40, "overlap": 5, "seed": 0}
 """The scenario whose base it is. It has seen the five shared characters in sans-serif typefaces only."""
 
 
 @dataclass(frozen=True)
-class GivenBase:
-    """A saved base model, and what is known of how it came about."""
+class SavedBase:
+    """A saved base model and how it was trained."""
 
     place: str
     kept: SavedModel
@@ -47,12 +47,12 @@ class GivenBase:
 
     @cached_property
     def weights(self) -> str:
-        """Identifies it, wherever it lies and however it was stored."""
+        """Identifies it, wherever it is stored."""
         return weights_digest(self.classifier)
 
     @property
     def optimisation(self) -> Optimisation | None:
-        """How it was trained, if it says so."""
+        """How it was trained, where its manifest tells."""
         return optimisation_in(self.kept.history[0]) if self.kept.history else None
 
     def start(self, plan: Plan) -> Plan:
@@ -70,7 +70,7 @@ class GivenBase:
         )
 
     def stands_for(self, plan: Plan, dataset: Dataset) -> bool:
-        """Whether a base trained as the plan says would be of this kind: then it need not be trained."""
+        """Whether it replaces the base that the plan would train: same network, schedule, classes."""
         if plan.scenario not in FROM_GIVEN and not self._made_for(plan):
             return False
         same = replace(self.start(plan), model=plan.model, weights=plan.weights) == plan
@@ -107,15 +107,15 @@ class GivenBase:
         )
 
 
-def given_base(place: str) -> GivenBase:
+def open_base(place: str) -> SavedBase:
     """Open a saved base model: a folder, or `glyphs`."""
     if place == SHIPPED and not checkpoint.is_saved_model(Path(place)):
         with as_file(files("branchout") / "assets" / "glyphs-base") as folder:
-            return GivenBase(place, checkpoint.load(folder))
+            return SavedBase(place, checkpoint.load(folder))
     kept = checkpoint.load(Path(place))
     if kept.classifier.steps:
         raise BranchoutError(
-            f"{place} has been extended already, {len(kept.classifier.steps)} step(s); "
-            "an experiment starts from a base model: give the one it was extended from"
+            f"{place} was already extended ({len(kept.classifier.steps)} steps), and an experiment starts from a base "
+            "model; give the model it was extended from"
         )
-    return GivenBase(str(Path(place).absolute()), kept)
+    return SavedBase(str(Path(place).absolute()), kept)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from helpers import same, snapshot
 
-from branchout.baselines import whole
-from branchout.baselines.common import scores_of
+from branchout.baselines import whole_network
+from branchout.baselines.networks import scores_of
 from branchout.baselines.registry import baselines
 from branchout.data.samples import Samples
 from branchout.training.optimisation import Optimisation
@@ -40,7 +40,7 @@ def test_linear_head(name, linear_classifier, task, old_test: Samples) -> None:
 
 
 def test_student_starts_where_the_teacher_is(classifier, task, old_test: Samples) -> None:
-    student, teacher = whole.student_and_teacher(classifier, task)
+    student, teacher = whole_network.student_and_teacher(classifier, task)
     images = task.images(old_test)
     assert torch.equal(scores_of(student, images)[:, :12], scores_of(teacher, images))
     assert all(p.requires_grad for p in student.parameters())
@@ -53,28 +53,28 @@ def test_distillation_against_a_loop() -> None:
     for z, t in zip(student, teacher, strict=True):
         p, q = (z / 2).exp() / (z / 2).exp().sum(), (t / 2).exp() / (t / 2).exp().sum()
         total += sum(float(q[c] * (q[c] / p[c]).log()) for c in range(4))
-    assert whole.distillation(student, teacher).item() == pytest.approx(total / 3)
+    assert whole_network.distillation(student, teacher).item() == pytest.approx(total / 3)
 
 
 def test_distillation_leaves_a_student_like_its_teacher_alone() -> None:
     student = torch.randn(5, 7, requires_grad=True)
-    loss = whole.distillation(student, student.detach() + 3)  # a shift of all logits says nothing
+    loss = whole_network.distillation(student, student.detach() + 3)  # a shift of all logits says nothing
     loss.backward()
     assert loss.item() == pytest.approx(0, abs=1e-6)
     assert student.grad.abs().max() < 1e-6
-    assert whole.distillation(student, torch.randn(5, 7)).item() > 0.01
+    assert whole_network.distillation(student, torch.randn(5, 7)).item() > 0.01
 
 
 def test_share_of_known_classes(task, overlapping_task) -> None:
-    assert whole.known_share(task) == pytest.approx(12 / 16)
-    assert whole.known_share(overlapping_task) == pytest.approx(12 / 18)
-    assert whole.is_taught(overlapping_task).sum() == 6
+    assert whole_network.old_share(task) == pytest.approx(12 / 16)
+    assert whole_network.old_share(overlapping_task) == pytest.approx(12 / 18)
+    assert whole_network.in_step(overlapping_task).sum() == 6
 
 
 def test_views_are_augmented_and_plain_pictures_are_not(task, old_test: Samples) -> None:
     few = old_test.select(torch.arange(4).numpy())
-    views = whole.views_of(lambda pictures: pictures, task, few)
-    plain = whole.plain(lambda pictures: pictures, task, few)
+    views = whole_network.augmented_outputs(lambda pictures: pictures, task, few)
+    plain = whole_network.plain_outputs(lambda pictures: pictures, task, few)
     assert views.shape == (task.views, *plain.shape)
     assert not torch.equal(views[0], views[1])
     assert torch.equal(plain, next(iter(task.images(few).plain([torch.arange(4).numpy()]))))

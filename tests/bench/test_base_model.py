@@ -11,8 +11,8 @@ from helpers import BASE, CPU, NEW, same
 
 from branchout import api
 from branchout.bench import experiment as module
+from branchout.bench.base_model import MADE_FOR, open_base
 from branchout.bench.experiment import Experiment
-from branchout.bench.given_base import MADE_FOR, given_base
 from branchout.bench.plan import Plan
 from branchout.bench.runner import Job, run
 from branchout.bench.tables import experiments_of, plan_for, table_named
@@ -77,10 +77,10 @@ def test_data_without_its_characters_does_not_get_the_shipped_base(train: Sample
     few = Dataset("glyphs", train, val, kind="glyph")
     assert plan_for("disjoint-40", few).model is None
     with pytest.raises(BranchoutError, match="of the base's 800 classes have no training images in 'glyphs'"):
-        given_base("glyphs").scenario(Plan("disjoint", 800, 3), few)
+        open_base("glyphs").scenario(Plan("disjoint", 800, 3), few)
     without_styles = replace(characters(), style_sides=None)
     with pytest.raises(BranchoutError, match="trained on other images than those of 'glyphs'"):
-        given_base("glyphs").scenario(Plan("disjoint", 800, 3), without_styles)
+        open_base("glyphs").scenario(Plan("disjoint", 800, 3), without_styles)
 
 
 def test_fewer_base_classes_are_some_of_the_shipped_ones_and_have_the_same_new_ones() -> None:
@@ -109,17 +109,17 @@ def dataset(train: Samples, val: Samples) -> Dataset:
 def plan_from(model: api.Model, **changes: object) -> Plan:
     short = Optimisation(epochs=1, lr=0.03, batch=16)
     plan = Plan("disjoint", None, 3, exemplars=4, network=short, epochs=1, **changes)  # type: ignore[arg-type]
-    return given_base(str(model.folder)).start(plan)
+    return open_base(str(model.folder)).start(plan)
 
 
 def test_a_saved_model_is_the_base_as_it_is(base: api.Model, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "pretrain", lambda *a, **k: pytest.fail("something was trained"))
     plan = plan_from(base)
-    assert (plan.base, plan.arch, plan.width, plan.size) == (8, "resnet10", 4, 32)
+    assert (plan.base, plan.arch, plan.width, plan.size) == (8, "resnet10", 8, 32)
     assert plan.pretraining == Optimisation(epochs=30, lr=0.03, batch=32, nesterov=True, schedule="cosine")
     experiment = Experiment(plan, dataset, device=CPU)
     assert same(experiment.base.state_dict(), base.classifier.state_dict())
-    assert set(experiment.given(0).counts().values()) == {20}  # all training images of its classes
+    assert set(experiment.training_images(0).counts().values()) == {20}  # all training images of its classes
     assert not set(experiment.scenario.branches[1]) & set(BASE)
     test = experiment.scenario.test(dataset, 0)
     assert experiment.before().all == base.evaluate(test).after.all
@@ -149,7 +149,7 @@ def test_a_row_says_what_it_started_from_and_is_not_taken_for_another(
         replace(job, plan=replace(plan, model=None, weights=None)).missing()
 
 
-def test_rows_from_before_there_were_given_bases_are_still_rows(
+def test_rows_from_before_there_were_saved_bases_are_still_rows(
     base: api.Model, dataset: Dataset, tmp_path: Path
 ) -> None:
     given = plan_from(base)
@@ -166,11 +166,11 @@ def test_rows_from_before_there_were_given_bases_are_still_rows(
 
 
 def test_a_model_that_was_replaced_meanwhile_is_noticed(base: api.Model, dataset: Dataset) -> None:
-    with pytest.raises(BranchoutError, match="not the one this was planned with"):
+    with pytest.raises(BranchoutError, match="was replaced since this experiment was planned"):
         Experiment(replace(plan_from(base), weights="other"), dataset, device=CPU)
 
 
 def test_an_extended_model_is_no_base(extended: api.Model) -> None:
     assert len(extended.classes) == len(BASE) + len(NEW)
-    with pytest.raises(BranchoutError, match=r"extended already, 1 step\(s\); .* the one it was extended from"):
-        given_base(str(extended.folder))
+    with pytest.raises(BranchoutError, match=r"already extended \(1 steps\).* give the model it was extended from"):
+        open_base(str(extended.folder))

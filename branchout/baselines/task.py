@@ -1,0 +1,88 @@
+"""The input of every baseline: one step of an experiment.
+
+A baseline is one function, `learn(before, task) -> scorer`. `before` is the base model at the first step and the
+baseline's own result of the step before at later ones. A scorer is a module that turns a batch of images into one score
+per class, in the order of `task.space.classes`; what a baseline needs in its next step is an attribute of its scorer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from branchout.data import augment
+from branchout.data.augment import Augmentation
+from branchout.data.images import Images
+from branchout.data.samples import Samples
+from branchout.labels import LabelSpace
+from branchout.method.recipes import PAPER
+from branchout.method.stage1 import Labelled
+from branchout.model.classifier import Classifier
+from branchout.training.loop import Report, best_device, silent
+from branchout.training.optimisation import Optimisation
+from branchout.training.pretrain import FAST
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One step with the same images, exemplars, schedule and augmentation for every method, score fusion included."""
+
+    space: LabelSpace
+    """After this step. Labels are its class numbers; those of earlier classes stay what they were."""
+    new: Samples
+    """All new images; their origin is the number of this step."""
+    memory: Samples
+    """Exemplars of every earlier class, each with its origin: 0 for the base, t for step t."""
+    images: Callable[[Samples], Images]
+    """Opens samples as images on the device."""
+    kind: str
+    size: int
+    network: Optimisation = PAPER.stage_one.optimisation
+    """How a network is trained in one step: as our stage I."""
+    pretraining: Optimisation = FAST
+    """How the base was trained, which is how an oracle is."""
+    heads: Optimisation = PAPER.stage_two.optimisation
+    """How a head on cached features is trained: as our stage II."""
+    per_class: int = 10
+    """Exemplars kept of each class; heads on cached features see as many images of each new class."""
+    views: int = 10
+    """Number of augmented views whose features are cached."""
+    everything: Samples | None = None
+    """All training images of all steps so far: for oracles, and for variants named as such."""
+    from_scratch: Callable[[Samples], Classifier] | None = None
+    """Trains a network as the base was trained, or reads one that was trained on the same images from disk."""
+    features: Callable[[Classifier, Samples, int, int], Tensor] | None = None
+    """Features by model, samples, number of views and seed; methods share them."""
+    augmented: str | None = None
+    """The name of an augmentation for all training, if not the default for the kind of image."""
+    seed: int = 0
+    device: torch.device = field(default_factory=best_device)
+    report: Report = silent
+
+    @property
+    def step(self) -> int:
+        return len(self.space.branches) - 1
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """Of images that train a network: as in stage I."""
+        return augment.for_kind(self.kind, self.size, few=True, named=self.augmented)
+
+    @property
+    def head_augmentation(self) -> Augmentation:
+        """Of images whose cached features train a head: as in stage II."""
+        return augment.for_kind(self.kind, self.size, named=self.augmented)
+
+    def labels(self, samples: Samples) -> Ints:
+        """Class numbers of `space`."""
+        return self.space.index(list(samples.classes))[samples.labels]
+
+    def labelled(self, samples: Samples) -> Labelled:
+        return Labelled(self.images(samples), self.labels(samples))

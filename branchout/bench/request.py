@@ -1,0 +1,174 @@
+"""What `branchout bench` was asked for, checked, and turned into jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from branchout.bench import tables
+from branchout.bench.base_model import SavedBase, open_base
+from branchout.bench.experiment import Experiment
+from branchout.bench.methods import method_named
+from branchout.bench.plan import Plan
+from branchout.bench.runner import Job
+from branchout.data.dataset import Dataset
+from branchout.data.scenarios import CLUSTERED, NAMES
+from branchout.errors import BranchoutError, unknown
+from branchout.model.architectures import ARCHITECTURES
+
+
+@dataclass(frozen=True)
+class Request:
+    """A table of the paper, or methods in a scenario: the options of `branchout bench`."""
+
+    data: str
+    out: Path
+    seeds: tuple[int, ...] = (1, 2, 3)
+    table: str | None = None
+    methods: tuple[str, ...] = ()
+    scenario: str | None = None
+    base: str | None = None
+    base_classes: int | None = None
+    novel_classes: int | None = None
+    overlap: int | None = None
+    steps: int | None = None
+    scale: str | None = None
+    arch: str | None = None
+    width: int | None = None
+    size: int | None = None
+    exemplars: int | None = None
+    memory_total: int | None = None
+    schedule: str | None = None
+    epochs: int | None = None
+    split: int = 1
+
+    def check(self) -> None:
+        """Find contradictions and unknown names before anything is loaded."""
+        if (self.table is None) == (self.scenario is None):
+            raise BranchoutError("name a table, or a scenario with --scenario; branchout bench --list names them all")
+        if self.table and self.base:
+            raise BranchoutError("a table has a base of its own, so --base goes with --scenario only")
+        for name in ("base_classes", "novel_classes", "overlap", "steps") if self.table else ():
+            if getattr(self, name) is not None:
+                option = f"--{name.replace('_', '-')}"
+                raise BranchoutError(f"a table has sizes of its own, so {option} goes with --scenario only")
+        if self.scenario and self.scale:
+            raise BranchoutError("--scale is for tables; a scenario takes --base-classes and --novel-classes")
+        if self.exemplars and self.memory_total:
+            raise BranchoutError("--memory-total replaces --exemplars; leave --exemplars out, or --memory-total")
+        for name in self.methods:
+            method_named(name)
+        for what, asked, known in (("scenario", self.scenario, NAMES), ("architecture", self.arch, ARCHITECTURES)):
+            if asked is not None and asked not in known:
+                raise unknown(what, asked, known)
+
+    def jobs(self, dataset: Dataset) -> list[Job]:
+        """One job for each method of each experiment."""
+        return self._of_table(dataset) if self.table else self._of_scenario(dataset)
+
+    @property
+    def _changes(self) -> dict[str, Any]:
+        """What the options change in any plan."""
+        changes = {name: getattr(self, name) for name in ("arch", "width", "size", "exemplars", "split")}
+        return {**changes, "total": self.memory_total}
+
+    def _of_table(self, dataset: Dataset) -> list[Job]:
+        every = tables.tables() | tables.figures()
+        jobs: list[Job] = []
+        for table in every.values() if self.table == "all" else [tables.table_named(self.table or "")]:
+            networks = (self.arch,) if self.arch else tables.networks_of(table, dataset.name, self.scale, self.schedule)
+            for arch in networks:
+                changes = {**self._changes, "arch": arch, "schedule": self.schedule, "epochs": self.epochs}
+                for experiment, plan in tables.experiments_of(table, dataset, self.scale, **changes).items():
+                    names = self.methods or table.of(plan.arch)
+                    jobs += tables.jobs_for(self.data, dataset, experiment, plan, names, self.seeds, self.out)
+        return list(dict.fromkeys(jobs))  # tables share rows
+
+    def _of_scenario(self, dataset: Dataset) -> list[Job]:
+        assert self.scenario is not None
+        if not self.methods:
+            raise BranchoutError("name the methods to run with --method; branchout bench --list names them all")
+        base = self._saved_base()
+        base_classes = self.base_classes if base is None else len(base.classes)
+        steps = self.steps or 1
+        novel = self.novel_classes or _even_share(dataset, base_classes, steps)
+        overlap = (5 if self.overlap is None else self.overlap) if self.scenario.startswith("overlap") else 0
+        plan = tables.fitted_to(Plan(self.scenario, base_classes, novel, overlap, steps), dataset, **self._changes)
+        experiment = f"{self.scenario}-{base_classes or 'rest'}+{f'{steps}x' if steps > 1 else ''}{novel}"
+        if base is not None:
+            plan = base.start(plan)
+            experiment += f"-from-{Path(base.place).name}"
+        plan = tables.scheduled(plan, self.schedule, self.epochs)
+        return tables.jobs_for(self.data, dataset, experiment, plan, self.methods, self.seeds, self.out)
+
+    def _saved_base(self) -> SavedBase | None:
+        """The model that --base names; what it decides cannot be asked for as well."""
+        if self.base is None:
+            return None
+        for name in ("arch", "width", "size", "base_classes"):
+            if getattr(self, name) is not None:
+                option = f"--{name.replace('_', '-')}"
+                raise BranchoutError(f"the model given with --base decides {option}; leave one of the two out")
+        return open_base(self.base)
+
+    def without_scenario(self, jobs: list[Job], dataset: Dataset) -> dict[Plan, str]:
+        """Plans of missing rows whose classes cannot be drawn from the dataset, each with the reason."""
+        found: dict[Plan, str] = {}
+        for job in jobs:
+            if job.plan not in found and job.missing():
+                found[job.plan] = self._undrawable(job, dataset)
+        return {plan: reason for plan, reason in found.items() if reason}
+
+    def _undrawable(self, job: Job, dataset: Dataset) -> str:
+        plan = job.plan
+        try:
+            Experiment(_without_clusters(plan), dataset).scenario  # noqa: B018
+        except BranchoutError as error:
+            if self.table is None:
+                return str(error)
+            scale = self.scale or tables.scale_of(dataset)
+            classes = (plan.base or 0) + plan.steps * plan.novel - plan.overlap
+            if scale == tables.FITTED or classes <= len(dataset.train.classes):
+                return f"{job.table}: {error}"
+            fitted = f"with --scale {tables.FITTED} they fit the data"
+            return f"{job.table}: {error}; those are the sizes of --scale {scale}, and {fitted}"
+        return ""
+
+
+def _even_share(dataset: Dataset, base: int | None, steps: int) -> int:
+    if base is None:
+        raise BranchoutError(
+            "give the number of new classes with --novel-classes, or of base classes with --base-classes"
+        )
+    return max((len(dataset.train.classes) - base) // steps, 1)
+
+
+def _without_clusters(plan: Plan) -> Plan:
+    """A plan with the same classes that can be drawn before a network has clustered their samples."""
+    if plan.model or plan.scenario not in CLUSTERED:
+        return plan
+    if plan.scenario == "overlap-full":
+        return replace(plan, scenario="overlap-random-shuffled", overlap=plan.novel)
+    return replace(plan, scenario=plan.scenario.replace("clustered", "shuffled"))
+
+
+def summary(jobs: list[Job]) -> Iterator[str]:
+    """A line for each experiment that has rows to measure."""
+    by_plan: dict[tuple[str, Plan], list[Job]] = {}
+    for job in jobs:
+        by_plan.setdefault((job.table, job.plan), []).append(job)
+    for (table, plan), asked in by_plan.items():
+        missing = [job for job in asked if job.missing()]
+        if not missing:
+            continue
+        novel = f"{plan.steps} × {plan.novel}" if plan.steps > 1 else plan.novel
+        epochs = plan.pretraining.epochs
+        base = f"a base trained for {epochs} epoch{'' if epochs == 1 else 's'}"
+        if plan.model and plan.kept is None:
+            base = "a saved base"
+        yield (
+            f"{table}: {plan.kept or plan.base or 'all other'} + {novel} classes, {plan.arch} at {plan.size} pixels, "
+            f"{base}; {len(missing)} of {len(asked)} methods to run"
+        )
