@@ -110,7 +110,7 @@ class OperatingPoints:
         """Write the choice to the model's folder, as `branchout tune` does."""
         folder, about = self.model.folder, point.about
         if folder is None or about is None:
-            raise BranchoutError("This model has no folder to save the choice in.")
+            raise BranchoutError("This model has no folder, so nothing can be saved.")
         if about["point"] is None:
             raise BranchoutError(
                 f"Only points of the frontier can be saved, and b={about['b']:g} is none. "

@@ -444,7 +444,7 @@ const startServedPage = () => {
         const body = JSON.stringify({ point: told.data.numbers[point], save: true });
         apply.disabled = true;
         try {
-          await ask("/operating-point", { method: "PUT", body });
+          await ask("/operating-point", { method: "PUT", body, headers: { "Content-Type": "application/json" } });
         } catch (error) {
           apply.disabled = false;
           at("dial-help").textContent = error.message;
