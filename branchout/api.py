@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from branchout import __version__
-from branchout.data.dataset import Dataset
-from branchout.data.datasets import resolve
+from branchout.data.datasets import Dataset, resolve
 from branchout.data.decode import decode
 from branchout.data.folders import images_in, scan
 from branchout.data.images import Images, open_images

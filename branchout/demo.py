@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from branchout import api
-from branchout.data import memory, scenarios
+from branchout.data import memory
+from branchout.data.draw_scenario import draw_scenario
 from branchout.data.glyphs import glyphs
 from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
@@ -32,8 +33,8 @@ def run(
         raise BranchoutError(f"{out} holds other files ({', '.join(sorted(others)[:3])}). Choose another --out")
     shutil.rmtree(out / "v2", ignore_errors=True)  # not its work folder: an interrupted demo resumes
     data = glyphs()
-    plan = scenarios.build("overlap-style", data, base=BASE, novel=NOVEL, overlap=OVERLAP)
-    base = api.load("glyphs", device=device)
+from branchout.data import memory
+from branchout.data.draw_scenario import draw_scenario
     train = plan.train(data)
     old = memory.keep(train.select(train.origin == 0), per_class=EXEMPLARS)
     new = train.select(train.origin == 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from branchout import api, demo
-from branchout.data import scenarios
+from branchout.data.draw_scenario import draw_scenario
 from branchout.data.glyphs import glyphs
 
 ASSET = Path(demo.__file__).parent / "assets" / "glyphs-base"
@@ -24,7 +24,7 @@ def test_the_shipped_base_is_small_and_made_by_pretrain() -> None:
 
 def test_the_shipped_base_knows_what_its_history_says() -> None:
     data = glyphs()
-    plan = scenarios.build("overlap-style", data, base=demo.BASE, novel=demo.NOVEL, overlap=demo.OVERLAP)
+    plan = draw_scenario("overlap-style", data, base=demo.BASE, novel=demo.NOVEL, overlap=demo.OVERLAP)
     base = api.load("glyphs")
     assert base.classes == plan.branches[0]
     accuracy = base.evaluate(plan.test(data, step=0)).after.all

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from branchout.bench.plan import Plan
-from branchout.data import scenarios
-from branchout.data.dataset import Dataset
-from branchout.data.scenarios import FROM_GIVEN, Given, Scenario
+from branchout.data.datasets import Dataset
+from branchout.data.draw_scenario import TrainedBase, draw_scenario
+from branchout.data.scenarios import FROM_GIVEN, Scenario
 from branchout.errors import BranchoutError
 from branchout.method.features import weights_digest
 from branchout.model import checkpoint
@@ -86,7 +86,7 @@ class SavedBase:
         sides = {}
         if self.place == SHIPPED and set(self.classes) <= set(dataset.train.classes):
             sizes = {name: value for name, value in MADE_FOR.items() if name != "name"}
-            made = scenarios.build(MADE_FOR["name"], dataset, **sizes) if dataset.style_sides else None
+            made = draw_scenario(MADE_FOR["name"], dataset, **sizes) if dataset.style_sides else None
             if made is None or made.branches[0] != self.classes:
                 raise BranchoutError(
                     f"the base model '{SHIPPED}' was trained on other images than those of '{dataset.name}'; "
@@ -95,7 +95,7 @@ class SavedBase:
             if self._made_for(plan):
                 return made
             sides = dict(made.sides)
-        return scenarios.build(
+        return draw_scenario(
             plan.scenario,
             dataset,
             base=plan.base,
@@ -103,7 +103,7 @@ class SavedBase:
             overlap=plan.overlap,
             steps=plan.steps,
             seed=plan.split,
-            given=Given(self.classes, sides),
+            given=TrainedBase(self.classes, sides),
         )
 
 

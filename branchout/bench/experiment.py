@@ -24,7 +24,7 @@ from branchout.bench.plan import Plan
 from branchout.data import augment
 from branchout.data import memory as memory_rules
 from branchout.data.augment import Augmentation
-from branchout.data.dataset import Dataset
+from branchout.data.datasets import Dataset
 from branchout.data.images import SMALL, Gallery, Images
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples, concatenate, digest

@@ -13,7 +13,7 @@ from branchout.bench.experiment import Experiment
 from branchout.bench.methods import method_named
 from branchout.bench.plan import Plan
 from branchout.bench.runner import Job
-from branchout.data.dataset import Dataset
+from branchout.data.datasets import Dataset
 from branchout.data.scenarios import CLUSTERED, NAMES
 from branchout.errors import BranchoutError, unknown
 from branchout.model.architectures import ARCHITECTURES

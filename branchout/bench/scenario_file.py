@@ -15,9 +15,9 @@ import numpy as np
 
 from branchout.bench.base_model import SavedBase
 from branchout.bench.plan import Plan, difference, flat
-from branchout.data import scenarios
-from branchout.data.dataset import Dataset
-from branchout.data.scenarios import Scenario
+from branchout.data.datasets import Dataset
+from branchout.data.draw_scenario import draw_scenario
+from branchout.data.scenarios import CLUSTERED, Scenario
 from branchout.errors import BranchoutError
 from branchout.files import atomic_write, lock
 
@@ -26,7 +26,7 @@ def draw(plan: Plan, dataset: Dataset, base: SavedBase | None, features: Callabl
     """The scenario of a plan; `features` computes those of all training images where samples are clustered."""
     if base is not None:
         return base.scenario(plan, dataset)
-    return scenarios.build(
+    return draw_scenario(
         plan.scenario,
         dataset,
         base=plan.base,
@@ -34,7 +34,7 @@ def draw(plan: Plan, dataset: Dataset, base: SavedBase | None, features: Callabl
         overlap=plan.overlap,
         steps=plan.steps,
         seed=plan.split,
-        features=features() if plan.scenario in scenarios.CLUSTERED else None,
+        features=features() if plan.scenario in CLUSTERED else None,
     )
 
 

@@ -17,7 +17,7 @@ from branchout.bench.methods import method_named
 from branchout.bench.plan import Plan
 from branchout.bench.runner import Job
 from branchout.data.augment import PADDED
-from branchout.data.dataset import Dataset
+from branchout.data.datasets import Dataset
 from branchout.data.samples import digest
 from branchout.data.scenarios import CLUSTERED
 from branchout.errors import BranchoutError, unknown

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from branchout.api import Model
-    from branchout.data.dataset import Dataset
+    from branchout.data.datasets import Dataset
 
 RESUMABLE = ("pretrain", "extend")
 """Commands that resume when they are run again after an interruption."""
@@ -211,8 +211,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per 
 
 def open_dataset(data: str, facts: Path | None = None) -> Dataset:
     """Open a dataset and warn about files that were left out."""
-    from branchout.data.dataset import with_facts
-    from branchout.data.datasets import resolve
+    from branchout.data.datasets import resolve, with_facts
 
     problems: list[str] = []
     dataset = resolve(data, report=lambda found: problems.extend(found.summary()))

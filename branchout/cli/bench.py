@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from branchout.bench.request import Request
     from branchout.bench.runner import Done, Job
-    from branchout.data.dataset import Dataset
+    from branchout.data.datasets import Dataset
 
 Name = Annotated[str | None, typer.Argument(metavar="TABLE", help="sota, fig-design-space, …, or all; see --list.")]
 DataSource = Annotated[str, typer.Option(help="A benchmark's folder, a folder of classes, or 'glyphs'.")]

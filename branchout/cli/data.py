@@ -83,6 +83,7 @@ def scenario(
 ) -> None:
     """Draw one of the paper's scenarios, and write it to a file."""
     from branchout.data import scenarios
+    from branchout.data.draw_scenario import draw_scenario
 
     if name not in scenarios.NAMES:
         raise unknown("scenario", name, scenarios.NAMES)
@@ -93,7 +94,7 @@ def scenario(
 
         with progress(console) as report:
             rows = open_model(str(model)).features(dataset.train, report=report)
-    plan = scenarios.build(
+    plan = draw_scenario(
         name,
         dataset,
         base=base,

@@ -6,6 +6,7 @@ import io
 import math
 import os
 import struct
+import sys
 import threading
 from contextlib import contextmanager, nullcontext
 from enum import StrEnum
@@ -87,16 +88,7 @@ def measure(source: Source, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int, 
 
 def image_size(source: Source) -> tuple[int, int, bool]:
     """Width, height and whether it is a JPEG, from the header alone: nothing is decoded."""
-    try:
-        with _opened(source) as file:
-            start = file.read(_START)
-            file.seek(0)
-            picture = _reader(start)(file)
-            return *picture.size, isinstance(picture, JpegImagePlugin.JpegImageFile)
-    except UnreadableImage:
-        raise
-    except Exception as error:  # Pillow's readers raise whatever a broken file leads them to.
-        raise UnreadableImage(_kind_of(error), str(error) or type(error).__name__) from error
+    return _read(source, sys.maxsize, lambda image: (*image.size, isinstance(image, JpegImagePlugin.JpegImageFile)))
 
 
 def looks_like_image(path: Path) -> bool:
@@ -117,9 +109,7 @@ def _read(source: Source, max_pixels: int, use: Callable[[ImageFile], Result]) -
     where = "" if isinstance(source, bytes) or hasattr(source, "read") else printable(source)
     try:
         with _opened(source) as file:
-            image = _header(file, max_pixels)
-            with _ONE_LARGE if image.width * image.height > LARGE else nullcontext():
-                return use(image)
+            return use(_header(file, max_pixels))
     except UnreadableImage as error:
         raise UnreadableImage(error.kind, error.detail, where) from None
     except Exception as error:  # Pillow's readers raise all kinds of errors for broken files
@@ -163,18 +153,20 @@ def _pixels(image: ImageFile, shrink: int | None) -> Image:
     factor = math.ceil(math.sqrt(image.width * image.height / LARGE))
     if shrink or factor > 1:
         image.draft(None, (shrink, shrink) if shrink else (image.width // factor, image.height // factor))
-    image.load()
-    turn = _turn(image)
-    smaller = _reduced(image)
-    if smaller is not image:
-        image.close()  # frees its memory
+    with _ONE_LARGE if factor > 1 else nullcontext():
+        image.load()
+        turn = _turn(image)
+        smaller = _reduced(image)
+        if smaller is not image:
+            image.close()  # frees its memory
     return _to_array(smaller if turn is None else smaller.transpose(turn))
 
 
 def _shape(image: ImageFile) -> tuple[int, int, int]:
     width, height = image.size
-    image.draft(None, (1, 1))
-    image.load()
+    with _ONE_LARGE if width * height > LARGE else nullcontext():
+        image.draft(None, (1, 1))
+        image.load()
     if _turn(image) in _SIDEWAYS:
         width, height = height, width
     return height, width, _to_array(image.crop((0, 0, 1, 1))).shape[2]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from branchout.data.dataset import Dataset
+from branchout.data.datasets import Dataset
 from branchout.data.samples import UNASSIGNED, Image, Ints, Samples, digest
 from branchout.errors import BranchoutError
 from branchout.labels import unknown_class

@@ -16,8 +16,8 @@ from branchout.bench.experiment import Experiment
 from branchout.bench.plan import Plan
 from branchout.bench.runner import Job, run
 from branchout.bench.tables import experiments_of, plan_for, table_named
-from branchout.data import scenarios
-from branchout.data.dataset import Dataset
+from branchout.data.datasets import Dataset
+from branchout.data.draw_scenario import draw_scenario
 from branchout.data.glyphs import SANS, glyphs
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
@@ -51,7 +51,7 @@ def test_glyph_tables_start_from_the_images_that_the_shipped_base_was_trained_on
 
 
 def test_a_change_of_style_has_the_split_that_the_shipped_base_was_made_for() -> None:
-    drawn = scenarios.build("overlap-style", characters(), base=800, novel=40, overlap=5, seed=0)
+    drawn = draw_scenario("overlap-style", characters(), base=800, novel=40, overlap=5, seed=0)
     assert Experiment(plan_for("overlap-style", characters()), characters(), device=CPU).scenario == drawn
     assert plan_for("overlap-style", characters(), split=2).model is None  # another split has a base of its own
 

@@ -21,9 +21,9 @@ from torch import nn
 
 from branchout.bench import runner
 from branchout.bench.runner import Job
-from branchout.data import augment, scenarios
-from branchout.data.dataset import Dataset
-from branchout.data.datasets import resolve
+from branchout.data import augment
+from branchout.data.datasets import Dataset, resolve
+from branchout.data.draw_scenario import draw_scenario
 from branchout.method.recipes import PAPER, REFERENCE
 from branchout.model import resnet
 from branchout.model.checkpoint import load
@@ -213,7 +213,7 @@ def test_what_is_drawn_has_the_papers_sizes(name: str, dataset: Dataset) -> None
     _, scenario, base, novel, overlap, steps = SIZES[name]
     rows = np.random.default_rng(1).normal(size=(len(dataset.train), 3))
     clustered = scenario in ("overlap-random-clustered", "overlap-domain-clustered", "overlap-full")
-    drawn = scenarios.build(
+    drawn = draw_scenario(
         scenario, dataset, base=base, novel=novel, overlap=overlap, steps=steps, seed=1,
         features=rows if clustered else None,
     )  # fmt: skip

@@ -27,7 +27,7 @@ from branchout.baselines.registry import Baseline
 from branchout.baselines.task import Task
 from branchout.bench import experiment as module
 from branchout.bench import methods as methods
-from branchout.bench import runner
+from branchout.bench import runner, scenario_file
 from branchout.bench.experiment import Experiment
 from branchout.bench.methods import GOALS, measure, method_named
 from branchout.bench.plan import Plan
@@ -773,7 +773,7 @@ def test_two_runners_keep_one_split(
     folder: Path, clustered: tuple[Plan, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, _ = clustered
-    whole, drawing = scenarios.build, []
+    whole, drawing = scenario_file.draw_scenario, []
 
     def slow(*words: Any, **options: Any) -> Any:
         found = whole(*words, **options)
@@ -782,7 +782,7 @@ def test_two_runners_keep_one_split(
         turned = str.maketrans("01", "10" if len(drawing) > 1 else "01")  # no two trainings cluster alike
         return replace(found, sides={name: text.translate(turned) for name, text in found.sides.items()})
 
-    monkeypatch.setattr(scenarios, "build", slow)
+    monkeypatch.setattr(scenario_file, "draw_scenario", slow)
     runners = [
         Experiment(plan, resolve(str(folder)), device=CPU, scenario_file=tmp_path / "scenario.json") for _ in "ab"
     ]

@@ -22,7 +22,7 @@ from branchout.bench.tables import (
     table_named,
     tables,
 )
-from branchout.data.dataset import Dataset
+from branchout.data.datasets import Dataset
 from branchout.data.glyphs import glyphs
 from branchout.data.samples import ArrayPixels, Samples, digest
 from branchout.data.scenarios import CLUSTERED, NAMES

@@ -235,12 +235,12 @@ def test_the_users_own_facts_make_other_scenarios_possible(photos: Path, tmp_pat
         ('{"domains": {"cats": "animal"}}', ["no class is called 'cats'", "did you mean 'cat'?"]),
         ('{"siblings": [["pet", "cat", "dgo"]]}', ["no class is called 'dgo'", "did you mean 'dog'?"]),
         ('{"domains": {"cat": "animal"}, "base_domain": "plant"}', ["base_domain is 'plant'"]),
-        ("{cat: animal}", ["does not describe classes", "Expected JSON such as", '"siblings": [[']),
-        ("[1, 2]", ["does not describe classes"]),
+        ("{cat: animal}", ["is not valid JSON", "property name"]),
+        ("[1, 2]", ["does not describe classes", "Expected JSON such as", '"siblings": [[']),
         ('{"domains": ["cat"]}', ["does not describe classes"]),
         ('{"siblings": [["cat", "dog"]]}', ["does not describe classes"]),
         ('{"siblings": 3}', ["does not describe classes"]),
-        (None, ["does not describe classes", "No such file"]),
+        (None, ["cannot be read", "no such file"]),
     ],
 )
 def test_facts_that_do_not_fit_say_what_is_wrong(

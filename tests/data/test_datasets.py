@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from branchout.data.datasets import cifar100, folder, imagenet, resolve, tiny_imagenet
+from branchout.data.datasets import folder, resolve
 from branchout.data.decode import Kind
 from branchout.data.problems import Problems
+from branchout.data.published import cifar100, imagenet, tiny_imagenet
 from branchout.errors import BranchoutError
 
 GOLDFISH, PEMBROKE, CARDIGAN_DOG, CARDIGAN = "n01443537", "n02113023", "n02113186", "n02963159"
@@ -112,7 +113,7 @@ def test_a_damaged_cifar_is_named(tmp_path: Path, content: bytes) -> None:
 
 def test_a_missing_cifar_says_how_to_get_it_and_uses_no_network(tmp_path: Path) -> None:
     (tmp_path / "something").mkdir()
-    with pytest.raises(BranchoutError, match="holds something") as caught:
+    with pytest.raises(BranchoutError, match="contains something") as caught:
         cifar100(tmp_path)
     for words in (str(tmp_path), "cifar-100-python.tar.gz", "Toronto", "download=True"):
         assert words in str(caught.value)
@@ -237,7 +238,7 @@ def test_synsets_that_are_half_unpacked(tmp_path: Path) -> None:
     ("load", "words"), [(tiny_imagenet, ["tiny-imagenet-200.zip", "CS231n"]), (imagenet, ["ILSVRC2012_img_train.tar"])]
 )
 def test_missing_synsets_say_where_what_and_how(tmp_path: Path, load: object, words: list[str]) -> None:
-    with pytest.raises(BranchoutError, match="is not there") as caught:
+    with pytest.raises(BranchoutError, match="does not exist") as caught:
         load(tmp_path / "nowhere")  # type: ignore[operator]
     for word in [*words, str(tmp_path / "nowhere"), "train/<synset>/"]:
         assert word in str(caught.value)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from branchout.data import glyphs as module
-from branchout.data.dataset import Dataset
+from branchout.data.datasets import Dataset
 from branchout.data.glyphs import ALIKE, SANS, SERIF, GlyphPixels, character_of, faces_of_classes, glyphs
 from branchout.errors import BranchoutError
 

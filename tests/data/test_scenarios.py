@@ -1,7 +1,12 @@
 """Every scenario on glyphs, at the paper's sizes and in the small; the file; bad requests."""
 
+import copy
+import json
+import random
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from branchout.data import scenarios
-from branchout.data.dataset import Dataset
+from branchout.data.datasets import Dataset
+from branchout.data.draw_scenario import TrainedBase, draw_scenario
 from branchout.data.glyphs import glyphs
 from branchout.data.samples import ArrayPixels, Samples
-from branchout.data.scenarios import FROM_GIVEN, NAMES, Given, Scenario, build
+from branchout.data.scenarios import FROM_GIVEN, NAMES, Scenario
 from branchout.errors import BranchoutError
 
 
@@ -47,7 +53,7 @@ PAPER_SIZES = [
 def test_counts_are_the_papers(
     data: Dataset, features: np.ndarray, name: str, base: int, novel: int, overlap: int, steps: int, classes: int
 ) -> None:
-    plan = build(name, data, base=base, novel=novel, overlap=overlap or 5, steps=steps, features=features)
+    plan = draw_scenario(name, data, base=base, novel=novel, overlap=overlap or 5, steps=steps, features=features)
     assert [len(names) for names in plan.branches] == [base] + [novel] * steps
     assert len(plan.space.overlap) == overlap
     assert len(plan.space.classes) == classes
@@ -66,7 +72,7 @@ def test_every_scenario_is_covered_above() -> None:
 
 
 def test_disjoint_scenarios_use_every_training_sample_of_their_classes(data: Dataset) -> None:
-    plan = build("steps", data, base=20, novel=5, steps=3)
+    plan = draw_scenario("steps", data, base=20, novel=5, steps=3)
     train = plan.train(data)
     assert len(train) == (20 + 3 * 5) * 12
     assert len(set(train.ids)) == len(train)
@@ -76,7 +82,7 @@ def test_disjoint_scenarios_use_every_training_sample_of_their_classes(data: Dat
 
 def test_a_domain_change_draws_each_side_from_its_domain(data: Dataset, features: np.ndarray) -> None:
     for name in ("disjoint-domain", "overlap-domain-shuffled", "overlap-domain-clustered"):
-        plan = build(name, data, base=60, novel=20, overlap=5, features=features)
+        plan = draw_scenario(name, data, base=60, novel=20, overlap=5, features=features)
         assert {data.domains[c] for c in plan.branches[0]} == {data.base_domain}
         new = set(plan.branches[1]) - set(plan.branches[0])
         assert data.base_domain not in {data.domains[c] for c in new}
@@ -87,7 +93,7 @@ def test_a_domain_change_draws_each_side_from_its_domain(data: Dataset, features
 def test_every_class_is_halved_and_the_sides_never_share_a_sample(
     data: Dataset, features: np.ndarray, name: str
 ) -> None:
-    plan = build(name, data, base=30, novel=10, overlap=4, features=features)
+    plan = draw_scenario(name, data, base=30, novel=10, overlap=4, features=features)
     train = plan.train(data)
     assert len(set(train.ids)) == len(train)
     for origin in (0, 1):
@@ -100,7 +106,7 @@ def test_every_class_is_halved_and_the_sides_never_share_a_sample(
 
 
 def test_clusters_are_what_k_means_finds(data: Dataset, features: np.ndarray) -> None:
-    plan = build("overlap-full", data, base=30, novel=10, features=features)
+    plan = draw_scenario("overlap-full", data, base=30, novel=10, features=features)
     high = dict(zip(data.train.ids.tolist(), features.mean(1) > 10, strict=True))
     train = plan.train(data).of_classes(plan.space.overlap)
     for name in plan.space.overlap:
@@ -110,7 +116,7 @@ def test_clusters_are_what_k_means_finds(data: Dataset, features: np.ndarray) ->
 
 
 def test_a_style_change_gives_each_side_its_own_typefaces(data: Dataset) -> None:
-    plan = build("overlap-style", data, base=30, novel=10, overlap=4)
+    plan = draw_scenario("overlap-style", data, base=30, novel=10, overlap=4)
     train = plan.train(data)
     assert data.style_sides is not None
     for origin in (0, 1):
@@ -134,7 +140,7 @@ def siblings_dataset() -> Dataset:
 
 def test_siblings_are_merged_with_one_on_each_side() -> None:
     data = siblings_dataset()
-    plan = build("overlap-style", data, base=6, novel=4, overlap=2)
+    plan = draw_scenario("overlap-style", data, base=6, novel=4, overlap=2)
     assert set(plan.space.overlap) == {"zero-one", "two-three"}
     train = plan.train(data).of_classes(["zero-one"])
     sides = {origin: {i.split("/")[1] for i in train.select(train.origin == origin).ids} for origin in (0, 1)}
@@ -147,9 +153,9 @@ def test_siblings_are_merged_with_one_on_each_side() -> None:
 @given(st.sampled_from([n for n in NAMES if n not in scenarios.CLUSTERED]), st.integers(0, 99))
 def test_a_seed_repeats_its_scenario_and_another_does_not(name: str, seed: int) -> None:
     data = few_glyphs()
-    plan = build(name, data, base=12, novel=6, overlap=3, seed=seed)
-    assert plan == build(name, data, base=12, novel=6, overlap=3, seed=seed)
-    assert plan != build(name, data, base=12, novel=6, overlap=3, seed=seed + 1)
+    plan = draw_scenario(name, data, base=12, novel=6, overlap=3, seed=seed)
+    assert plan == draw_scenario(name, data, base=12, novel=6, overlap=3, seed=seed)
+    assert plan != draw_scenario(name, data, base=12, novel=6, overlap=3, seed=seed + 1)
 
 
 @cache
@@ -159,7 +165,7 @@ def few_glyphs() -> Dataset:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_file_gives_the_very_same_split(name: str, data: Dataset, features: np.ndarray, tmp_path: Path) -> None:
-    plan = build(name, data, base=20, novel=8, overlap=3, features=features, seed=3)
+    plan = draw_scenario(name, data, base=20, novel=8, overlap=3, features=features, seed=3)
     plan.save(tmp_path / "split.json")
     again = Scenario.load(tmp_path / "split.json")
     assert again == plan
@@ -170,7 +176,7 @@ def test_the_file_gives_the_very_same_split(name: str, data: Dataset, features: 
 
 
 def test_the_order_in_which_samples_are_listed_does_not_matter(data: Dataset) -> None:
-    plan = build("overlap-random-shuffled", data, base=20, novel=8, overlap=3)
+    plan = draw_scenario("overlap-random-shuffled", data, base=20, novel=8, overlap=3)
     mixed = Dataset(
         **{**data.__dict__, "train": data.train.select(np.random.default_rng(1).permutation(len(data.train)))}
     )
@@ -179,7 +185,7 @@ def test_the_order_in_which_samples_are_listed_does_not_matter(data: Dataset) ->
 
 
 def test_other_samples_are_refused(data: Dataset) -> None:
-    plan = build("disjoint", data, base=20, novel=8)
+    plan = draw_scenario("disjoint", data, base=20, novel=8)
     with pytest.raises(BranchoutError, match="made from other samples"):
         plan.train(glyphs(train_per_class=6, val_per_class=4))
 
@@ -192,7 +198,8 @@ def test_new_classes_are_drawn_beside_a_base_that_is_given(data: Dataset, name: 
     known = tuple(data.train.classes[n] for n in np.random.default_rng(4).permutation(len(data.train.classes))[:30])
     half = "01" * 6
     plans = [
-        build(name, data, novel=5, steps=steps, seed=seed, given=Given(known, {known[7]: half})) for seed in (1, 1, 2)
+        draw_scenario(name, data, novel=5, steps=steps, seed=seed, given=TrainedBase(known, {known[7]: half}))
+        for seed in (1, 1, 2)
     ]
     assert plans[0] == plans[1]
     assert plans[0].branches[1:] != plans[2].branches[1:]
@@ -213,20 +220,23 @@ def test_a_base_that_is_given_must_go_with_the_data_and_the_scenario(data: Datas
     known = data.train.classes[:20]
     for name in set(NAMES) - set(FROM_GIVEN):
         with pytest.raises(BranchoutError, match=rf"'{name}' decides .*start from any base: disjoint, steps"):
-            build(name, data, novel=5, given=Given(known))
+            draw_scenario(name, data, novel=5, given=TrainedBase(known))
     for options, words in (
         (
-            {"novel": 5, "given": Given((*known, "robin", "wren"))},
+            {"novel": 5, "given": TrainedBase((*known, "robin", "wren"))},
             "2 of the base's 22 classes .* 'glyphs': robin, wren",
         ),
-        ({"novel": 5, "base": 19, "given": Given(known)}, "19 base classes were asked for, and the base given has 20"),
         (
-            {"novel": 5000, "given": Given(known)},
-            r"5000 new classes were asked for, and 'glyphs' has \d+ that the base",
+            {"novel": 5, "base": 19, "given": TrainedBase(known)},
+            "19 base classes were asked for, but the base given has 20",
+        ),
+        (
+            {"novel": 5000, "given": TrainedBase(known)},
+            r"5000 new classes were asked for, but 'glyphs' has \d+ that the base",
         ),
     ):
         with pytest.raises(BranchoutError, match=words):
-            build("disjoint", data, **options)  # type: ignore[arg-type]
+            draw_scenario("disjoint", data, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -248,15 +258,15 @@ def test_a_base_that_is_given_must_go_with_the_data_and_the_scenario(data: Datas
 )
 def test_impossible_requests_say_what_is_there(data: Dataset, name: str, options: dict[str, int], words: str) -> None:
     with pytest.raises(BranchoutError, match=words):
-        build(name, data, **options)  # type: ignore[arg-type]
+        draw_scenario(name, data, **options)  # type: ignore[arg-type]
 
 
 def test_a_dataset_without_domains_or_styles_says_how_to_give_them() -> None:
     data = Dataset(**{**siblings_dataset().__dict__, "siblings": ()})
     with pytest.raises(BranchoutError, match="base_domain"):
-        build("disjoint-domain", data, base=3, novel=2)
+        draw_scenario("disjoint-domain", data, base=3, novel=2)
     with pytest.raises(BranchoutError, match="siblings"):
-        build("overlap-style", data, base=3, novel=2, overlap=1)
+        draw_scenario("overlap-style", data, base=3, novel=2, overlap=1)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "branchout-scenario-1", "name": "x"}'])
@@ -269,6 +279,71 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_named(data: Dataset, tmp_path: Path) -> None:
-    plan = build("disjoint", data, base=20, novel=8)
-    with pytest.raises(BranchoutError, match="nowhere"):
-        plan.save(tmp_path / "nowhere" / "split.json")
+    plan = draw_scenario("disjoint", data, base=20, novel=8)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BranchoutError, match=r"split\.json could not be written"):
+        plan.save(tmp_path / "file" / "split.json")
+
+
+def damaged(plan: dict[str, Any], random: random.Random) -> Any:
+    """The plan with one thing changed, anywhere in it."""
+    plan = copy.deepcopy(plan)
+    parents: list[tuple[Any, Any]] = []
+    waiting: list[Any] = [plan]
+    while waiting:
+        each = waiting.pop()
+        keys = list(each) if isinstance(each, dict) else range(min(len(each), 3))
+        parents += [(each, key) for key in keys]
+        waiting += [each[key] for key in keys if isinstance(each[key], dict | list)]
+    parent, key = random.choice(parents)
+    change = random.choice(["delete", "rename", "replace"])
+    if change == "delete":
+        del parent[key]
+    elif change == "rename" and isinstance(parent, dict):
+        parent[f"{key}\x1b[2J"] = parent.pop(key)
+    else:
+        parent[key] = random.choice(
+            [None, -1, 1.5, True, "", "9", "\x1b[31m", [], {}, [[]], [["a", "a"]], {"a": 1}, "01"]
+        )
+    return plan
+
+
+def test_a_damaged_file_gives_a_sentence_that_names_it(data: Dataset, tmp_path: Path) -> None:
+    plan = draw_scenario("overlap-style", data, base=8, novel=4, overlap=2)
+    path = tmp_path / "split.json"
+    plan.save(path)
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    messages = []
+    for seed in range(300):
+        path.write_text(json.dumps(damaged(whole, random.Random(seed))), encoding="utf-8")
+        try:
+            found = Scenario.load(path)
+        except BranchoutError as error:
+            messages.append(str(error))
+            continue
+        for apply in (found.train, found.dev, found.test):
+            with suppress(BranchoutError):  # made from other samples
+                apply(data)
+    assert len(messages) > 200
+    assert all(str(path) in message and message.isprintable() for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("seed", "3", "seed"),
+        ("name", "disjunct", "disjunct"),
+        ("branches", [["a"], 5], r"branches\.1"),
+        ("dev_or_test", {"a": "0x"}, "'a'"),
+        ("surprise", 1, "surprise"),
+        ("merged", {"nobody": "a"}, "nobody"),
+    ],
+)
+def test_the_wrong_field_of_a_file_is_named(
+    data: Dataset, tmp_path: Path, field: str, value: object, words: str
+) -> None:
+    path = tmp_path / "split.json"
+    draw_scenario("disjoint", data, base=8, novel=4).save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), field: value}), encoding="utf-8")
+    with pytest.raises(BranchoutError, match=rf"split\.json is not a valid scenario: .*{words}"):
+        Scenario.load(path)
