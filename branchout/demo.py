@@ -33,8 +33,8 @@ def run(
         raise BranchoutError(f"{out} holds other files ({', '.join(sorted(others)[:3])}). Choose another --out")
     shutil.rmtree(out / "v2", ignore_errors=True)  # not its work folder: an interrupted demo resumes
     data = glyphs()
-from branchout.data import memory
-from branchout.data.draw_scenario import draw_scenario
+    plan = draw_scenario("overlap-style", data, base=BASE, novel=NOVEL, overlap=OVERLAP)
+    base = api.load("glyphs", device=device)
     train = plan.train(data)
     old = memory.keep(train.select(train.origin == 0), per_class=EXEMPLARS)
     new = train.select(train.origin == 1)
