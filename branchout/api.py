@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from branchout.data.images import Images, open_images
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples, as_samples
 from branchout.errors import BranchoutError
-from branchout.evaluate.compare import Comparison, compare, logits
+from branchout.evaluate.compare import Comparison, check_classes, compare, logits
 from branchout.evaluate.explain import Album, Explanation, explain
 from branchout.files import cache_folder
 from branchout.method.config import ExtendConfig
@@ -33,8 +33,8 @@ from branchout.model.checkpoint import SavedModel, is_saved_model
 from branchout.model.classifier import Classifier
 from branchout.model.staged import branch_point
 from branchout.report import page as reports
-from branchout.report.data import gather
-from branchout.report.rows import rows_in
+from branchout.report.data import ReportData, collect
+from branchout.report.other_methods import read_results
 from branchout.training import pretrain as pretraining
 from branchout.training.device import Device, device_named
 from branchout.training.loop import Report, best_device, silent
@@ -310,12 +310,7 @@ class Model:
     def evaluate(self, test: Source, *, flip: bool = False, report: Report = silent) -> Comparison:
         """Before and after the last step, on labelled images of known classes."""
         samples = samples_in(test)
-        strangers = sorted(set(samples.classes) - set(self.classes))
-        if strangers:
-            raise BranchoutError(
-                f"The model does not know these classes: {', '.join(strangers[:5])}. It knows {len(self.classes):,} "
-                "others; name the folders of images as the model names its classes"
-            )
+        check_classes(samples.classes, self.classifier.space)
         self._check_flip(flip)
         labels = self.classifier.space.index(samples.classes)[samples.labels]
         return compare(self.classifier, self._before(), self._images(samples), labels, flip=flip, report=report)
@@ -361,18 +356,18 @@ class Model:
         gallery: int = 60,
         typed: str | None = None,
         report: Report = silent,
-    ) -> dict[str, Any]:
-        """All that a report shows, as plain data: see `branchout.report.data`.
+    ) -> ReportData:
+        """Everything that a report shows; `.to_dict()` gives it as JSON-able data.
 
-        `results` is a folder of rows measured with other methods; `typed` is how commands on the page name the model.
+        `results` is a folder of results of other methods; `typed` is how commands on the page name the model.
         """
-        return gather(
+        return collect(
             self.saved,
             None if test is None else samples_in(test),
             path=typed or str(self.folder or "MODEL"),
             made=now()[:10],
             folder=self.folder,
-            rows=None if results is None else rows_in(Path(results), self.classifier.space),
+            others=None if results is None else read_results(Path(results), self.classifier.space),
             gallery=gallery,
             device=self.device,
             cache=cache_folder(),
@@ -392,7 +387,7 @@ class Model:
         """Write one HTML file about what was added, gained and lost; by default beside the model: v2-report.html."""
         if out is None and self.folder is None:
             raise BranchoutError("This model is not saved, so its report needs a name: out='report.html'")
-        page = reports.check_report(reports.beside(self.folder) if out is None else Path(out))  # type: ignore[arg-type]
+        page = reports.check_report(reports.default_path(self.folder) if out is None else Path(out))  # type: ignore[arg-type]
         reports.write(
             reports.render(self.facts(test, results=results, gallery=gallery, typed=typed, report=report)), page
         )

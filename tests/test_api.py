@@ -213,18 +213,18 @@ def test_before_and_after_of_every_class(
     comparison, samples = measured
     after = answers_one_by_one(extended_twice.classifier, samples)
     before = answers_one_by_one(extended.classifier, samples)
-    rows = {row["class"]: row for row in comparison.classes()}
+    rows = {row.name: row for row in comparison.classes()}
     assert set(rows) == set(samples.classes)
     for name in samples.classes:
         own = [n for n, actual in enumerate(samples.names) if actual == name]
         row = rows[name]
-        assert row["images"] == len(own)
-        assert row["after"] == pytest.approx(sum(after[n] == name for n in own) / len(own))
+        assert row.images == len(own)
+        assert row.after == pytest.approx(sum(after[n] == name for n in own) / len(own))
         if name in extended.classes:
-            assert row["before"] == pytest.approx(sum(before[n] == name for n in own) / len(own))
+            assert row.before == pytest.approx(sum(before[n] == name for n in own) / len(own))
         else:
-            assert row["before"] is None
-    losses = [(r["after"] - r["before"]) if r["before"] is not None else r["after"] - 1 for r in comparison.classes()]
+            assert row.before is None
+    losses = [(r.after - r.before) if r.before is not None else r.after - 1 for r in comparison.classes()]
     assert losses == sorted(losses)
     hits = [a == b for a, b in zip(after, samples.names, strict=True)]
     assert comparison.after.all == pytest.approx(np.mean(hits))
@@ -235,7 +235,7 @@ def test_before_and_after_of_every_class(
 def test_a_base_has_no_before(base: api.Model, val: Samples) -> None:
     comparison = base.evaluate(val.of_classes(BASE))
     assert comparison.before is None
-    assert all(row["before"] is None for row in comparison.classes())
+    assert all(row.before is None for row in comparison.classes())
     assert comparison.after.all == comparison.after.base > 2 / len(BASE)
 
 

@@ -19,7 +19,7 @@ from benchmarks.paper.report import NAMES, Line, Report, Row, address, anchor, c
 from branchout.bench.rows import number
 from branchout.errors import BranchoutError
 from branchout.files import check_output
-from branchout.report.markup import duration, size
+from branchout.report.formatting import duration, size
 
 TEMPLATES = Path(__file__).parent / "templates"
 GENERATOR = "Branchout bench"

@@ -9,7 +9,7 @@ from benchmarks.paper.paper_numbers import paper_rows
 from branchout.bench.methods import methods
 from branchout.bench.rows import number
 from branchout.bench.tables import base_class_counts, table_named
-from branchout.report.markup import MINUS
+from branchout.report.formatting import MINUS
 
 OURS, DEFAULT, FC_ONLY = "score-fusion-reference", "score-fusion-branchout", "score-fusion-fc-reference"
 COMPARED = ("finetune", "lwf", "icarl", "bic", "wa", "der")

@@ -121,9 +121,9 @@ def forgotten(found: Comparison, most: int = 10) -> Table:
     table = Table(title="forgotten, worst first", title_justify="left")
     for heading in ("class", "images", "before", "after"):
         table.add_column(heading, justify="left" if heading == "class" else "right")
-    losses = [row for row in found.classes() if row["before"] is not None and row["after"] < row["before"]]
+    losses = [row for row in found.classes() if row.before is not None and row.after < row.before]
     for row in losses[:most]:
-        table.add_row(Text(row["class"]), str(row["images"]), percent(row["before"]), percent(row["after"]))
+        table.add_row(Text(row.name), str(row.images), percent(row.before), percent(row.after))
     return table
 
 

@@ -137,9 +137,9 @@ def evaluate(
         say("averaged over every image and its mirror image")
     files = [printable(name) for name in samples.ids]
     if csv:
-        write_csv(csv, found.classes())
+        write_csv(csv, [row.to_dict() for row in found.classes()])
     if images_csv:
-        write_csv(images_csv, found.images(files))
+        write_csv(images_csv, [row.to_dict() for row in found.images(files)])
     if json:
         about = {"model": model, "test": printable(test), "flip": flip, "operating_point": _operating_point(loaded)}
         scores = {goal: {"mean": scored.two_fold, "spread": scored.spread} for goal, scored in folds.items()}

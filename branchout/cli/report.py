@@ -1,4 +1,4 @@
-"""Telling: a page about a model."""
+"""The command `branchout report`."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ def report(
     test: Annotated[
         Path | None, typer.Argument(metavar="[TEST]", help="Labelled images: one folder per class.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The file to write; else MODEL-report.html beside MODEL.")] = None,
-    results: Annotated[Path | None, typer.Option(help="A folder of rows measured with other methods.")] = None,
-    gallery: Annotated[int, typer.Option(min=0, max=1000, help="How many pictures a gallery shows at most.")] = 60,
+    out: Annotated[Path | None, typer.Option(help="The file to write; by default MODEL-report.html.")] = None,
+    results: Annotated[Path | None, typer.Option(help="A folder of results of other methods, as JSON files.")] = None,
+    gallery: Annotated[int, typer.Option(min=0, max=1000, help="How many images a gallery shows at most.")] = 60,
 ) -> None:
-    """Write one HTML page: what was added, gained, lost.
+    """Write an HTML report: what was added, gained and forgotten.
 
-    It needs no network. Without TEST it shows what the model itself holds.
+    The report is one file that makes no network requests. Without TEST it shows what the model itself records.
     """
     from branchout import api
     from branchout.cli.display import progress
     from branchout.model.checkpoint import is_saved_model
-    from branchout.report.markup import size
-    from branchout.report.page import beside, check_report
+    from branchout.report.formatting import size
+    from branchout.report.page import check_report, default_path
 
     loaded = open_model(model)
     if out is None:
-        # A model that is not a folder of the user's own, built in or from a hub, is told about right here.
-        out = beside(Path(model)) if is_saved_model(Path(model)) else Path(f"{Path(model).name}-report.html")
+        # The report of a built-in or downloaded model is written to the current folder.
+        out = default_path(Path(model)) if is_saved_model(Path(model)) else Path(f"{Path(model).name}-report.html")
     check_report(out)
     problems: list[str] = []
     samples = None if test is None else api.samples_in(test, problems)
@@ -41,6 +41,6 @@ def report(
     with progress(console) as watch:
         typed = model.rstrip("/") or model
         loaded.report(samples, out=out, results=results, gallery=gallery, typed=typed, report=watch)
-    say(f"{out} ({size(out.stat().st_size)}): open it in a browser")
+    say(f"Wrote {out} ({size(out.stat().st_size)}). Open it in a browser.")
     if test is None:
         then(f"branchout report {quoted(model)} TEST/")

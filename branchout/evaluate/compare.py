@@ -1,8 +1,8 @@
-"""What a model gained and lost: before → after, per split and per class, on images nobody trained or chose with."""
+"""Accuracy before and after the last step, per part and per class, on the same labelled images."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from branchout.data.images import Images, in_order
+from branchout.errors import BranchoutError, printable
 from branchout.labels import LabelSpace
 from branchout.metrics import Accuracies, accuracies, confusion_between_parts, part_of_class, per_class
 from branchout.model.classifier import Classifier
@@ -20,9 +21,59 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
+def part_names(space: LabelSpace) -> list[str]:
+    """The names of the parts of a label space: base, step 1, …, overlap."""
+    return ["base", *(f"step {n}" for n in range(1, len(space.branches))), "overlap"]
+
+
+def check_classes(classes: Iterable[str], space: LabelSpace) -> None:
+    """Labelled images must be of classes that the model knows."""
+    unknown = sorted(set(classes) - set(space.classes))
+    if unknown:
+        raise BranchoutError(
+            f"The model does not know these classes: {', '.join(map(printable, unknown[:5]))}. It knows "
+            f"{len(space.classes):,} others; name the folders of images as the model names its classes"
+        )
+
+
+@dataclass(frozen=True)
+class ClassAccuracy:
+    """The accuracy of one class; `before` is None for a class that was not known before the last step."""
+
+    name: str
+    part: str
+    images: int
+    before: float | None
+    after: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as in JSON and CSV files."""
+        return {
+            "class": self.name,
+            "part": self.part,
+            "images": self.images,
+            "before": self.before,
+            "after": self.after,
+        }
+
+
+@dataclass(frozen=True)
+class ImageAnswer:
+    """The answers to one image; `before` is None if its class was not known before the last step."""
+
+    file: str
+    name: str
+    before: str | None
+    after: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as in JSON and CSV files."""
+        return {"file": self.file, "class": self.name, "before": self.before, "after": self.after}
+
+
 @dataclass(frozen=True)
 class Comparison:
-    """Answers before and after the last step on the same images, and the figures that follow."""
+    """Answers before and after the last step on the same images, and the accuracies that follow."""
 
     space: LabelSpace
     labels: Ints
@@ -30,7 +81,7 @@ class Comparison:
     before_answers: Ints | None
     """Of the model before its last step, -1 for images of classes it did not know; None for a base model."""
     columns: Floats
-    """Scores before the dial, from which any other operating point can be read."""
+    """Logits without the dial, from which the answers at any other operating point follow."""
 
     @property
     def after(self) -> Accuracies:
@@ -38,63 +89,60 @@ class Comparison:
 
     @property
     def before(self) -> Accuracies | None:
-        """On the images whose class the model knew before."""
+        """On the images whose class was known before the last step."""
         if self.before_answers is None or not (self.before_answers >= 0).any():
             return None
         known = self.before_answers >= 0
         return accuracies(self.before_answers[known], self.labels[known], self.space)
 
-    def classes(self) -> list[dict[str, Any]]:
-        """One row per class with images: its accuracy before and after, worst losses first."""
+    def classes(self) -> list[ClassAccuracy]:
+        """One row per class with images, largest losses first."""
         after = per_class(self.answers, self.labels, self.space)
         before: dict[str, float | None] = {}
         if self.before_answers is not None:
             known = self.before_answers >= 0
             before = per_class(self.before_answers[known], self.labels[known], self.space)
-        counts = np.bincount(self.labels, minlength=len(self.space.classes))
-        rows = []
-        for number, name in enumerate(self.space.classes):
-            if after[name] is not None:
-                row = {"class": name, "part": self.parts[part_of_class(self.space)[number]]}
-                rows.append(row | {"images": int(counts[number]), "before": before.get(name), "after": after[name]})
-        return sorted(rows, key=lambda row: (row["after"] or 0) - (1.0 if row["before"] is None else row["before"]))
-
-    @property
-    def parts(self) -> list[str]:
-        """What the parts of the label space are called: base, step 1, …, overlap."""
-        return ["base", *(f"step {n}" for n in range(1, len(self.space.branches))), "overlap"]
+        counts = np.bincount(self.labels, minlength=len(self.space.classes)).tolist()
+        parts = part_of_class(self.space).tolist()
+        rows = [
+            ClassAccuracy(name, part_names(self.space)[part], count, before.get(name), now)
+            for name, part, count in zip(self.space.classes, parts, counts, strict=True)
+            if (now := after[name]) is not None
+        ]
+        return sorted(rows, key=lambda row: row.after - (1.0 if row.before is None else row.before))
 
     def confusion(self) -> Ints:
+        """How many images of each part (rows) are answered with a class of each part (columns)."""
         return confusion_between_parts(self.answers, self.labels, self.space)
 
-    def images(self, files: Sequence[str]) -> list[dict[str, Any]]:
-        """One row per image: its class, and what the models before and after said; `files` are the images' names."""
+    def images(self, files: Sequence[str]) -> list[ImageAnswer]:
+        """One row per image; `files` are the names of the images."""
         names = self.space.classes
         old = np.full(len(self.labels), -1) if self.before_answers is None else self.before_answers
         return [
-            {"file": file, "class": names[label], "before": names[was] if was >= 0 else None, "after": names[now]}
+            ImageAnswer(file, names[label], names[was] if was >= 0 else None, names[now])
             for file, label, was, now in zip(files, self.labels, old, self.answers, strict=True)
         ]
 
     def to_dict(self, files: Sequence[str]) -> dict[str, Any]:
-        """Everything, as plain data; accuracies are shares between 0 and 1."""
+        """Everything, as JSON-able data; accuracies are shares between 0 and 1."""
         before = self.before
         return {
             "images": len(self.labels),
             "before": None if before is None else asdict(before),
             "after": asdict(self.after),
-            "classes": self.classes(),
-            "confusion": {"parts": self.parts, "counts": self.confusion().tolist()},
-            "answers": self.images(files),
+            "classes": [row.to_dict() for row in self.classes()],
+            "confusion": {"parts": part_names(self.space), "counts": self.confusion().tolist()},
+            "answers": [row.to_dict() for row in self.images(files)],
         }
 
 
 @torch.no_grad()
-def logits(model: Classifier, pictures: torch.Tensor, flip: bool = False) -> torch.Tensor:
-    """Class logits, averaged over the picture and its mirror image if asked."""
-    pictures = model.backbone.arrange(pictures)
-    plain: torch.Tensor = model(pictures)
-    return plain if not flip else (plain + model(pictures.flip(3))) / 2
+def logits(model: Classifier, images: torch.Tensor, flip: bool = False) -> torch.Tensor:
+    """Class logits; with `flip` averaged over each image and its mirror image."""
+    images = model.backbone.arrange(images)
+    plain: torch.Tensor = model(images)
+    return plain if not flip else (plain + model(images.flip(3))) / 2
 
 
 @torch.no_grad()
@@ -107,7 +155,7 @@ def compare(
     flip: bool = False,
     report: Report = silent,
 ) -> Comparison:
-    """Run both models over the images once. `labels` are class numbers of the newer model."""
+    """Run both models over the images once. `labels` are class indices of the newer model."""
     batches = in_order(len(images), 256)
     answers, old_answers, columns = [], [], []
     for number, pictures in enumerate(images.plain(batches)):
@@ -120,6 +168,6 @@ def compare(
         report(Event("evaluate", number + 1, len(batches)))
     old = None
     if before is not None:
-        known = np.isin(labels, np.arange(len(before.space.classes)))  # old classes keep their numbers
+        known = np.isin(labels, np.arange(len(before.space.classes)))  # old classes keep their indices
         old = np.where(known, torch.cat(old_answers).numpy(), -1)
     return Comparison(model.space, labels, torch.cat(answers).numpy(), old, torch.cat(columns).numpy())

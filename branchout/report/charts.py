@@ -1,4 +1,4 @@
-"""Drawings for the page: small SVG, in shapes and dashes as well as colours, so that they print and read in grey."""
+"""Charts as SVG. Shapes and dashes differ as well as colours, so that a chart can be read in grey."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from branchout.report.markup import percent, text
+from markupsafe import Markup, escape
+
+from branchout.report.formatting import percent
 
 WIDTH, HEIGHT = 480, 340
 LEFT, RIGHT, TOP, BOTTOM = 46, 16, 14, 44
@@ -14,29 +16,42 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 16, 14, 44
 
 @dataclass(frozen=True)
 class Mark:
-    """One point with a shape, and a word beside it where one is wanted."""
+    """One point, with a label beside it if there is one."""
 
     x: float
     y: float
     shape: str
     label: str = ""
-    told: str = ""
-    """What a pointer resting on it is told."""
+    tip: str = ""
+    """Shown when the pointer rests on it."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one kind; `name` is also their class in the style sheet."""
+    """Points of one kind; `name` is also their class in the stylesheet."""
 
     name: str
     marks: Sequence[Mark]
     joined: int = 0
-    """Through how many of the first marks a line goes."""
+    """How many of the first marks a line connects."""
+
+
+@dataclass(frozen=True)
+class Legend:
+    """One entry: a shape, the name of its series, and what it stands for."""
+
+    shape: str
+    series: str
+    words: str
+
+    @property
+    def glyph(self) -> Markup:
+        return glyph(self.shape, self.series)
 
 
 @dataclass(frozen=True)
 class Axes:
-    """Where values fall on the paper. Both axes are shares between 0 and 1."""
+    """Maps values to coordinates. Both axes are shares between 0 and 1."""
 
     x: tuple[float, float]
     y: tuple[float, float]
@@ -54,10 +69,10 @@ class Axes:
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
-    """The values with a little air, never beyond 0 and 1, never of no width; marks at the edge reach over the frame."""
+    """The range of the values with a margin, within 0 and 1, and never empty."""
     low, high = min(values), max(values)
-    air = max((high - low) * 0.08, 0.01)
-    return max(low - air, 0.0), min(high + air, 1.0)
+    margin = max((high - low) * 0.08, 0.01)
+    return max(low - margin, 0.0), min(high + margin, 1.0)
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
@@ -78,8 +93,8 @@ def scatter(
     description: str,
     before: float | None = None,
     cursors: Sequence[str] = (),
-) -> str:
-    """Points of several series over two accuracies. `before` is an upright line, `cursors` are for a script to move."""
+) -> Markup:
+    """Points of several series over two accuracies. `before` is a vertical line; the script moves `cursors`."""
     left, top, right, bottom = axes.box
     parts = [_frame(axes, names)]
     if before is not None and axes.x[0] <= before <= axes.x[1]:
@@ -90,13 +105,13 @@ def scatter(
             f'<text x="{x + (-5 if end else 5)}" y="{bottom - 7}" text-anchor="{"end" if end else "start"}">'
             f"before: {percent(before)}</text></g>"
         )
-    taken: list[tuple[float, float, float]] = []
+    used: list[tuple[float, float, float]] = []
     for each in series:
         parts.append(f'<g class="series {each.name}">')
         if each.joined > 1:
             way = " ".join("{},{}".format(*axes.place(mark.x, mark.y)) for mark in each.marks[: each.joined])
             parts.append(f'<polyline points="{way}"/>')
-        parts += [_mark(mark, axes, taken) for mark in each.marks]
+        parts += [_mark(mark, axes, used) for mark in each.marks]
         parts.append("</g>")
     parts += [
         f'<g class="cursor {name}" data-cursor="{name}" visibility="hidden"><circle r="9"/>'
@@ -104,14 +119,14 @@ def scatter(
         for name in cursors
     ]
     scale = " ".join(f"{value:.6g}" for value in (*axes.x, *axes.y, *axes.box))
-    return (
+    return Markup(
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" data-scale="{scale}" '
-        f'aria-label="{text(title)}. {text(description)}">{"".join(parts)}</svg>'
+        f'aria-label="{escape(title)}. {escape(description)}">{"".join(parts)}</svg>'
     )
 
 
-def curve(values: Sequence[float], *, title: str) -> str:
-    """One line from the first epoch to the last, with both ends told in numbers."""
+def curve(values: Sequence[float], *, title: str) -> Markup:
+    """The loss from the first epoch to the last, with both ends in numbers."""
     width, height = 300, 120
     low, high = min(0.0, *values), max(*values, 1e-9)
     last = max(len(values) - 1, 1)
@@ -121,9 +136,9 @@ def curve(values: Sequence[float], *, title: str) -> str:
     ]
     way = " ".join(f"{x},{y}" for x, y in places)
     (x0, y0), (x1, y1) = places[0], places[-1]
-    told = f"loss {values[0]:.3f} in the first of {len(values)} epochs, {values[-1]:.3f} in the last"
-    return (
-        f'<svg class="chart curve" viewBox="0 0 {width} {height}" role="img" aria-label="{text(title)}: {told}">'
+    words = f"loss {values[0]:.3f} in the first of {len(values)} epochs, {values[-1]:.3f} in the last"
+    return Markup(
+        f'<svg class="chart curve" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}: {words}">'
         f'<line class="axis" x1="8" x2="{width - 8}" y1="100" y2="100"/><polyline points="{way}"/>'
         f'<circle cx="{x0}" cy="{y0}" r="3"/><circle cx="{x1}" cy="{y1}" r="3"/>'
         f'<text x="{x0 - 2}" y="{y0 - 8}">{values[0]:.3f}</text>'
@@ -132,12 +147,12 @@ def curve(values: Sequence[float], *, title: str) -> str:
     )
 
 
-def glyph(shape: str, kind: str) -> str:
-    """One mark alone, for a legend."""
+def glyph(shape: str, series: str) -> Markup:
+    """One mark, for a legend; a shape that ends with - has a line through it."""
     line = '<path class="way" d="M0 8H28"/>' if shape.endswith("-") else ""
-    return (
+    return Markup(
         f'<svg class="chart glyph" viewBox="0 0 28 16" width="28" height="16" aria-hidden="true">'
-        f'<g class="series {kind}">{line}{_shape(shape.rstrip("-"), 14, 8)}</g></svg>'
+        f'<g class="series {series}">{line}{_shape(shape.rstrip("-"), 14, 8)}</g></svg>'
     )
 
 
@@ -154,44 +169,45 @@ def _frame(axes: Axes, names: tuple[str, str]) -> str:
         parts.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{100 * value:.4g}</text>')
     parts.append(f'<path class="axis" d="M{left} {top}V{bottom}H{right}"/>')
     parts.append(
-        f'<text class="title" x="{(left + right) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{text(names[0])}, %</text>'
+        f'<text class="title" x="{(left + right) / 2}" y="{HEIGHT - 8}" text-anchor="middle">'
+        f"{escape(names[0])}, %</text>"
     )
     parts.append(
         f'<text class="title" transform="translate(12 {(top + bottom) / 2}) rotate(-90)" text-anchor="middle">'
-        f"{text(names[1])}, %</text>"
+        f"{escape(names[1])}, %</text>"
     )
     return f'<g class="frame">{"".join(parts)}</g>'
 
 
-def _mark(mark: Mark, axes: Axes, taken: list[tuple[float, float, float]]) -> str:
+def _mark(mark: Mark, axes: Axes, used: list[tuple[float, float, float]]) -> str:
     x, y = axes.place(mark.x, mark.y)
-    told = f"<title>{text(mark.told)}</title>" if mark.told else ""
+    tip = f"<title>{escape(mark.tip)}</title>" if mark.tip else ""
     label = ""
     if mark.label:
-        place, anchor = _free_place(x, y, 7.0 * len(mark.label), axes, taken)
-        label = f'<text x="{place[0]}" y="{place[1]}" text-anchor="{anchor}">{text(mark.label)}</text>'
-    return f"<g>{told}{_shape(mark.shape, x, y)}{label}</g>"
+        place, anchor = _free_place(x, y, 7.0 * len(mark.label), axes, used)
+        label = f'<text x="{place[0]}" y="{place[1]}" text-anchor="{anchor}">{escape(mark.label)}</text>'
+    return f"<g>{tip}{_shape(mark.shape, x, y)}{label}</g>"
 
 
 def _free_place(
-    x: float, y: float, width: float, axes: Axes, taken: list[tuple[float, float, float]]
+    x: float, y: float, width: float, axes: Axes, used: list[tuple[float, float, float]]
 ) -> tuple[tuple[float, float], str]:
-    """Where a label runs into no other: beside its mark, or a line further up or down."""
+    """Where a label overlaps no other: beside its mark, or a line further up or down."""
     _, top, right, _ = axes.box
     end = x + 9 + width > right
     start = x - 9 - width if end else x + 9
-    line = y - 8  # above a frontier there is nothing
+    line = y - 8  # above a frontier is free space
     for shift in (-8, 4, -21, 17, -34, 30):
         line = y + shift
-        apart = all(abs(line - other) >= 12 or start + width < a or b < start for a, b, other in taken)
+        apart = all(abs(line - other) >= 12 or start + width < a or b < start for a, b, other in used)
         if apart and line >= top:
             break
-    taken.append((start, start + width, line))
+    used.append((start, start + width, line))
     return (round(x - 9 if end else x + 9, 1), round(line, 1)), "end" if end else "start"
 
 
 def _shape(shape: str, x: float, y: float) -> str:
-    """A mark that can be told from the others without colour."""
+    """A mark that can be distinguished without colour."""
     if shape == "dot":
         return f'<circle class="dot" cx="{x}" cy="{y}" r="2.4"/>'
     if shape == "disc":

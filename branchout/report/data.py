@@ -1,25 +1,15 @@
-"""The facts behind a report, as plain data that any page can draw.
+"""Everything a report shows, as typed plain data; `to_dict` gives it as JSON-able data.
 
-    name, path, command             what the page is about, and what to type for more
-    made, version                   when, and by which Branchout
-    classes, part_of_class, parts   names, and for each class its part: the base, step 1, …, the overlap
-    first_branch                    for each class the branch that first knew it
-    branches                        for the base and each step: what made it, when, its classes, losses, seconds
-    about, sizes                    architecture, input, pooler; parameters and bytes on disk
-    frontier                        operating points in the order of the dial, their numbers in the model, accuracies on
-                                    dev, the saved one, goals; of a grid also the points that others beat
-    measured                        before → after on the images that `extend` set aside, where it applies
-    rows                            rows of other methods, if any
-    test                            all that labelled images show, or None
-
-Accuracies are shares between 0 and 1, None where there are no images. Classes are numbers into `classes`, points
-numbers into `frontier`, images numbers into the lists of `test`.
+Accuracies are shares between 0 and 1, None where there are no images. Classes are indices into `classes`, operating
+points are positions on the dial (from favouring old classes to favouring new ones), images are indices into the labels
+of `test`.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,137 +19,220 @@ import torch
 from branchout import __version__
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError, printable
+from branchout.evaluate.compare import part_names
 from branchout.method.frontier import Frontier
-from branchout.metrics import part_of_class
+from branchout.metrics import PAPER_GOALS, part_of_class
 from branchout.model.checkpoint import SavedModel
-from branchout.report.answers_along import in_order
-from branchout.report.test_results import findings, first_branch
+from branchout.report.answers_by_point import point_order
+from branchout.report.labelled_results import LabelledResults, first_branch, labelled_results
+from branchout.report.other_methods import OtherResults
 from branchout.training.loop import Report, best_device, silent
 
-GOALS = ("all", "balanced", "avg")
+Figures = Mapping[str, list[float | None]]
+"""For each metric its value at every operating point."""
 
 
-def gather(
-    kept: SavedModel,
+@dataclass(frozen=True)
+class Branch:
+    """The base, or one step."""
+
+    name: str
+    new: list[str]
+    """Classes that no earlier branch knows."""
+    known: list[str]
+    """Classes that an earlier branch knows too."""
+    where: str | None
+    """The part of the network that was cloned; None for the base."""
+    event: Mapping[str, Any]
+    """What the model's history records: when, from how many images, with which settings."""
+    losses: list[float]
+    """Mean loss of each epoch."""
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class OperatingPoints:
+    """The frontier of the last step, in the order of the dial."""
+
+    kind: str
+    """`dial` or `grid`."""
+    settings: list[list[float]]
+    """b, or α and β, of each point."""
+    figures: Figures
+    """Accuracies on the validation images that points are chosen on."""
+    images: int
+    measured: str
+    """Which images these are: a key of `metrics.MEASURED_ON`."""
+    numbers: list[int]
+    """Each point's index in the saved frontier."""
+    saved: int
+    goal: str
+    goals: dict[str, int]
+    """The point that each goal of the paper chooses."""
+    goal_for: list[str | None]
+    """For each point a goal of `branchout tune` that chooses it."""
+    dominated: Mapping[str, Any] | None
+    """Of a grid: settings and figures of points that another point is better than."""
+    single_point_reason: str
+
+    def __len__(self) -> int:
+        return len(self.settings)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What `extend` measured on images that neither trained nor chose anything."""
+
+    images: int
+    before: Mapping[str, float | None]
+    after: Mapping[str, float | None] | None
+    """At the saved point; None where that point was not measured."""
+    goals: dict[str, Mapping[str, float | None]]
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """Everything a report shows."""
+
+    name: str
+    path: str
+    """The model as one would type it."""
+    command: str
+    """What to type to see results on labelled images."""
+    made: str
+    version: str
+    classes: list[str]
+    part_of_class: list[int]
+    parts: list[str]
+    """base, step 1, …, overlap."""
+    first_branch: list[int]
+    """For each class the branch that first knew it."""
+    branches: list[Branch]
+    arch: dict[str, str | int]
+    size: int
+    channels: int
+    pooler: str
+    parameters: dict[str, int]
+    files: dict[str, int]
+    """Bytes of each file of weights."""
+    points: OperatingPoints | None
+    """None for a base model."""
+    held_out: HeldOut | None
+    others: OtherResults | None
+    test: LabelledResults | None
+
+    def with_saved_point(self, saved: SavedModel) -> ReportData:
+        """The same report after the operating point was changed."""
+        return replace(self, points=_operating_points(saved), held_out=_held_out(saved))
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self, dict_factory=_plain)
+
+
+def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in items}
+
+
+def collect(
+    saved: SavedModel,
     samples: Samples | None = None,
     *,
     path: str = "MODEL",
     made: str = "",
     folder: Path | None = None,
-    rows: Mapping[str, Any] | None = None,
+    others: OtherResults | None = None,
     gallery: int = 60,
     device: torch.device | None = None,
     cache: Path | None = None,
     report: Report = silent,
-) -> dict[str, Any]:
-    """All facts about a model; with labelled images also what it gained and lost on them.
+) -> ReportData:
+    """Collect what the model records about itself and, with labelled images, its results on them.
 
-    `path` is the model as one would type it, `folder` where it lies, `gallery` how many pictures to show of a kind.
+    `path` is the model as one would type it, `folder` its folder, `gallery` how many images a gallery shows.
     """
-    space = kept.classifier.space
-    facts: dict[str, Any] = {
-        "name": Path(path).name or path,
-        "path": path,
-        "command": f"branchout report {shlex.quote(path)} TEST/",
-        "made": made,
-        "version": __version__,
-        "classes": [printable(each) for each in space.classes],
-        "part_of_class": part_of_class(space).tolist(),
-        "parts": [*(_branch(d) for d in range(len(space.branches))), "overlap"],
-        "first_branch": first_branch(space).tolist(),
-        "branches": _branches(kept),
-        "about": _about(kept),
-        "sizes": _sizes(kept, folder),
-        **standing(kept),
-        "rows": rows,
-        "test": None,
-    }
+    model = saved.classifier
+    points = _operating_points(saved)
+    test = None
     if samples is not None:
-        facts["test"] = findings(
-            kept,
-            samples,
-            facts["frontier"],
-            gallery=gallery,
-            device=device or best_device(),
-            cache=cache,
-            report=report,
+        position, count = (points.saved, len(points)) if points else (0, 1)
+        test = labelled_results(
+            saved, samples, position, count, gallery=gallery, device=device or best_device(), cache=cache, report=report
         )
-    return facts
+    files = sorted(folder.glob("*.safetensors")) if folder is not None else []
+    return ReportData(
+        name=Path(path).name or path,
+        path=path,
+        command=f"branchout report {shlex.quote(path)} TEST/",
+        made=made,
+        version=__version__,
+        classes=[printable(name) for name in model.space.classes],
+        part_of_class=part_of_class(model.space).tolist(),
+        parts=part_names(model.space),
+        first_branch=first_branch(model.space).tolist(),
+        branches=_branches(saved),
+        arch={key: value for key, value in model.arch.items() if isinstance(value, str | int)},
+        size=model.preprocessing.size,
+        channels=model.preprocessing.channels,
+        pooler=model.fused.pooler.kind,
+        parameters=saved.model().parameter_counts(),
+        files={file.name: file.stat().st_size for file in files},
+        points=points,
+        held_out=_held_out(saved),
+        others=others,
+        test=test,
+    )
 
 
-def standing(kept: SavedModel) -> dict[str, Any]:
-    """The facts that change when the dial is saved elsewhere; all others stay."""
-    return {"frontier": _frontier(kept), "measured": _measured(kept)}
-
-
-# What the model itself holds.
-
-
-def _branch(number: int) -> str:
-    return "base" if number == 0 else f"step {number}"
-
-
-def _branches(kept: SavedModel) -> list[dict[str, Any]]:
-    """The base and every step: what was added, when, from what."""
-    told = []
+def _branches(saved: SavedModel) -> list[Branch]:
+    branches = []
     seen: set[str] = set()
-    for number, names in enumerate(kept.classifier.space.branches):
-        event = kept.history[number] if number < len(kept.history) else {}
-        told.append(
-            {
-                "name": _branch(number),
-                "new": [printable(name) for name in names if name not in seen],
-                "known": [printable(name) for name in names if name in seen],
-                "where": kept.classifier.steps[number - 1].where if number else None,
-                "event": {key: value for key, value in event.items() if key not in ("measured", "losses", "seconds")},
-                "losses": list(event.get("losses", ())),
-                "seconds": event.get("seconds"),
-            }
+    for number, names in enumerate(saved.classifier.space.branches):
+        event = saved.history[number] if number < len(saved.history) else {}
+        seconds = event.get("seconds") or {}
+        branches.append(
+            Branch(
+                name=part_names(saved.classifier.space)[number],
+                new=[printable(name) for name in names if name not in seen],
+                known=[printable(name) for name in names if name in seen],
+                where=saved.classifier.steps[number - 1].where if number else None,
+                event={key: value for key, value in event.items() if key not in ("measured", "losses", "seconds")},
+                losses=list(event.get("losses", ())),
+                seconds=dict(seconds) if isinstance(seconds, Mapping) else {"training": seconds},
+            )
         )
         seen.update(names)
-    return told
+    return branches
 
 
-def _about(kept: SavedModel) -> dict[str, Any]:
-    model = kept.classifier
-    arch = {key: value for key, value in model.arch.items() if isinstance(value, str | int)}
-    return {"arch": arch, "size": model.preprocessing.size, "channels": model.preprocessing.channels,
-            "kind": model.kind, "pooler": model.fused.pooler.kind}  # fmt: skip
-
-
-def _sizes(kept: SavedModel, folder: Path | None) -> dict[str, Any]:
-    files = sorted(folder.glob("*.safetensors")) if folder is not None else []
-    return {
-        "parameters": kept.model().parameter_counts(),
-        "files": {file.name: file.stat().st_size for file in files},
-    }
-
-
-def _frontier(kept: SavedModel) -> dict[str, Any] | None:
-    """Operating points in the order of the dial, and for each the goal that leads there."""
-    if not kept.fusions:
+def _operating_points(saved: SavedModel) -> OperatingPoints | None:
+    if not saved.fusions:
         return None
-    fusion = kept.fusions[-1]
-    found = Frontier.from_dict(fusion.frontier)
-    order = in_order(found)
-    found = found.select(order)
-    goals = {goal: found.choose(goal) for goal in GOALS}
-    saved = int(np.flatnonzero(order == fusion.point)[0])
-    named = {fusion.goal: saved, **goals} if _is_goal(fusion.goal) else goals
-    reach = [leads_to(point, found, named) for point in range(len(found))]
-    return {
-        **found.to_dict(),
-        "numbers": order.tolist(),
-        "beaten": fusion.frontier.get("beaten"),
-        "saved": saved,
-        "goal": fusion.goal,
-        "goals": goals,
-        "reach": reach,
-    }
+    fusion = saved.fusions[-1]
+    frontier = Frontier.from_dict(fusion.frontier)
+    order = point_order(frontier)
+    frontier = frontier.select(order)
+    goals = {goal: frontier.choose(goal) for goal in PAPER_GOALS}
+    position = int(np.flatnonzero(order == fusion.point)[0])
+    named = {fusion.goal: position, **goals} if _is_goal(fusion.goal) else goals
+    plain = frontier.to_dict()
+    return OperatingPoints(
+        kind=frontier.kind,
+        settings=plain["settings"],
+        figures=plain["figures"],
+        images=frontier.images,
+        measured=frontier.measured,
+        numbers=order.tolist(),
+        saved=position,
+        goal=fusion.goal,
+        goals=goals,
+        goal_for=[goal_for(point, frontier, named) for point in range(len(frontier))],
+        dominated=fusion.frontier.get("beaten"),
+        single_point_reason=frontier.single_point_reason(),
+    )
 
 
 def _is_goal(goal: str) -> bool:
-    """A point chosen by its place on the dial has no goal that `branchout tune` would know."""
+    """Whether `branchout tune` accepts it; a point chosen by its position on the dial is named `b=…`."""
     try:
         Frontier.check_goal(goal)
     except BranchoutError:
@@ -167,8 +240,8 @@ def _is_goal(goal: str) -> bool:
     return True
 
 
-def leads_to(point: int, frontier: Frontier, goals: Mapping[str, int]) -> str | None:
-    """A goal for `branchout tune` that chooses this very point."""
+def goal_for(point: int, frontier: Frontier, goals: Mapping[str, int]) -> str | None:
+    """A goal of `branchout tune` that chooses this point: one of `goals`, or a minimum such as `novel>=0.8125`."""
     for goal, chosen in goals.items():
         if chosen == point:
             return goal
@@ -181,16 +254,13 @@ def leads_to(point: int, frontier: Frontier, goals: Mapping[str, int]) -> str | 
     return None
 
 
-def _measured(kept: SavedModel) -> dict[str, Any] | None:
-    """What `extend` measured on images it had set aside; `after` only if the dial still stands where it stood."""
-    if not kept.fusions or len(kept.history) <= len(kept.fusions):
+def _held_out(saved: SavedModel) -> HeldOut | None:
+    if not saved.fusions or len(saved.history) <= len(saved.fusions):
         return None
-    event, fusion = kept.history[len(kept.fusions)], kept.fusions[-1]
+    event, fusion = saved.history[len(saved.fusions)], saved.fusions[-1]
     found = event.get("measured")
     if not found:
         return None
-    order = {point: place for place, point in enumerate(in_order(Frontier.from_dict(fusion.frontier)).tolist())}
-    goals = {goal: {**figures, "point": order[figures["point"]]} for goal, figures in found["goals"].items()}
     here = [figures for figures in found["goals"].values() if figures["point"] == fusion.point]
     after = found["after"] if event.get("goal") == fusion.goal else here[0] if here else None
-    return {"images": found["images"], "before": found["before"], "after": after, "goals": goals}
+    return HeldOut(found["images"], found["before"], after, found["goals"])

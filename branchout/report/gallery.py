@@ -1,4 +1,4 @@
-"""Pictures to look at: which images were forgotten or won, and small copies that travel inside a page."""
+"""Images to show: those that were forgotten or gained, and thumbnails that are embedded in a page."""
 
 from __future__ import annotations
 
@@ -9,69 +9,58 @@ import numpy as np
 import numpy.typing as npt
 
 from branchout.data.samples import Image
-from branchout.report.answers_along import Along
+from branchout.report.answers_by_point import PointValues
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+KINDS = ("forgotten", "gained")
 SIDE = 128
-"""Longest side of a small copy in pixels."""
-DRAWING = 64
-"""Pictures up to this size are kept to the pixel."""
+"""Longest side of a thumbnail in pixels."""
+SMALL = 64
+"""Images up to this size are kept as they are, in PNG."""
 
 
-def forgotten(answers: Ints, labels: Ints, before: Ints, known: Bools) -> Bools:
-    """Right before and wrong now. `before` is what the earlier model said, `known` whether it knew the class."""
-    lost: Bools = known & (before == labels) & (answers != labels)
-    return lost
+def members(kind: str, answers: Ints, labels: Ints, were_right: Bools) -> Bools:
+    """Forgotten: right before and wrong now. Gained: right now, and wrong before or of a class not known then."""
+    found: Bools = were_right & (answers != labels) if kind == "forgotten" else ~were_right & (answers == labels)
+    return found
 
 
-def won(answers: Ints, labels: Ints, before: Ints, known: Bools) -> Bools:
-    """Right now, and wrong or of an unknown class before."""
-    gained: Bools = (answers == labels) & ~(known & (before == labels))
-    return gained
-
-
-def spread(members: Ints, labels: Ints) -> Ints:
-    """The members in an order that begins with one of each class, then a second of each, and so on."""
-    turn = np.zeros(len(members), dtype=np.int64)
+def spread(images: Ints, labels: Ints) -> Ints:
+    """The images in an order that begins with one of each class, then a second of each, and so on."""
+    rank = np.zeros(len(images), dtype=np.int64)
     seen: dict[int, int] = {}
-    for place, label in enumerate(labels[members].tolist()):
-        turn[place] = seen[label] = seen.get(label, -1) + 1
-    return members[np.argsort(turn, kind="stable")]
+    for place, label in enumerate(labels[images].tolist()):
+        rank[place] = seen[label] = seen.get(label, -1) + 1
+    return images[np.argsort(rank, kind="stable")]
 
 
-def picked(kind: str, along: Along, points: int, saved: int, tested: tuple[Ints, Ints, Bools], most: int) -> list[int]:
-    """Images worth a small copy: first those of the gallery at the saved point, then those of points ever further away.
+def select(
+    kind: str, answers: PointValues, points: int, saved: int, labels: Ints, were_right: Bools, known: Bools, most: int
+) -> list[int]:
+    """Images to make thumbnails of: those of the gallery at the saved point, then of points further and further away.
 
-    `tested` holds labels, earlier answers and which classes were known. At most three galleries full.
+    `known` says whose class was known before the last step. At most three galleries full.
     """
-    labels, before, known = tested
-    rule = {"forgotten": forgotten, "won": won}[kind]
     found: dict[int, None] = {}
     for point in sorted(range(points), key=lambda p: (abs(p - saved), p)):
-        members = np.flatnonzero(rule(along.at(point), labels, before, known))
-        # What an earlier model already knew says more than what it could not know; it comes first.
-        old, new = members[known[members]], members[~known[members]]
+        images = np.flatnonzero(members(kind, answers.at(point), labels, were_right))
+        # Images of classes that were known before say more than those of classes that could not be known.
+        old, new = spread(images[known[images]], labels), spread(images[~known[images]], labels)
         room = max(most // 2, most - len(new))
-        mixed = [
-            *spread(old, labels)[:room].tolist(),
-            *spread(new, labels).tolist(),
-            *spread(old, labels)[room:].tolist(),
-        ]
-        for image in mixed[:most]:
-            found[image] = None
+        found |= dict.fromkeys([*old[:room].tolist(), *new.tolist(), *old[room:].tolist()][:most])
         if len(found) >= 3 * most:
             break
     return list(found)[: 3 * most]
 
 
-def thumbnail(picture: Image) -> str:
-    """A small copy as a data URI: JPEG, or PNG for drawings of few pixels."""
+def thumbnail(image: Image) -> str:
+    """A small copy as a data URI: JPEG, or PNG for images of few pixels."""
     from PIL import Image as Pillow
 
-    copy = Pillow.fromarray(picture[:, :, 0] if picture.shape[2] == 1 else picture)
-    small = max(copy.size) <= DRAWING
+    copy = Pillow.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+    small = max(copy.size) <= SMALL
     if not small:
         copy.thumbnail((SIDE, SIDE), Pillow.Resampling.LANCZOS)
     file = io.BytesIO()

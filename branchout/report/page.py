@@ -1,34 +1,69 @@
-"""The report: one HTML file that needs no network, drawn from the facts of `gather`."""
+"""The HTML of a report: one file that needs no network, and the same sections for the served page."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from branchout.errors import BranchoutError
 from branchout.files import atomic_write, check_output
-from branchout.report import added, tested
-from branchout.report.markup import change, command, count, named, note, percent, text
-from branchout.report.points import FIGURES, axes_of, operating_points, setting, tune_command
+from branchout.metrics import MEASURED_ON, METRICS
+from branchout.report import charts, formatting, operating_points
+from branchout.report.answers_by_point import count_at
+from branchout.report.data import ReportData
+from branchout.report.gallery import KINDS
+from branchout.report.labelled_results import LabelledResults, Pair, accuracy_at
 
-Facts = Mapping[str, Any]
 GENERATOR = "Branchout report"
-"""By this mark in its head a file is known as a report, which may be written over."""
-MEANING = {
-    "base": "classes the base alone knows",
-    "novel": "classes only steps know",
-    "overlap": "known before, in a new look",
-    "all": "every image counts the same",
-    "avg": "every part counts the same",
-}
+"""This mark in the head identifies a file as a report, which may be overwritten."""
 LIVE_BYTES = 2_000_000
-"""Answers of more images than fit into this stay out of the page: its dial then moves accuracies alone."""
+"""Larger counts per class and image stay out of the file: its dial then changes the accuracies only."""
+MOST_CLASSES = 2000
+"""Rows of the table of classes; of more classes only those with the largest losses are shown."""
+MOST_PAIRS = 20
+FORBIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters and surrogates are invalid in HTML, escaped or not."""
+
+
+def render(report: ReportData) -> str:
+    """The report as one HTML file."""
+    script = static_file("script.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    context = _context(report, LIVE_BYTES)
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            context,
+            generator=GENERATOR,
+            # The browser runs exactly this script and no other.
+            policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
+            style=Markup(static_file("style.css")),
+            script=Markup(script),
+            json=Markup(json.dumps(context["data"], ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")),
+        )
+    )
+
+
+def parts(report: ReportData) -> dict[str, Any]:
+    """The pieces of the served page: `header`, `contents`, `sections` and `dial` as HTML, and the script's `data`."""
+    context = _context(report, None)
+    pieces = {
+        name: _environment().get_template(f"{name}.html").render(context)
+        for name in ("header", "contents", "sections", "dial")
+    }
+    return {**pieces, "data": context["data"]}
 
 
 def static_file(name: str) -> str:
@@ -38,69 +73,25 @@ def static_file(name: str) -> str:
 
 def served_page() -> str:
     """The page that `branchout serve` answers at /; it loads /style.css and /script.js."""
-    return (files("branchout.report") / "templates" / "served.html").read_text(encoding="utf-8")
+    return _environment().get_template("served.html").render()
 
 
-def render(facts: Facts) -> str:
-    """The page."""
-    style, script = static_file("style.css"), static_file("script.js")
-    told = parts(facts, most=LIVE_BYTES)
-    template = (files("branchout.report") / "templates" / "report.html").read_text(encoding="utf-8")
-    return Template(template).substitute(
-        generator=GENERATOR,
-        policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src '{_hash(script)}'",
-        title=text(f"{facts['name']}: report"),
-        style=style,
-        header=told["header"],
-        contents=told["contents"],
-        sections=told["sections"],
-        dial=told["dial"],
-        footer=_footer(facts),
-        data=json.dumps(told["data"], ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
-        script=script,
-    )
-
-
-def parts(facts: Facts, *, most: int | None = None) -> dict[str, Any]:
-    """What any page about the facts is made of: `header`, `contents`, `sections` and `dial` as markup, and the `data`
-    that the script reads. Beyond `most` bytes of answers only accuracies follow the dial."""
-    data = _live_data(facts, most)
-    everything = [
-        added.steps(facts),
-        operating_points(facts),
-        *tested.sections(facts),
-        added.training(facts),
-        added.sizes(facts),
-    ]
-    sections = [(key, title, body) for key, title, body in everything if body]
-    return {
-        "header": _header(facts),
-        "contents": "".join(f'<li><a href="#{key}">{text(title.split(":")[0])}</a></li>' for key, title, _ in sections),
-        "sections": "\n".join(
-            f'<section id="{key}" aria-labelledby="{key}-title"><h2 id="{key}-title">{text(title)}</h2>{body}</section>'
-            for key, title, body in sections
-        ),
-        "dial": _dial(data),
-        "data": data,
-    }
-
-
-def beside(folder: Path) -> Path:
-    """Where the report of a saved model lies if nobody says otherwise."""
+def default_path(folder: Path) -> Path:
+    """Where the report of a saved model is written by default: v2/ → v2-report.html."""
     folder = folder.resolve()
     return folder.with_name(f"{folder.name}-report.html")
 
 
 def check_report(out: Path) -> Path:
-    """The place for a report, if it is free or holds an earlier one; asked before the work."""
+    """The path of a report, checked before any work: it must be writable, and free or an earlier report."""
     if out.is_dir():
-        raise BranchoutError(f"{out} is a folder, and a report is one file; try: --out {out / 'report.html'}")
+        raise BranchoutError(f"{out} is a folder, and a report is one file. Try: --out {out / 'report.html'}")
     check_output(out)
     if out.exists():
         with out.open("rb") as file:
-            ours = GENERATOR.encode() in file.read(1000)
-        if not ours:
-            raise BranchoutError(f"{out} is there already and is no report; choose another --out, or remove it first")
+            is_report = GENERATOR.encode() in file.read(1000)
+        if not is_report:
+            raise BranchoutError(f"{out} already exists and is not a report. Choose another --out, or delete it")
     return out
 
 
@@ -109,137 +100,225 @@ def write(page: str, out: Path) -> None:
         partial.write_text(page, encoding="utf-8")
 
 
-def _hash(script: str) -> str:
-    """So that the browser runs this very script and no other, whatever a name may hold."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
+# What the templates use.
 
 
-# The head of the page: what happened, in five numbers.
+@dataclass(frozen=True)
+class Section:
+    key: str
+    title: str
+    template: str
+    kind: str = ""
 
 
-def _header(facts: Facts) -> str:
-    base, *steps = facts["branches"]
-    new, again = (sum(len(step[key]) for step in steps) for key in ("new", "known"))
-    told = f"{count(len(base['new']), 'class', 'classes')} of the base"
-    if steps:
-        told += f", {count(new, 'new one')} in {count(len(steps), 'step')}"
-        told += f", {count(again, 'known class', 'known classes')} in a new look" if again else ""
-    lines = [f"<h1>{named(facts['name'])}</h1>", f'<p class="lead">{told}.</p>']
-    after, before, whence = _headline(facts)
-    tiles = [
-        _tile(name, before.get(name) if name in ("base", "overlap") else None, after[name], facts["test"] is not None)
-        for name in MEANING
-        if after.get(name) is not None
-    ]
-    if tiles:
-        lines.append(f'<dl class="tiles">{"".join(tiles)}</dl>')
-    return "".join([*lines, '<p id="moved" class="note" hidden></p>', *map(note, whence)])
+@dataclass(frozen=True)
+class Headline:
+    """The accuracies at the top of the page, and which images they come from."""
+
+    source: str
+    """`test`, `base model`, `held-out` or `chosen on`."""
+    after: Mapping[str, float | None]
+    before: Mapping[str, float | None]
 
 
-def _tile(name: str, before: float | None, after: float, live: bool) -> str:
-    marks = f' data-figure="{name}" data-on="test"' if live else ""
-    earlier = ""
-    if before is not None:
-        delta = f'<span class="delta" data-from="{before}"{marks}>{change(before, after)}</span>'
-        earlier = f'<span class="earlier">{percent(before)} before, {delta}</span>'
-    return (
-        f'<div class="tile"><dt>{name} <small>{MEANING[name]}</small></dt>'
-        f"<dd><b{marks}>{percent(after)}</b><span>%</span>{earlier}</dd></div>"
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("branchout.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        finalize=_clean,
     )
-
-
-def _headline(facts: Facts) -> tuple[Facts, Facts, list[str]]:
-    """Accuracies after and before, and sentences that say where they come from."""
-    test, frontier, measured = facts["test"], facts["frontier"], facts["measured"]
-    if test is not None:
-        saved = frontier["saved"] if frontier else 0
-        after = {name: values[saved] for name, values in test["figures"].items()}
-        told = [f"Accuracy on {count(test['images'], 'labelled image')} given for this report."]
-        absent = [name for name in ("base", "novel", "overlap") if after[name] is None and _has_part(facts, name)]
-        told += [f"No image among them is of the part “{name}”, so it was not measured." for name in absent]
-        return after, test["figures_before"] or {}, told
-    more = (
-        f"For every class, every confusion and the pictures themselves: {command(facts['command'])}, where TEST/ holds "
-        "labelled images, one folder per class."
-    )
-    if frontier is None:
-        accuracy = facts["branches"][0]["event"].get("accuracy")
-        told = ["This is a base model: no step has added anything yet."]
-        if accuracy is not None:
-            told.append(f"{percent(accuracy)}% right on its validation images, its history says.")
-        return {}, {}, [*told, more]
-    told = []
-    pseudo = frontier["measured"] == "pseudo"
-    if pseudo:
-        told.append(
-            "<strong>Base accuracy was not measured</strong>: no image of the old classes was given. The operating "
-            "point was placed with stand-ins made from the base’s own weights."
-        )
-    before: Facts = {}
-    if measured and measured["after"]:
-        after, before = {name: measured["after"].get(name) for name in FIGURES}, measured["before"]
-        whose = "new images" if pseudo else "images"
-        told.append(f"Accuracy on {measured['images']:,} {whose} that chose nothing, set aside by <code>extend</code>.")
-        if frontier["measured"] == "held-out":
-            told.append(
-                "They were held out from the images given. Old images that were kept probably trained the base, so its "
-                "accuracy looks better here than on images it never saw."
-            )
-    else:
-        after = {name: values[frontier["saved"]] for name, values in frontier["figures"].items()}
-        told.append(
-            f"Accuracy on the {frontier['images']:,} images that chose this operating point, which flatters it."
-        )
-    if pseudo:
-        after = {**after, "base": None, "all": None, "avg": None}  # without old images they would mean something else
-    return after, before, [*told, more]
-
-
-def _has_part(facts: Facts, name: str) -> bool:
-    """Whether any class is in a part; novel are the parts of all steps."""
-    steps = len(facts["branches"]) - 1
-    numbers = {"base": [0], "novel": range(1, steps + 1), "overlap": [steps + 1]}[name]
-    return any(part in numbers for part in facts["part_of_class"])
-
-
-def _footer(facts: Facts) -> str:
-    made = f"Made on {text(facts['made'])} by" if facts["made"] else "Made by"
-    return f"<p>{made} Branchout {text(facts['version'])}. This file needs no network and asks for none.</p>"
-
-
-# The dial.
-
-
-def _live_data(facts: Facts, most: int | None) -> dict[str, Any]:
-    """What the page's script reads: figures along the dial, and every image's answers where they fit."""
-    frontier, test = facts["frontier"], facts["test"]
-    if frontier is None:
-        return tested.live_data(facts) if test is not None and most is None else {}
-    data = {
-        "kind": frontier["kind"],
-        "points": [setting(frontier, point) for point in range(len(frontier["settings"]))],
-        "numbers": frontier["numbers"],
-        "saved": frontier["saved"],
-        "tune": [goal and tune_command(facts, goal) for goal in frontier["reach"]],
-        "axes": axes_of(facts),
-        "dev": frontier["figures"],
-        "test": None,
+    environment.globals |= {
+        name: getattr(formatting, name) for name in ("change", "count", "date", "percent", "setting")
     }
+    environment.globals |= {
+        "accuracy_at": accuracy_at,
+        "count_at": count_at,
+        "curve": charts.curve,
+        "measured_on": MEASURED_ON,
+        "metrics": METRICS,
+        "number_columns": lambda titles: [(title, "number") for title in titles],
+        "pairs_at": _pairs_at,
+    }
+    environment.filters |= {name: getattr(formatting, name) for name in ("duration", "parameters", "size")}
+    environment.filters["grouped"] = lambda number: f"{number:,}"
+    return environment
+
+
+def _clean(value: object) -> object:
+    return value if isinstance(value, Markup) else FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", str(value))
+
+
+def _context(report: ReportData, most: int | None) -> dict[str, Any]:
+    """What the templates read; above `most` bytes of counts only accuracies follow the dial."""
+    points, test = report.points, report.test
+    point = points.saved if points else 0
+    context: dict[str, Any] = {
+        "report": report,
+        "points": points,
+        "test": test,
+        "point": point,
+        "headline": _headline(report),
+        "sections": _sections(report),
+        "data": _script_data(report, most),
+        "most_classes": MOST_CLASSES,
+        "most_pairs": MOST_PAIRS,
+        "missing_parts": _parts_without_images(report),
+        "fusion_bytes": sum(size for name, size in report.files.items() if name.startswith("fusion")),
+        "branch_titles": [f"by {branch.name}" for branch in report.branches],
+    }
+    if points is not None:
+        chart, legend = operating_points.frontier_chart(report)
+        goal = points.goal_for[points.saved]
+        context |= {
+            "chart": chart,
+            "legend": legend,
+            "goal_tables": operating_points.goal_tables(report),
+            "tune": operating_points.tune_command(report, goal or "balanced"),
+            "method_numbers": operating_points.method_numbers(report),
+            "other_metrics": operating_points.other_metrics(report),
+        }
+    if test is not None and test.before is not None:
+        context["shown"] = {kind: _shown(test, kind, point) for kind in KINDS}
+        context["answers"] = test.answers.at(point).tolist()
+        # What was not known before the last step cannot be forgotten.
+        parts = {"gained": report.part_of_class, "forgotten": report.part_of_class[: test.known]}
+        context["gallery_parts"] = {kind: sorted(set(numbers)) for kind, numbers in parts.items()}
+    return context
+
+
+def _pairs_at(pairs: Sequence[Pair], point: int) -> list[tuple[int, int, int, int]]:
+    """Label, answer, images and images that were right before, at a point; the most frequent first."""
+    found = [(p.label, p.answer, count_at(p.images, point), count_at(p.were_right, point)) for p in pairs]
+    return sorted((row for row in found if row[2]), key=lambda row: -row[2])
+
+
+def _sections(report: ReportData) -> list[Section]:
+    test = report.test
+    sections = [Section("added", "What was added", "steps.html")]
+    if report.points is not None:
+        sections.append(Section("points", "Operating points", "points.html"))
+    if test is not None:
+        sections.append(Section("per-class", "Accuracy per class", "classes.html"))
+        if test.before is not None:  # a base model has no earlier model to compare with
+            sections += [
+                Section("confusion", "Confusion between old and new classes", "confusion.html"),
+                Section("forgotten", "Forgotten", "gallery.html", "forgotten"),
+                Section("gained", "Gained", "gallery.html", "gained"),
+            ]
+        if any(each.by_branch for each in test.classes):
+            sections.append(Section("overlap", "Overlapping classes: which branch answers", "overlap.html"))
+    if any(branch.losses for branch in report.branches):
+        sections.append(Section("training", "Training", "training.html"))
+    return [*sections, Section("sizes", "Sizes and times", "sizes.html")]
+
+
+def _headline(report: ReportData) -> Headline:
+    points, test, held_out = report.points, report.test, report.held_out
+    if test is not None:
+        point = points.saved if points else 0
+        after = {name: values[point] for name, values in test.figures.items()}
+        return Headline("test", after, test.figures_before or {})
+    if points is None:
+        return Headline("base model", {}, {})
+    # Without old images, these metrics would be measured on pseudo-exemplars or on new images only.
+    unmeasured = ("base", "all", "avg") if points.measured == "pseudo" else ()
+    if held_out is not None and held_out.after:
+        found, before, source = held_out.after, held_out.before, "held-out"
+    else:
+        found, before, source = {name: values[points.saved] for name, values in points.figures.items()}, {}, "chosen on"
+    return Headline(source, {name: None if name in unmeasured else found.get(name) for name in METRICS}, before)
+
+
+def _parts_without_images(report: ReportData) -> list[str]:
+    """Metrics that the labelled images could not measure, of parts that have classes."""
+    if report.test is None:
+        return []
+    steps = len(report.branches) - 1
+    numbers = {"base": [0], "novel": range(1, steps + 1), "overlap": [steps + 1]}
+    return [
+        name
+        for name, of in numbers.items()
+        if report.test.figures[name][0] is None and any(part in of for part in report.part_of_class)
+    ]
+
+
+def _shown(test: LabelledResults, kind: str, point: int) -> list[int]:
+    """The images of a gallery at a point."""
+    answers = test.answers.at(point).tolist()
+    assert test.before is not None
+    shown = []
+    for image in test.galleries[kind].images:
+        label = test.labels[image]
+        was_right = label < test.known and test.before[image] == label
+        if (was_right, answers[image] == label) == ((True, False) if kind == "forgotten" else (False, True)):
+            shown.append(image)
+    return shown[: test.gallery]
+
+
+# What the script looks up.
+
+
+def _script_data(report: ReportData, most: int | None) -> dict[str, Any]:
+    """What the page's script looks up: accuracies and counts at every point, and thumbnails.
+
+    The served page (`most` is None) also has every image's answers, for its view of one class.
+    """
+    points, test = report.points, report.test
+    data: dict[str, Any] = {}
+    if points is not None:
+        data = {
+            "kind": points.kind,
+            "points": [formatting.setting(values) for values in points.settings],
+            "numbers": points.numbers,
+            "saved": points.saved,
+            "tune": [goal and operating_points.tune_command(report, goal) for goal in points.goal_for],
+            "axes": operating_points.axes_of(points),
+            "dev": points.figures,
+            "test": test.figures if test else None,
+        }
     if test is None:
         return data
-    live = tested.live_data(facts)
-    answers = {key: value for key, value in live.items() if key != "pictures"}
-    fits = most is None or len(json.dumps(answers, separators=(",", ":"))) <= most
-    return {**data, "test": test["figures"], **(live if fits else {})}
+    if most is None:
+        answers = {key: value.tolist() for key, value in vars(test.answers).items()}
+        data |= {"labels": test.labels, "known": test.known, "before": test.before, "answers": answers}
+        data["classes"] = report.classes
+    if points is None or test.before is None:
+        return data
+    counts = _counts(report, test)
+    if most is not None and len(json.dumps(counts, separators=(",", ":"))) > most:
+        return data
+    drawn = {image for kind in KINDS for image in _shown(test, kind, points.saved)}  # these are in the page already
+    thumbnails = {image: asdict(each) for image, each in test.thumbnails.items() if image not in drawn}
+    return {**data, "counts": counts, "classes": report.classes, "thumbnails": thumbnails}
 
 
-def _dial(data: Facts) -> str:
-    if len(data.get("points", ())) < 2:
-        return ""
-    follow = "every number and picture on this page follows" if "labels" in data else "the accuracies follow"
-    return (
-        f'<form id="dial" hidden><label for="at">{"Dial" if data["kind"] == "dial" else "Point"}</label>'
-        f'<input type="range" id="at" min="0" max="{len(data["points"]) - 1}" step="1" value="{data["saved"]}" '
-        f'aria-describedby="dial-help"><output for="at"></output><button type="button">as saved</button>'
-        f'<p id="dial-help">From favouring old classes to favouring new ones: {follow}.</p></form>'
-    )
+def _counts(report: ReportData, test: LabelledResults) -> dict[str, Any]:
+    assert test.before is not None
+    changes: dict[int, list[int]] = {image: [0, int(test.answers.first[image])] for image in test.thumbnails}
+    for image, point, value in zip(test.answers.image, test.answers.point, test.answers.value, strict=True):
+        if image in changes:
+            changes[int(image)] += [int(point), int(value)]
+    return {
+        "classes": {each.number: asdict(each) for each in test.classes},
+        "parts": {each.number: asdict(each) for each in test.parts},
+        "pairs": {
+            key: [[each.label, each.answer, each.images, each.were_right] for each in pairs]
+            for key, pairs in (("to_later", test.to_later), ("to_earlier", test.to_earlier))
+        },
+        "galleries": {kind: asdict(gallery) for kind, gallery in test.galleries.items()},
+        "gallery": test.gallery,
+        "images": {
+            image: {
+                "label": (label := test.labels[image]),
+                "part": report.part_of_class[label],
+                "before": test.before[image],
+                "wasRight": label < test.known and test.before[image] == label,
+                "answer": answer,
+            }
+            for image, answer in changes.items()
+        },
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import shlex
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from branchout.data.decode import UnreadableImage
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.model.checkpoint import SavedModel
-from branchout.report.data import standing
+from branchout.report.data import ReportData
 from branchout.report.gallery import thumbnail
 from branchout.report.page import parts
 from branchout.serve.limits import Refused
@@ -36,7 +37,7 @@ class LiveReport:
         """The progress of reading the labelled images: see schema.LabelledImages."""
         self._typed = typed
         self._model: Model | None = None
-        self._facts: dict[str, Any] = {}
+        self._facts: ReportData | None = None
         self._samples: Samples | None = None
         self._parts: dict[str, Any] | None = None
         self._parts_of: SavedModel | None = None
@@ -52,10 +53,10 @@ class LiveReport:
             self._thread = threading.Thread(target=self._read, args=(model, self.test), name="report", daemon=True)
             self._thread.start()
 
-    def _gather(self, model: Model, samples: Samples | None) -> dict[str, Any]:
+    def _gather(self, model: Model, samples: Samples | None) -> ReportData:
         facts = model.facts(samples, typed=self._typed, report=self._note)
         # The command that adds labelled images to this page, not to a report file.
-        return {**facts, "command": f"branchout serve {shlex.quote(facts['path'])} TEST/"}
+        return replace(facts, command=f"branchout serve {shlex.quote(facts.path)} TEST/")
 
     def _read(self, model: Model, test: Path | Samples) -> None:
         try:
@@ -83,9 +84,10 @@ class LiveReport:
         """The report now: HTML, and the data for its script."""
         with self._lock:
             assert self._model is not None
+            assert self._facts is not None
             if self._parts is None or self._parts_of is not self._model.saved:
                 self._parts_of = self._model.saved  # another operating point may have been saved since
-                self._facts = {**self._facts, **standing(self._parts_of)}
+                self._facts = self._facts.with_saved_point(self._parts_of)
                 self._parts = finite(parts(self._facts))
             return self._parts
 

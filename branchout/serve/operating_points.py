@@ -19,11 +19,12 @@ import torch
 from branchout.api import Model
 from branchout.errors import BranchoutError
 from branchout.method.frontier import Frontier
+from branchout.metrics import PAPER_GOALS
 from branchout.model import checkpoint
 from branchout.model.checkpoint import Deltas
 from branchout.model.classifier import Classifier
 from branchout.model.heads import FusedHead
-from branchout.report.data import GOALS, leads_to
+from branchout.report.data import goal_for
 
 LARGEST_B = 1e4
 """The largest b: logits are far smaller."""
@@ -101,7 +102,7 @@ class OperatingPoints:
         saved = self.model.saved.fusions[-1]
         if number == saved.point:
             return self._point(number, saved.goal)
-        goal = leads_to(number, frontier, {goal: frontier.choose(goal) for goal in GOALS})
+        goal = goal_for(number, frontier, {goal: frontier.choose(goal) for goal in PAPER_GOALS})
         if goal is None:
             goal = ", ".join(f"{name}={value:g}" for name, value in self._setting(number).items())
         return self._point(number, goal)

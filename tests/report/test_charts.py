@@ -46,7 +46,7 @@ def test_better_is_further_right_and_further_up() -> None:
 
 
 def test_a_chart_is_sound_svg_that_says_what_it_shows() -> None:
-    marks = [Mark(0.5, 0.6, "dot", told="a & b"), Mark(0.7, 0.4, "ring", "as <saved>")]
+    marks = [Mark(0.5, 0.6, "dot", tip="a & b"), Mark(0.7, 0.4, "ring", "as <saved>")]
     drawn = scatter(
         [Series("dev", marks, joined=2), Series("others", [Mark(0.6, 0.5, "diamond", "1")])],
         Axes.around([0.5, 0.7], [0.4, 0.6]),

@@ -16,19 +16,20 @@ from branchout import api
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
+from branchout.report.answers_by_point import count_at
+from branchout.report.data import ReportData
 from branchout.report.gallery import spread, thumbnail
-from branchout.report.rows import rows_in
-
-Facts = dict[str, Any]
+from branchout.report.labelled_results import accuracy_at
+from branchout.report.other_methods import OtherResult, read_results
 
 
 @pytest.fixture(scope="module")
-def once(extended: api.Model, val: Samples) -> Facts:
+def once(extended: api.Model, val: Samples) -> ReportData:
     return extended.facts(val.of_classes(extended.classes), gallery=5)
 
 
 @pytest.fixture(scope="module")
-def twice(extended_twice: api.Model, val: Samples) -> Facts:
+def twice(extended_twice: api.Model, val: Samples) -> ReportData:
     return extended_twice.facts(val, gallery=5)
 
 
@@ -41,145 +42,162 @@ def alone(base: api.Model, train: Samples, val: Samples) -> api.Model:
 @pytest.mark.parametrize(("which", "told"), [("extended", "once"), ("extended_twice", "twice")])
 def test_numbers_are_those_of_evaluate(which: str, told: str, val: Samples, request: pytest.FixtureRequest) -> None:
     model: api.Model = request.getfixturevalue(which)
-    facts: Facts = request.getfixturevalue(told)
+    facts: ReportData = request.getfixturevalue(told)
     found = model.evaluate(val.of_classes(model.classes))
-    test, saved = facts["test"], facts["frontier"]["saved"]
+    test, saved = facts.test, facts.points.saved
     for name in ("all", "base", "novel", "overlap", "avg"):
-        assert test["figures"][name][saved] == getattr(found.after, name)
-        assert test["figures_before"][name] == getattr(found.before, name)
-    rows = {row["class"]: (row["images"], row["before"], row["after"]) for row in found.classes()}
-    assert {facts["classes"][r["class"]]: (r["images"], r["before"], r["after"]) for r in test["classes"]} == rows
-    assert test["confusion"] == found.confusion().tolist()
-    assert test["labels"] == found.labels.tolist()
+        assert test.figures[name][saved] == getattr(found.after, name)
+        assert test.figures_before[name] == getattr(found.before, name)
+    rows = {row.name: (row.images, row.before, row.after) for row in found.classes()}
+    shown = {facts.classes[r.number]: (r.images, r.before, count_at(r.right, saved) / r.images) for r in test.classes}
+    assert shown == rows
+    confusion = found.confusion().tolist()
+    for part in test.parts:
+        for other, wrong in part.wrong.items():
+            right = count_at(part.right, saved) if other == part.number else 0
+            assert count_at(wrong, saved) + right == confusion[part.number][other]
+    assert test.labels == found.labels.tolist()
 
 
-def test_classes_that_lost_most_come_first_and_new_ones_last(once: Facts) -> None:
-    rows = once["test"]["classes"]
-    losses = [row["after"] - row["before"] for row in rows if row["before"] is not None]
+def test_classes_that_lost_most_come_first_and_new_ones_last(once: ReportData) -> None:
+    rows = once.test.classes
+    losses = [accuracy_at(row, once.points.saved) - row.before for row in rows if row.before is not None]
     assert losses == sorted(losses)
     assert losses[0] < 0
-    new = [row["before"] is None for row in rows]
+    new = [row.before is None for row in rows]
     assert new == sorted(new)
     assert sum(new) == len(NEW)
 
 
 @pytest.mark.parametrize("told", ["once", "twice"])
-def test_who_takes_images_from_whom(told: str, request: pytest.FixtureRequest) -> None:
-    facts: Facts = request.getfixturevalue(told)
-    test, branches = facts["test"], facts["branches"]
-    first = {name: number for number, branch in enumerate(branches) for name in branch["new"]}
-    assert [first[name] for name in facts["classes"]] == facts["first_branch"]
-    now = _answers(facts, facts["frontier"]["saved"])
-    later: Counter[tuple[int, int]] = Counter()
-    earlier: Counter[tuple[int, int]] = Counter()
-    right: Counter[tuple[int, int]] = Counter()
-    for label, answer, before in zip(test["labels"], now, test["before"], strict=True):
-        if facts["first_branch"][answer] > facts["first_branch"][label]:
-            later[label, answer] += 1
-        if facts["first_branch"][answer] < facts["first_branch"][label]:
-            earlier[label, answer] += 1
-        right[label, answer] += before == label
-    for key, wanted in (("to_later", later), ("to_earlier", earlier)):
-        assert {(a, b): (n, r) for a, b, n, r in test[key]} == {pair: (n, right[pair]) for pair, n in wanted.items()}
-        counts = [row[2] for row in test[key]]
-        assert counts == sorted(counts, reverse=True)
-    assert later
+def test_counts_at_every_point_are_those_of_the_answers_there(told: str, request: pytest.FixtureRequest) -> None:
+    facts: ReportData = request.getfixturevalue(told)
+    test, first = facts.test, {name: n for n, branch in enumerate(facts.branches) for name in branch.new}
+    assert [first[name] for name in facts.classes] == facts.first_branch
+    crossed = 0
+    for point in range(len(facts.points)):
+        pairs: dict[str, Counter[tuple[int, int]]] = {key: Counter() for key in ("to_later", "to_earlier", "right")}
+        right: Counter[int] = Counter()
+        wrong: Counter[tuple[int, int]] = Counter()
+        for label, answer, before in zip(test.labels, test.answers.at(point).tolist(), test.before, strict=True):
+            apart = facts.first_branch[answer] - facts.first_branch[label]
+            if apart:
+                pairs["to_later" if apart > 0 else "to_earlier"][label, answer] += 1
+                pairs["right"][label, answer] += before == label
+            if label == answer:
+                right[label] += 1
+            else:
+                wrong[facts.part_of_class[label], facts.part_of_class[answer]] += 1
+        for key in ("to_later", "to_earlier"):
+            found = {
+                (p.label, p.answer): (count_at(p.images, point), count_at(p.were_right, point))
+                for p in getattr(test, key)
+            }
+            assert {pair: n for pair, n in found.items() if n[0]} == {
+                pair: (n, pairs["right"][pair]) for pair, n in pairs[key].items()
+            }
+        crossed += len(pairs["to_later"])
+        assert {row.number: count_at(row.right, point) for row in test.classes} == {
+            row.number: right[row.number] for row in test.classes
+        }
+        assert {(p.number, o): count_at(n, point) for p in test.parts for o, n in p.wrong.items()} == {
+            (p.number, o): wrong[p.number, o] for p in test.parts for o in p.wrong
+        }
+    assert crossed
 
 
-def test_forgotten_and_won(twice: Facts, extended: api.Model, val: Samples) -> None:
-    test = twice["test"]
+def test_forgotten_and_gained(twice: ReportData, extended: api.Model, val: Samples) -> None:
+    test, saved = twice.test, twice.points.saved
     before = extended.evaluate(val.of_classes(extended.classes))
     was = dict(zip(val.of_classes(extended.classes).ids.tolist(), before.answers.tolist(), strict=True))
-    now = _answers(twice, twice["frontier"]["saved"])
-    forgotten = [n for n, name in enumerate(val.ids) if was.get(name) == test["labels"][n] != now[n]]
-    won = [n for n, name in enumerate(val.ids) if now[n] == test["labels"][n] and was.get(name) != now[n]]
+    now = test.answers.at(saved).tolist()
+    forgotten = [n for n, name in enumerate(val.ids) if was.get(name) == test.labels[n] != now[n]]
+    gained = [n for n, name in enumerate(val.ids) if now[n] == test.labels[n] and was.get(name) != now[n]]
     assert forgotten
-    assert won
-    assert test["forgotten"]["count"] == len(forgotten)
-    assert test["won"]["count"] == len(won)
-    assert set(test["forgotten"]["images"][: min(5, len(forgotten))]) <= set(forgotten)
-    assert set(test["won"]["images"][:5]) <= set(won)
-    assert len(test["won"]["images"]) <= 15
-    for image, kept in test["pictures"].items():
-        picture = Image.open(io.BytesIO(base64.b64decode(kept["src"].split(",")[1])))
-        assert np.array_equal(np.asarray(picture), val.read(int(image))[:, :, 0])
-        assert kept["file"] == val.ids[int(image)]
+    assert gained
+    galleries = test.galleries
+    assert galleries["forgotten"].count_at(saved) == len(forgotten)
+    assert galleries["gained"].count_at(saved) == len(gained)
+    assert set(galleries["forgotten"].images[: min(5, len(forgotten))]) <= set(forgotten)
+    assert set(galleries["gained"].images[:5]) <= set(gained)
+    assert len(galleries["gained"].images) <= 15
+    for image, kept in test.thumbnails.items():
+        picture = Image.open(io.BytesIO(base64.b64decode(kept.src.split(",")[1])))
+        assert np.array_equal(np.asarray(picture), val.read(image)[:, :, 0])
+        assert kept.file == val.ids[image]
 
 
-def test_overlapping_classes_count_who_answered(twice: Facts) -> None:
-    test = twice["test"]
-    assert sorted(twice["classes"][row["class"]] for row in test["overlap"]) == sorted([BASE[0], NEW[0]])
-    for row in test["overlap"]:
-        assert sum(row["by"]) == round(row["after"] * row["images"])
-        owners = [
-            d for d, b in enumerate(twice["branches"]) if twice["classes"][row["class"]] in [*b["new"], *b["known"]]
-        ]
-        assert all(number == 0 for d, number in enumerate(row["by"]) if d not in owners)
+def test_overlapping_classes_count_which_branch_answered(twice: ReportData) -> None:
+    rows = [row for row in twice.test.classes if row.by_branch]
+    assert sorted(twice.classes[row.number] for row in rows) == sorted([BASE[0], NEW[0]])
+    for point in range(len(twice.points)):
+        for row in rows:
+            by = [count_at(count, point) for count in row.by_branch]
+            assert sum(by) == count_at(row.right, point)
+            owners = [d for d, b in enumerate(twice.branches) if twice.classes[row.number] in [*b.new, *b.known]]
+            assert all(number == 0 for d, number in enumerate(by) if d not in owners)
 
 
-def test_a_goal_leads_to_its_point(extended: api.Model, once: Facts) -> None:
-    frontier = once["frontier"]
-    led = 0
-    for point, goal in enumerate(frontier["reach"]):
+def test_a_goal_chooses_its_point(extended: api.Model, once: ReportData) -> None:
+    points = once.points
+    named = 0
+    for point, goal in enumerate(points.goal_for):
         if goal is not None:
-            led += 1
+            named += 1
             chosen = extended.frontier.choose(goal)
-            assert extended.frontier.settings[chosen].tolist() == frontier["settings"][point]
-    assert led >= len(set(frontier["goals"].values()))
-    assert frontier["reach"][frontier["saved"]] is not None
+            assert extended.frontier.settings[chosen].tolist() == points.settings[point]
+    assert named >= len(set(points.goals.values()))
+    assert points.goal_for[points.saved] is not None
 
 
-def test_facts_are_plain_data_and_always_the_same(extended: api.Model, once: Facts, val: Samples) -> None:
-    assert json.loads(json.dumps(once)) == json.loads(
-        json.dumps(extended.facts(val.of_classes(extended.classes), gallery=5))
-    )
+def test_data_is_json_and_always_the_same(extended: api.Model, once: ReportData, val: Samples) -> None:
+    again = extended.facts(val.of_classes(extended.classes), gallery=5)
+    assert json.dumps(once.to_dict(), allow_nan=False) == json.dumps(again.to_dict(), allow_nan=False)
 
 
 def test_history_tells_what_was_added_when_and_from_what(extended_twice: api.Model) -> None:
     facts = extended_twice.facts()
-    base, first, second = facts["branches"]
-    assert base["new"] == list(BASE)
-    assert first["new"] == sorted(NEW)
-    assert sorted(second["known"]) == sorted([BASE[0], NEW[0]])
-    assert first["event"]["images"] == 20 * len(NEW)
-    assert len(first["losses"]) == 15
-    assert len(second["losses"]) == 4
+    base, first, second = facts.branches
+    assert base.new == list(BASE)
+    assert first.new == sorted(NEW)
+    assert sorted(second.known) == sorted([BASE[0], NEW[0]])
+    assert first.event["images"] == 20 * len(NEW)
+    assert len(first.losses) == 15
+    assert len(second.losses) == 4
     for branch in (base, first, second):
-        assert branch["event"]["when"].endswith("+00:00")
-    assert facts["test"] is None
-    assert (
-        facts["sizes"]["files"]["step-2.safetensors"] == (extended_twice.folder / "step-2.safetensors").stat().st_size
-    )  # type: ignore[operator]
+        assert branch.event["when"].endswith("+00:00")
+    assert facts.test is None
+    assert facts.files["step-2.safetensors"] == (extended_twice.folder / "step-2.safetensors").stat().st_size  # type: ignore[operator]
 
 
 def test_what_was_measured_moves_with_the_goal(base: api.Model, train: Samples, val: Samples) -> None:
     model = base.extend(train.of_classes(NEW), memory=exemplars(train), val=val.of_classes([*BASE, *NEW]), epochs=2)
-    there = model.facts()["measured"]
-    assert there["after"]["novel"] == there["goals"]["balanced"]["novel"]
+    there = model.facts().held_out
+    assert there.after["novel"] == there.goals["balanced"]["novel"]
     model.tune("avg")
-    assert model.facts()["measured"]["after"]["novel"] == there["goals"]["avg"]["novel"]
-    far = [name for name in model.facts()["frontier"]["reach"] if name and ">=" in name]
+    assert model.facts().held_out.after["novel"] == there.goals["avg"]["novel"]
+    far = [name for name in model.facts().points.goal_for if name and ">=" in name]
     assert far
     model.tune(far[0])
-    assert model.facts()["measured"]["after"] is None
+    assert model.facts().held_out.after is None
 
 
 def test_stand_ins_are_no_measurement(alone: api.Model, val: Samples) -> None:
-    assert alone.facts()["frontier"]["measured"] == "pseudo"
+    assert alone.facts().points.measured == "pseudo"
     found = alone.facts(val.of_classes([*BASE, *NEW]))
-    assert found["test"]["figures"]["base"][found["frontier"]["saved"]] is not None
+    assert found.test.figures["base"][found.points.saved] is not None
 
 
 def test_a_base_model_has_classes_and_nothing_to_compare(base: api.Model, val: Samples) -> None:
     facts = base.facts(val.of_classes(BASE))
-    assert facts["frontier"] is None
-    assert facts["test"]["before"] is None
-    assert facts["test"]["figures"]["all"] == [base.evaluate(val.of_classes(BASE)).after.all]
-    assert len(facts["test"]["classes"]) == len(BASE)
+    assert facts.points is None
+    assert facts.test.before is None
+    assert facts.test.figures["all"] == [base.evaluate(val.of_classes(BASE)).after.all]
+    assert len(facts.test.classes) == len(BASE)
 
 
 def test_images_of_other_classes_are_refused(extended: api.Model, val: Samples) -> None:
-    with pytest.raises(BranchoutError, match="these classes are not the model's: commercial at"):
+    with pytest.raises(BranchoutError, match="does not know these classes: commercial at"):
         extended.facts(val)
 
 
@@ -209,30 +227,21 @@ def test_rows_of_the_same_task_are_read(tmp_path: Path) -> None:
     _write(tmp_path / "plain.json", {"metrics": {"base": 50}})
     _write(tmp_path / "speed.json", {"ratio": 3})
     (tmp_path / "broken.json").write_text("{")
-    found = rows_in(tmp_path, space)
-    assert found["other"] == 1
-    plain, joint = found["rows"]
-    assert joint == {"method": "joint", "point": "all", "dataset": "letters", "file": "x/joint.json", "all": 0.625,
-                     "base": 0.61, "novel": 0.666, "overlap": None, "avg": None}  # fmt: skip
-    assert plain["method"] == "plain"
+    found = read_results(tmp_path, space)
+    assert found.left_out == 1
+    plain, joint = found.results
+    figures = {"all": 0.625, "base": 0.61, "novel": 0.666, "overlap": None, "avg": None}
+    assert joint == OtherResult("joint", "all", "letters", "x/joint.json", figures)
+    assert plain.method == "plain"
 
 
 def test_a_folder_without_rows_is_answered_with_what_a_row_is(tmp_path: Path) -> None:
-    with pytest.raises(BranchoutError, match='holds no measured row: a JSON file with "metrics"'):
-        rows_in(tmp_path, LabelSpace.of("a"))
-    with pytest.raises(BranchoutError, match="there is no folder"):
-        rows_in(tmp_path / "none", LabelSpace.of("a"))
+    with pytest.raises(BranchoutError, match=r'contains no results.*JSON file with "metrics"'):
+        read_results(tmp_path, LabelSpace.of("a"))
+    with pytest.raises(BranchoutError, match="none does not exist"):
+        read_results(tmp_path / "none", LabelSpace.of("a"))
 
 
 def _write(path: Path, row: dict[str, Any]) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(row))
-
-
-def _answers(facts: Facts, point: int) -> list[int]:
-    told = facts["test"]["answers"]
-    now = list(told["first"])
-    for image, at, value in zip(told["image"], told["point"], told["value"], strict=True):
-        if at <= point:
-            now[image] = value
-    return now

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import copy
 import hashlib
 import json
 import re
@@ -19,12 +18,15 @@ from helpers import BASE, NEW, exemplars, run, untrained
 from PIL import Image
 
 from branchout import api
-from branchout.cli.display import percent
 from branchout.data.samples import ArrayPixels, Samples
+from branchout.errors import printable
+from branchout.metrics import METRICS
 from branchout.model.checkpoint import Fusion, SavedModel
+from branchout.report.answers_by_point import count_at
+from branchout.report.data import ReportData
+from branchout.report.formatting import percent
 from branchout.report.page import render
 
-Facts = dict[str, Any]
 VOID = {"meta", "img", "input", "br", "link", "hr"}
 
 
@@ -68,23 +70,23 @@ class Page(HTMLParser):
         return " ".join(" ".join(text for tag, text in self.texts if tag not in ("script", "style")).split())
 
     @property
-    def data(self) -> Facts:
-        found: Facts = json.loads(next(text for tag, text in self.texts if tag == "script"))
+    def data(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(next(text for tag, text in self.texts if tag == "script"))
         return found
 
 
 @pytest.fixture(scope="module")
-def once(extended: api.Model, val: Samples) -> Facts:
+def once(extended: api.Model, val: Samples) -> ReportData:
     return extended.facts(val.of_classes(extended.classes), gallery=4, typed="models/v2")
 
 
 @pytest.fixture(scope="module")
-def twice(extended_twice: api.Model, val: Samples) -> Facts:
+def twice(extended_twice: api.Model, val: Samples) -> ReportData:
     return extended_twice.facts(val, gallery=4)
 
 
 @pytest.fixture(scope="module")
-def pages(once: Facts, twice: Facts, base: api.Model, extended: api.Model, val: Samples) -> dict[str, str]:
+def pages(once: ReportData, twice: ReportData, base: api.Model, extended: api.Model, val: Samples) -> dict[str, str]:
     return {
         "once": render(once),
         "twice": render(twice),
@@ -101,22 +103,20 @@ def test_its_numbers_are_those_of_evaluate(pages: dict[str, str], extended: api.
     shown = Page(pages["once"]).shown
     found = extended.evaluate(val.of_classes(extended.classes))
     assert found.before is not None
-    assert (
-        f"base classes the base alone knows {percent(found.after.base)} % {percent(found.before.base)} before" in shown
-    )
-    assert f"novel classes only steps know {percent(found.after.novel)} %" in shown
+    assert f"base {METRICS['base'].meaning} {percent(found.after.base)} % {percent(found.before.base)} before" in shown
+    assert f"novel {METRICS['novel'].meaning} {percent(found.after.novel)} %" in shown
     for row in found.classes():
-        told = f"{row['class']} {'step 1' if row['before'] is None else 'base'} {row['images']}"
-        earlier = "" if row["before"] is None else f" {percent(row['before'])}"
-        assert f"{told}{earlier} {percent(row['after'])}" in shown
+        words = f"{row.name} {'step 1' if row.before is None else 'base'} {row.images}"
+        earlier = "" if row.before is None else f" {percent(row.before)}"
+        assert f"{words}{earlier} {percent(row.after)}" in shown
     right = int((found.answers == found.labels)[np.isin(found.labels, range(len(BASE)))].sum())
     assert f"base {8 * len(BASE)} {right} ( {percent(found.after.base)} %)" in shown
     assert "Accuracy on 88 labelled images given for this report." in shown
 
 
 def test_every_part_of_the_story_is_there(pages: dict[str, str]) -> None:
-    titles = ["What was added", "Operating points", "Class by class", "Confusions between old and new", "Forgotten",
-              "Won", "Training", "Sizes and times"]  # fmt: skip
+    titles = ["What was added", "Operating points", "Accuracy per class", "Confusion between old and new classes",
+              "Forgotten", "Gained", "Training", "Sizes and times"]  # fmt: skip
     for name in ("once", "twice"):
         found = [text for tag, text in Page(pages[name]).texts if tag == "h2"]
         assert [title for title in found if not title.startswith("Overlapping")] == titles
@@ -130,7 +130,7 @@ def test_two_steps_are_told_one_after_the_other(pages: dict[str, str]) -> None:
     assert "loss" in page.shown
     curves = [e.attributes["aria-label"] for e in page.of("svg") if "curve" in (e.attributes.get("class") or "")]
     assert [str(label).split(":")[0] for label in curves] == ["step 1", "step 2"]
-    assert "Earlier classes that lose to later ones" in page.shown
+    assert "Images of earlier classes answered with later ones" in page.shown
     assert "by base" in page.shown
     assert "by step 2" in page.shown
 
@@ -138,38 +138,40 @@ def test_two_steps_are_told_one_after_the_other(pages: dict[str, str]) -> None:
 def test_without_images_it_says_how_to_get_the_rest(pages: dict[str, str], extended: api.Model) -> None:
     shown = Page(pages["without images"]).shown
     assert "branchout report models/v2 TEST/" in shown
-    assert "Class by class" not in shown
+    assert "Accuracy per class" not in shown
     measured = extended.saved.history[-1]["measured"]
     assert f"{percent(measured['before']['base'])} before" in shown
-    assert f"on {measured['images']} images that chose nothing".lower() in shown.lower()
+    assert f"Accuracy on {measured['images']} held-out test images" in shown
     assert "img" not in {element.tag for element in Page(pages["without images"]).elements}
 
 
 def test_a_base_model_gets_a_smaller_page(pages: dict[str, str]) -> None:
     shown = Page(pages["base"]).shown
-    assert "This is a base model: no step has added anything yet." in shown
+    assert "This is a base model" in shown
     assert "Operating points" not in shown
-    assert "Class by class" in Page(pages["base with images"]).shown
+    assert "Accuracy per class" in Page(pages["base with images"]).shown
     assert "Forgotten" not in Page(pages["base with images"]).shown
     assert "dial" not in {element.attributes.get("id") for element in Page(pages["base with images"]).elements}
 
 
-def test_stand_ins_are_called_stand_ins(base: api.Model, train: Samples, val: Samples) -> None:
+def test_pseudo_exemplars_are_no_measurement(base: api.Model, train: Samples, val: Samples) -> None:
     model = base.extend(train.of_classes(NEW), val=val.of_classes(NEW), epochs=2)
     shown = Page(render(model.facts())).shown
-    assert "Base accuracy was not measured : no image of the old classes was given" in shown
-    assert "Base accuracy on dev is that of stand-ins" in shown
-    assert "On 12 new images that chose nothing, in % goal b novel all" in shown
-    assert "classes the base alone knows" not in shown
-    assert f"novel classes only steps know {percent(model.saved.history[-1]['measured']['after']['novel'])} %" in shown
+    assert "Base accuracy was not measured : no images of old classes were given" in shown
+    assert "Base accuracy in this chart is accuracy on pseudo-exemplars" in shown
+    assert "On 12 held-out new test images, in % goal b novel all" in shown
+    assert METRICS["base"].meaning not in shown
+    assert (
+        f"novel {METRICS['novel'].meaning} {percent(model.saved.history[-1]['measured']['after']['novel'])} %" in shown
+    )
     with_images = Page(render(model.facts(val.of_classes([*BASE, *NEW])))).shown
-    assert "classes the base alone knows" in with_images
+    assert METRICS["base"].meaning in with_images
     assert "Base accuracy was not measured" not in with_images
 
 
 def test_held_out_images_are_called_so(base: api.Model, train: Samples) -> None:
     model = base.extend(train.of_classes(NEW), memory=exemplars(train), epochs=1)
-    assert "Old images that were kept probably trained the base" in Page(render(model.facts())).shown
+    assert "held out from the images given" in Page(render(model.facts())).shown
 
 
 def test_trained_points_are_told_by_alpha_and_beta(base: api.Model, train: Samples, val: Samples) -> None:
@@ -206,8 +208,8 @@ def test_a_model_with_one_operating_point_says_why_there_is_no_dial(extended: ap
 
 def test_a_part_without_images_is_said_to_be_unmeasured(extended: api.Model, val: Samples) -> None:
     shown = Page(render(extended.facts(val.of_classes(NEW)))).shown
-    assert "No image among them is of the part “base”, so it was not measured." in shown
-    assert "classes the base alone knows" not in shown
+    assert "None of these images measures “base”" in shown
+    assert f"base {METRICS['base'].meaning}" not in shown
 
 
 def test_other_methods_stand_beside_it(extended: api.Model, tmp_path: Path) -> None:
@@ -222,41 +224,48 @@ def test_other_methods_stand_beside_it(extended: api.Model, tmp_path: Path) -> N
     page = Page(render(extended.facts(results=tmp_path)))
     assert "1. fine-tuning all <i>letters 20.0 12.5 80.0" in page.shown
     assert "2. joint" in page.shown
-    assert "1 row of other numbers of classes or steps is left out." in page.shown
+    assert "1 result with other numbers of classes or steps is left out." in page.shown
     assert [text for tag, text in page.texts if tag == "text"].count("2") == 1  # its mark in the chart
 
 
-def test_losses_are_shown_worst_first_and_galleries_name_both_answers(once: Facts, pages: dict[str, str]) -> None:
+def test_losses_are_shown_worst_first_and_galleries_name_both_answers(once: ReportData, pages: dict[str, str]) -> None:
+    saved = once.points.saved
     page = Page(pages["once"])
     changes = re.findall(r'class="number change">([^<]+)<', pages["once"])
     values = [0.0 if each == "±0" else float(each.replace("\N{MINUS SIGN}", "-")) for each in changes]
     assert values == sorted(values)
     assert values[0] < 0
     shown = [e for e in page.of("li") if "data-image" in e.attributes]
-    assert len(shown) == min(4, once["test"]["forgotten"]["count"]) + min(4, once["test"]["won"]["count"])
-    assert f"{once['test']['won']['count']} images; 4 of {once['test']['won']['count']} are shown." in page.shown
+    assert len(shown) == sum(min(4, once.test.galleries[kind].count_at(saved)) for kind in ("forgotten", "gained"))
+    gained = once.test.galleries["gained"].count_at(saved)
+    assert f"{gained} images; 4 of {gained} are shown." in page.shown
     assert "✓ right before" in page.shown
     assert "✗ now: " in page.shown
     assert "✗ before: " in page.shown
     assert "✓ right now" in page.shown
 
 
-def test_the_dial_carries_every_answer(once: Facts, pages: dict[str, str]) -> None:
+def test_the_script_can_look_up_every_count(once: ReportData, pages: dict[str, str]) -> None:
     data = Page(pages["once"]).data
-    assert data["labels"] == once["test"]["labels"]
-    assert data["answers"] == once["test"]["answers"]
+    counts = data["counts"]
+    for row in once.test.classes:
+        assert counts["classes"][str(row.number)]["right"] == row.right
+    for image, kept in counts["images"].items():
+        assert kept["label"] == once.test.labels[int(image)]
+        for point in range(len(once.points)):
+            assert count_at(kept["answer"], point) == once.test.answers.at(point)[int(image)]
     assert len(data["points"]) == len(data["dev"]["all"]) == len(data["test"]["all"])
     assert data["tune"][data["saved"]] == "branchout tune models/v2 --goal balanced"
     drawn = {e.attributes["data-image"] for e in Page(pages["once"]).of("li") if "data-image" in e.attributes}
-    assert not drawn & data["pictures"].keys()  # no picture travels twice
-    assert drawn | data["pictures"].keys() == once["test"]["pictures"].keys()
+    assert not drawn & data["thumbnails"].keys()  # no thumbnail is in the file twice
+    assert {int(image) for image in drawn | data["thumbnails"].keys()} == once.test.thumbnails.keys()
 
 
-def test_too_many_answers_stay_out_and_the_page_says_so(once: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_counts_stay_out_and_the_page_says_so(once: ReportData, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("branchout.report.page.LIVE_BYTES", 100)
     page = Page(render(once))
-    assert "labels" not in page.data
-    assert "the accuracies follow" in page.shown
+    assert "counts" not in page.data
+    assert "The accuracies follow." in page.shown
 
 
 # What it must not do.
@@ -322,7 +331,6 @@ def test_names_are_harmless() -> None:
     pixels = rng.integers(0, 255, (len(names), 32, 32, 1), dtype=np.uint8)
     samples = Samples.build(ArrayPixels(pixels), names, [f"{EVIL[1]}/{n}" for n in range(len(names))])
     facts = api.Model(kept, None).facts(samples, typed=f"a/{EVIL[2]}")
-    clean = copy.deepcopy(facts)
     page = Page(render(facts))
 
     assert [e.tag for e in page.elements if e.tag == "script"] == ["script", "script"]
@@ -330,11 +338,10 @@ def test_names_are_harmless() -> None:
         assert not [key for key in element.attributes if key.startswith("on")], element
         assert element.attributes.get("src", "data:").startswith("data:")  # type: ignore[union-attr]
     for name in EVIL:
-        assert name in page.shown  # shown as it is, to the letter
-    assert set(page.data["classes"]) == set(EVIL)
+        assert printable(name) in page.shown  # shown to the letter
+    assert set(page.data["classes"]) == set(map(printable, EVIL))
     # With other names the page has the very same elements.
-    tame = json.loads(json.dumps(clean).replace("alert", "hello"))
-    tame["classes"] = [f"class {n}" for n in range(len(EVIL))]
+    tame = replace(facts, classes=[f"class {n}" for n in range(len(EVIL))])
     assert [e.tag for e in Page(render(tame)).elements] == [e.tag for e in page.elements]
 
 
@@ -345,7 +352,7 @@ def test_it_stays_small_with_many_large_pictures() -> None:
     pixels = np.repeat(rng.integers(0, 255, (300, 180, 180, 1), dtype=np.uint8), 3, 3)  # noise is the worst to store
     names = list("abcde") * 60
     facts = api.Model(kept, None).facts(Samples.build(ArrayPixels(pixels), names, names))
-    assert len(facts["test"]["pictures"]) == 120  # two galleries, and no room for other positions of the dial
+    assert len(facts.test.thumbnails) == 120  # two galleries, and no room for other positions of the dial
     assert len(render(facts)) < 5_000_000
 
 
@@ -375,10 +382,10 @@ def test_it_can_be_read_aloud_and_without_colour(pages: dict[str, str]) -> None:
 
 
 def test_the_same_model_gives_the_same_page(
-    extended: api.Model, once: Facts, val: Samples, pages: dict[str, str]
+    extended: api.Model, once: ReportData, val: Samples, pages: dict[str, str]
 ) -> None:
     again = extended.facts(val.of_classes(extended.classes), gallery=4, typed="models/v2")
-    assert render({**again, "made": once["made"]}) == pages["once"]
+    assert render(replace(again, made=once.made)) == pages["once"]
 
 
 # The command.
@@ -405,7 +412,7 @@ def place(extended: api.Model, val: Samples, tmp_path: Path, monkeypatch: pytest
 def test_the_report_lies_beside_the_model(place: Place) -> None:
     status, told, wrong = run("report", "v2/", "test")
     assert (status, wrong) == (0, "")
-    assert re.search(r"v2-report\.html \(\d+\.\d kB\): open it in a browser", told)
+    assert re.search(r"v2-report\.html \(\d+\.\d kB\)", told)
     page = Page((place.root / "v2-report.html").read_text(encoding="utf-8"))
     assert "Accuracy on 88 labelled images" in page.shown
     assert "branchout tune v2 --goal balanced" in page.shown
@@ -419,7 +426,7 @@ def test_without_test_the_next_command_is_told_and_an_earlier_report_is_replaced
         status, told, wrong = run("report", place.model, "--out", page)
         assert (status, wrong) == (0, "")
         assert f"next:\n  branchout report {place.model} TEST/" in told
-    assert "Class by class" not in page.read_text(encoding="utf-8")
+    assert "Accuracy per class" not in page.read_text(encoding="utf-8")
     assert [path.name for path in page.parent.iterdir()] == ["page.html"]
 
 
@@ -432,11 +439,11 @@ def test_no_pictures_if_none_are_wanted(place: Place) -> None:
     ("words", "said"),
     [
         (["v2", "--out", "test"], ["test is a folder, and a report is one file", "--out test/report.html"]),
-        (["v2", "--out", "v2/branchout.json"], ["is there already and is no report"]),
+        (["v2", "--out", "v2/branchout.json"], ["already exists and is not a report"]),
         (["v2", "--out", "v2/branchout.json/page.html"], ["cannot be written"]),
         (["v2", "nowhere"], ["there is no such folder"]),
-        (["v2", "--results", "nowhere"], ["there is no folder nowhere"]),
-        (["v2", "--results", "test"], ["holds no measured row"]),
+        (["v2", "--results", "nowhere"], ["nowhere does not exist"]),
+        (["v2", "--results", "test"], ["contains no results"]),
         (["v3"], ["There is no saved model v3", "v2"]),
         (["test"], ["test is not a saved model", "branchout.json"]),
     ],
@@ -458,7 +465,7 @@ def test_images_of_unknown_classes_are_named(place: Place) -> None:
     Image.new("L", (32, 32)).save(place.test / "kiwi" / "one.png")
     status, _, wrong = run("report", "v2", "test")
     assert status == 1
-    assert "these classes are not the model's: kiwi" in wrong
+    assert "does not know these classes: kiwi" in wrong
 
 
 def test_a_model_that_was_never_saved_needs_a_name(extended: api.Model, tmp_path: Path) -> None:
@@ -468,7 +475,7 @@ def test_a_model_that_was_never_saved_needs_a_name(extended: api.Model, tmp_path
     assert model.report(out=tmp_path / "page.html") == tmp_path / "page.html"
 
 
-def test_it_is_listed_after_evaluate() -> None:
+def test_the_help_lists_it() -> None:
     status, told, _ = run("--help")
     assert status == 0
-    assert re.search(r"evaluate .*\n.*report ", told)
+    assert re.search(r"^ *report +Write an HTML report", told, re.MULTILINE)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from browsing import Browser, Page, fits, table, turn, visited, with_fixed_dial
 
 from branchout import api
 from branchout.data.samples import Samples
-from branchout.report.markup import change, percent
+from branchout.report.data import ReportData
+from branchout.report.formatting import change, percent, setting
 from branchout.report.page import render
-from branchout.report.points import setting
-
-Facts = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -30,21 +27,21 @@ def tested(adjustable: api.Model, val: Samples) -> Samples:
 
 
 @pytest.fixture(scope="module")
-def facts(adjustable: api.Model, tested: Samples) -> Facts:
+def facts(adjustable: api.Model, tested: Samples) -> ReportData:
     return adjustable.facts(tested, gallery=6)
 
 
 @pytest.fixture(scope="module")
-def address(facts: Facts, tmp_path_factory: pytest.TempPathFactory) -> str:
+def address(facts: ReportData, tmp_path_factory: pytest.TempPathFactory) -> str:
     page = tmp_path_factory.mktemp("page") / "report.html"
     page.write_text(render(facts), encoding="utf-8")
     return page.as_uri()
 
 
-def at(model: api.Model, facts: Facts, place: int) -> api.Model:
+def at(model: api.Model, facts: ReportData, place: int) -> api.Model:
     """The model at a place of the dial, as `tune` would leave it."""
     *earlier, last = model.saved.fusions
-    moved = replace(last, point=facts["frontier"]["numbers"][place])
+    moved = replace(last, point=facts.points.numbers[place])
     return api.Model(replace(model.saved, fusions=(*earlier, moved)), None)
 
 
@@ -54,9 +51,9 @@ def shown_tiles(page: Page) -> dict[str, str]:
 
 
 def test_numbers_and_pictures_follow_the_dial_and_agree_with_python(
-    browser: Browser, address: str, facts: Facts, adjustable: api.Model, tested: Samples
+    browser: Browser, address: str, facts: ReportData, adjustable: api.Model, tested: Samples
 ) -> None:
-    saved, last = facts["frontier"]["saved"], len(facts["frontier"]["settings"]) - 1
+    saved, last = facts.points.saved, len(facts.points) - 1
     seen = set()
     with visited(browser, address) as page:
         for place in (saved, 0, last, saved):
@@ -68,13 +65,13 @@ def test_numbers_and_pictures_follow_the_dial_and_agree_with_python(
             assert tiles["all"] == percent(found.after.all)
             classes = table(page, "#classes")
             for row in found.classes():
-                *_, after, changed, _ = classes[row["class"]]
-                assert after == percent(row["after"])
-                assert changed == change(row["before"], row["after"])
+                *_, after, changed, _ = classes[row.name]
+                assert after == percent(row.after)
+                assert changed == change(row.before, row.after)
             assert found.before is not None
             lost = sum(
                 was == label != now
-                for was, now, label in zip(facts["test"]["before"], found.answers, found.labels, strict=True)
+                for was, now, label in zip(facts.test.before, found.answers, found.labels, strict=True)
             )
             assert page.locator("[data-of=forgotten]").text_content().startswith(f"{lost} image")
             assert page.locator("[data-gallery=forgotten] li").count() == min(lost, 6)
@@ -83,20 +80,20 @@ def test_numbers_and_pictures_follow_the_dial_and_agree_with_python(
     assert len(seen) == 3
 
 
-def test_the_dial_is_turned_by_keys_and_by_goals(browser: Browser, address: str, facts: Facts) -> None:
-    frontier = facts["frontier"]
+def test_the_dial_is_turned_by_keys_and_by_goals(browser: Browser, address: str, facts: ReportData) -> None:
+    points = facts.points
     with visited(browser, address) as page:
         page.focus("#at")
         page.keyboard.press("Home")
         assert page.input_value("#at") == "0"
         told = page.locator("#at").get_attribute("aria-valuetext")
-        assert told.startswith(f"{setting(frontier, 0)}: base {percent(facts['test']['figures']['base'][0])} · ")
+        assert told.startswith(f"{setting(points.settings[0])}: base {percent(facts.test.figures['base'][0])} · ")
         page.keyboard.press("ArrowRight")
         assert page.input_value("#at") == "1"
         page.locator("button.go", has_text="avg").first.click()
-        assert page.input_value("#at") == str(frontier["goals"]["avg"])
-        page.get_by_role("button", name="as saved").click()
-        assert page.input_value("#at") == str(frontier["saved"])
+        assert page.input_value("#at") == str(points.goals["avg"])
+        page.get_by_role("button", name="reset to saved").click()
+        assert page.input_value("#at") == str(points.saved)
 
 
 def test_classes_are_found_and_sorted(browser: Browser, address: str) -> None:
@@ -124,9 +121,9 @@ def test_without_images_the_dial_moves_what_there_is(browser: Browser, adjustabl
     facts = adjustable.facts()
     (tmp_path / "report.html").write_text(render(facts), encoding="utf-8")
     with visited(browser, (tmp_path / "report.html").as_uri()) as page:
-        for place in (0, len(facts["frontier"]["settings"]) - 1):
+        for place in (0, len(facts.points) - 1):
             turn(page, place)
             cells = page.locator("tr.live td").all_text_contents()
             assert cells[1:] == [
-                percent(values[place]) for values in facts["frontier"]["figures"].values() if values[0] is not None
+                percent(values[place]) for values in facts.points.figures.values() if values[0] is not None
             ]

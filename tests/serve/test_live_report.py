@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,17 +52,17 @@ def test_it_is_the_report_of_python(server: Caller, copied: api.Model, tested: S
     told = server.get("/report-data").json
     schema.ReportData.model_validate(told)
     facts = copied.facts(tested)
-    expected = json.loads(json.dumps(parts({**facts, "command": f"branchout serve {copied.folder} TEST/"})))
+    expected = json.loads(json.dumps(parts(replace(facts, command=f"branchout serve {copied.folder} TEST/"))))
     assert {key: told[key] for key in expected} == expected
-    assert told["data"]["labels"] == facts["test"]["labels"]
-    assert told["current"] == facts["frontier"]["saved"]
+    assert told["data"]["labels"] == facts.test.labels
+    assert told["current"] == facts.points.saved
 
 
 def test_without_images_it_says_so_and_how_to_serve_some(copied: api.Model) -> None:
     with running(create_app(copied)) as caller:
         told = caller.get("/report-data").json
         assert told["state"] == "none"
-        assert "Class by class" not in told["sections"]
+        assert "Accuracy per class" not in told["sections"]
         assert f"branchout serve {copied.folder} TEST/" in told["header"]
         assert caller.get("/test-image/0").status == 404
 
@@ -73,7 +74,7 @@ def test_images_that_cannot_be_used_are_told_and_the_rest_goes_on(
     Image.new("L", (32, 32)).save(tmp_path / "TEST" / "kiwi" / "one.png")
     with running(create_app(copied, test=tmp_path / "TEST")) as caller:
         wait_for(lambda: caller.get("/report-data?brief=true").json["state"] == "failed")
-        assert "these classes are not the model's: kiwi" in caller.get("/report-data").json["error"]
+        assert "does not know these classes: kiwi" in caller.get("/report-data").json["error"]
         assert caller.predict([file]).status == 200
 
 

@@ -25,7 +25,7 @@ from serving import Caller, File, png, running
 from branchout import api
 from branchout.data.samples import ArrayPixels, Image, Samples
 from branchout.model.checkpoint import Fusion, SavedModel
-from branchout.report.markup import percent
+from branchout.report.formatting import percent
 from branchout.serve.app import create_app
 
 
@@ -127,7 +127,7 @@ def test_pictures_are_answered_beside_what_was_said_before(
             assert marks == ["new" if each in NEW else "base" for each, _ in answers(page, number)]
             (earlier, chance), *_ = base.predict(picture)
             assert card.locator(".before").text_content().startswith(f"{earlier} {100 * chance:.1f}%")
-            shares = re.findall(r"(base|step 1) ([\d.]+)%", card.locator(".told").text_content())
+            shares = re.findall(r"(base|step 1) ([\d.]+)%", card.locator(".facts-of-answer").text_content())
             assert [branch for branch, _ in shares] == ["base", "step 1"]
             assert sum(float(share) for _, share in shares) == pytest.approx(100, abs=0.11)
             assert card.locator("img").evaluate("image => image.decode().then(() => image.naturalWidth)") == 32
@@ -172,7 +172,7 @@ def test_a_bad_file_gets_the_servers_sentence(browser: Browser, server: Caller, 
         given(page, [file_of(tested, NEW[1]), bad])
         page.wait_for_selector(".top")
         assert page.locator("#answers > li").nth(1).locator(".warn").text_content() == f"✗ {sentence}"
-        assert page.locator("#answers > li").nth(1).locator(".none").text_content() == "no picture"
+        assert page.locator("#answers > li").nth(1).locator(".none").text_content() == "no preview"
         given(page, [bad])
         until(page, "document.querySelectorAll('#answers > li').length === 3")
         page.wait_for_selector("#answers > li:first-child .warn")
@@ -203,7 +203,7 @@ def test_everything_follows_the_dial_and_agrees_with_python(
             assert tiles[:2] == [percent(found.after.base), percent(found.after.novel)]
             rows = table(page, "#classes")
             for row in found.classes():
-                assert rows[row["class"]][3] == percent(row["after"])
+                assert rows[row.name][3] == percent(row.after)
             right = int(((found.answers == number) & (found.labels == number)).sum())
             assert page.locator("#one-share").text_content().startswith(f"{right} of 8 images are right")
             assert page.locator("#one .gallery li").count() == 8
@@ -313,7 +313,7 @@ def test_the_page_is_there_before_the_images_are_read(browser: Browser, adjustab
     samples = Samples.build(pixels, tested.names[:20], [f"dark/{n}" for n in range(20)])
     with running(create_app(adjustable, test=samples)) as server, visited(browser, address(server)) as page:
         page.wait_for_selector("#dial")
-        assert "being read" in page.locator("#reading").text_content()
+        assert "Reading the labelled images" in page.locator("#reading").text_content()
         given(page, [file_of(tested, NEW[0])])
         page.wait_for_selector(".top")
         turn(page, 0)
@@ -383,7 +383,7 @@ def test_a_running_extension_is_watched_until_it_answers(
         (tmp_path / "copy").rename(out)
         shutil.rmtree(work)
         ready(page)
-        assert page.locator("#state").text_content() == "It is finished."
+        assert page.locator("#state").text_content() == "Finished."
         given(page, [file_of(tested, NEW[0])])
         page.wait_for_selector(".top")
 

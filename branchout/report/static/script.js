@@ -1,29 +1,44 @@
 "use strict";
-// A report is whole without this script; with it, tables sort and everything follows the dial.
-//
-// `data` is what the report's `parts` calls so. A page that does more with it may give `start`, the point to begin at;
-// `picture`, where the picture of an image without a small copy is found; `turned`, called with every point the dial
-// comes to; and `answered`, called with every image's answer there. It gets back the means to do the same as the report.
-const showReport = (data, { start, picture, turned, answered: heard } = {}) => {
-  const all = (selector, within = document) => [...within.querySelectorAll(selector)];
-  // One digit; of two equally near the even one, as everywhere in Branchout.
-  const digit = (value) => ((4 * value) % 4 === 1 ? value - 0.01 : value).toFixed(1);
-  const percent = (share) => (share === null || share === undefined ? "–" : digit(100 * share));
-  const grouped = (number) => number.toLocaleString("en-US");
-  const change = (from, to) => {
-    const points = digit(Math.abs(100 * (to - from)));
-    return points === "0.0" ? "±0" : (to > from ? "+" : "\u2212") + points;
-  };
+// The one script of the report file and of the served page. The report is complete without it; with it, tables can be
+// sorted and all numbers follow the dial. Accuracies and counts at every point are computed in Python; the script looks
+// them up. Names are only ever set as text.
+
+const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+const element = (tag, content, name) => {
+  const made = document.createElement(tag);
+  if (content !== undefined) made.append(content);
+  if (name) made.className = name;
+  return made;
+};
+// One digit; halves are rounded to even, as Python does.
+const digit = (value) => ((4 * value) % 4 === 1 ? value - 0.01 : value).toFixed(1);
+const percent = (share) => (share === null || share === undefined ? "–" : digit(100 * share));
+const grouped = (number) => number.toLocaleString("en-US");
+const change = (from, to) => {
+  const points = digit(Math.abs(100 * (to - from)));
+  return points === "0.0" ? "±0" : (to > from ? "+" : "\u2212") + points;
+};
+// A number along the dial: [0, its value at point 0, p, its value from point p on, …].
+const countAt = (pairs, point) => {
+  let value = 0;
+  for (let n = 0; n < pairs.length && pairs[n] <= point; n += 2) value = pairs[n + 1];
+  return value;
+};
+
+// The report. `data` is what `script_data` in page.py describes. The served page also gives `start`, the point to begin
+// at; `imageAddress`, the address of an image without a thumbnail; `onMove`, called at every point the dial comes to; and
+// `onDrawn`, called when the tables have followed.
+const showReport = (data, { start, imageAddress, onMove, onDrawn } = {}) => {
   document.documentElement.classList.add("script");
-  const follows = data.labels && document.getElementById("dial");
+  const follows = data.counts && document.getElementById("dial");
   for (const controls of all(".controls")) controls.hidden = "live" in controls.dataset && !follows;
 
-  // Tables: sorted by a click or a key on their headings.
+  // Tables are sorted by a click or a key on their headings.
 
   const key = (row, column) => {
-    const told = row.cells[column].textContent.trim();
-    const number = parseFloat(told.replace(/[,+±]/g, "").replace("\u2212", "-"));
-    return row.cells[column].classList.contains("number") ? (Number.isNaN(number) ? null : number) : told;
+    const words = row.cells[column].textContent.trim();
+    const number = parseFloat(words.replace(/[,+±]/g, "").replace("\u2212", "-"));
+    return row.cells[column].classList.contains("number") ? (Number.isNaN(number) ? null : number) : words;
   };
   const sortBy = (table, column, down) => {
     const sign = down ? -1 : 1;
@@ -46,15 +61,14 @@ const showReport = (data, { start, picture, turned, answered: heard } = {}) => {
     all("thead th", table).forEach((th, column) => {
       th.querySelector("button")?.addEventListener("click", () => {
         const now = th.getAttribute("aria-sort");
-        // Words begin with A, numbers with the largest; a second press turns the order round.
+        // Words start with A, numbers with the largest; a second press reverses the order.
         sortBy(table, column, now ? now === "ascending" : th.classList.contains("number"));
       });
     });
   }
   const colour = (cell) => {
-    const told = cell.textContent;
-    cell.classList.toggle("down", told.startsWith("\u2212"));
-    cell.classList.toggle("up", told.startsWith("+"));
+    cell.classList.toggle("down", cell.textContent.startsWith("\u2212"));
+    cell.classList.toggle("up", cell.textContent.startsWith("+"));
   };
   all("#classes .change, .delta").forEach(colour);
 
@@ -72,25 +86,13 @@ const showReport = (data, { start, picture, turned, answered: heard } = {}) => {
     for (const row of classes.tBodies[0].rows) row.hidden = !row.cells[0].textContent.toLowerCase().includes(wanted);
   });
 
-  // What every image is answered with, and how one is shown.
+  // Images.
 
-  const element = (tag, content, name) => {
-    const made = document.createElement(tag);
-    if (content !== undefined) made.append(content);
-    if (name) made.className = name;
-    return made;
-  };
   const named = (number) => element("bdi", data.classes[number]);
-  const answersAt = (point) => {
-    const answers = Int32Array.from(data.answers.first);
-    const { image, value, point: at } = data.answers;
-    for (let n = 0; n < at.length && at[n] <= point; n++) answers[image[n]] = value[n];
-    return answers;
-  };
-  const pictures = { ...data.pictures };
+  const thumbnails = { ...data.thumbnails };
   for (const item of all(".gallery li")) {
     const image = item.querySelector("img");
-    pictures[item.dataset.image] = { src: image.src, file: image.title };
+    thumbnails[item.dataset.image] = { src: image.src, file: image.title };
   }
   const answered = (when, number, right) => {
     if (right) return element("span", `✓ right ${when}`, "right");
@@ -98,19 +100,17 @@ const showReport = (data, { start, picture, turned, answered: heard } = {}) => {
     line.append(named(number));
     return line;
   };
-  const pictured = (image, answer) => {
+  const card = (image, label, before, answer) => {
     const item = element("li");
     const figure = element("figure");
     const shown = element("img");
-    const label = data.labels[image];
-    const kept = pictures[image] || { src: picture(image), file: "" };
+    const { src, file } = thumbnails[image] || { src: imageAddress(image), file: "" };
     item.dataset.image = image;
-    shown.src = kept.src;
+    shown.src = src;
     shown.alt = data.classes[label];
-    shown.title = kept.file;
-    const words = element("figcaption");
-    words.append(element("strong", named(label)));
-    if (data.before) words.append(answered("before", data.before[image], data.before[image] === label));
+    shown.title = file;
+    const words = element("figcaption", element("strong", named(label)));
+    if (before !== null) words.append(answered("before", before, before === label));
     words.append(answered("now", answer, answer === label));
     figure.append(shown, words);
     item.append(figure);
@@ -121,11 +121,10 @@ const showReport = (data, { start, picture, turned, answered: heard } = {}) => {
 
   const dial = document.getElementById("dial");
   if (!dial) {
-    if (data.labels) heard?.(answersAt(0), 0);
-    return { answersAt, pictured, percent, grouped, change, point: () => 0 };
+    onDrawn?.(0);
+    return { card, point: () => 0 };
   }
   const slider = document.getElementById("at");
-  const live = Boolean(data.labels);
   const figures = { dev: data.dev, test: data.test };
   dial.hidden = false;
   all("tr.live").forEach((row) => (row.hidden = false));
@@ -151,97 +150,65 @@ const showReport = (data, { start, picture, turned, answered: heard } = {}) => {
     }
     for (const element of all("[data-setting]")) element.textContent = data.points[point].replace(/[bαβ] = /g, "");
     const shown = figures.test || figures.dev;
-    const told = ["base", "novel", "overlap", "all"].filter((name) => shown[name][point] !== null).slice(0, 3);
-    const words = told.map((name) => `${name} ${percent(shown[name][point])}`).join(" · ");
+    const measured = ["base", "novel", "overlap", "all"].filter((name) => shown[name][point] !== null).slice(0, 3);
+    const words = measured.map((name) => `${name} ${percent(shown[name][point])}`).join(" · ");
     dial.querySelector("output").textContent = words;
     slider.setAttribute("aria-valuetext", `${data.points[point]}: ${words}`);
     const moved = document.getElementById("moved");
     moved.hidden = point === data.saved;
-    const follows = live ? "All numbers and pictures are" : figures.test ? "These accuracies are" : "The dial is";
-    moved.textContent = `${follows} at ${data.points[point]}; the saved model stands at ${data.points[data.saved]}.`;
+    const follows = counts ? "All numbers and images are" : figures.test ? "These accuracies are" : "The dial is";
+    moved.textContent = `${follows} at ${data.points[point]}; the saved point is ${data.points[data.saved]}.`;
     const tune = document.querySelector("#tune code");
     tune.closest("p").hidden = !data.tune[point];
     if (data.tune[point]) tune.textContent = data.tune[point];
   };
 
-  // Everything that follows from each image's answer.
+  // Counts: looked up at the point, never recomputed.
 
-  const wasRight = (image) => data.labels[image] < data.known && data.before[image] === data.labels[image];
-  const rules = {
-    forgotten: (image, answer) => wasRight(image) && answer !== data.labels[image],
-    won: (image, answer) => !wasRight(image) && answer === data.labels[image],
-  };
+  const counts = data.counts;
 
-  const moveClasses = (answers) => {
-    const images = new Map();
-    const right = new Map();
-    answers.forEach((answer, image) => {
-      const label = data.labels[image];
-      images.set(label, (images.get(label) || 0) + 1);
-      if (answer === label) right.set(label, (right.get(label) || 0) + 1);
-    });
+  const moveClasses = (point) => {
     for (const row of all("#classes tbody tr, #shared tbody tr")) {
-      const number = Number(row.dataset.class);
-      const after = (right.get(number) || 0) / images.get(number);
+      const { images, before, right, by_branch: byBranch } = counts.classes[row.dataset.class];
+      const after = countAt(right, point) / images;
       row.querySelector(".after").textContent = percent(after);
-      row.querySelector("svg.bar rect")?.setAttribute("x", `${(100 * after).toFixed(1)}%`);
+      row.querySelector("svg.bar rect")?.setAttribute("x", `${percent(after)}%`);
       const changed = row.querySelector(".change");
-      if (changed && row.dataset.before) {
-        changed.textContent = change(Number(row.dataset.before), after);
+      if (changed && before !== null) {
+        changed.textContent = change(before, after);
         colour(changed);
       }
+      for (const cell of all("[data-branch]", row)) cell.textContent = grouped(countAt(byBranch[cell.dataset.branch], point));
     }
   };
 
-  const moveParts = (answers) => {
-    const cells = new Map();
-    const totals = new Map();
-    const rights = new Map();
-    const add = (map, where) => map.set(where, (map.get(where) || 0) + 1);
-    answers.forEach((answer, image) => {
-      const label = data.labels[image];
-      const part = data.partOf[label];
-      add(totals, part);
-      if (answer === label) add(rights, part);
-      else add(cells, `${part},${data.partOf[answer]}`);
-    });
-    for (const cell of all("[data-cell]")) cell.textContent = grouped(cells.get(cell.dataset.cell) || 0);
-    for (const cell of all("[data-right]")) cell.textContent = grouped(rights.get(Number(cell.dataset.right)) || 0);
-    for (const cell of all("[data-share]")) {
-      const part = Number(cell.dataset.share);
-      cell.textContent = percent((rights.get(part) || 0) / totals.get(part));
+  const moveParts = (point) => {
+    for (const row of all("#parts tbody tr")) {
+      const { images, right, wrong } = counts.parts[row.dataset.part];
+      row.querySelector(".count").textContent = grouped(countAt(right, point));
+      row.querySelector(".share").textContent = percent(countAt(right, point) / images);
+      for (const cell of all("[data-wrong]", row)) cell.textContent = grouped(countAt(wrong[cell.dataset.wrong], point));
     }
   };
 
   const MOST_PAIRS = 20;
-  const movePairs = (answers) => {
-    const found = { to_later: new Map(), to_earlier: new Map() };
-    answers.forEach((answer, image) => {
-      const label = data.labels[image];
-      const apart = data.firstBranch[answer] - data.firstBranch[label];
-      if (!apart) return;
-      const pairs = found[apart > 0 ? "to_later" : "to_earlier"];
-      const pair = pairs.get(`${label},${answer}`) || [label, answer, 0, 0];
-      pair[2] += 1;
-      pair[3] += data.before[image] === label;
-      pairs.set(`${label},${answer}`, pair);
-    });
+  const movePairs = (point) => {
     for (const box of all("[data-pairs]")) {
-      const pairs = [...found[box.dataset.pairs].values()];
-      const names = (pair) => data.classes[pair[0]] + "\u0000" + data.classes[pair[1]];
-      pairs.sort((a, b) => b[2] - a[2] || (names(a) < names(b) ? -1 : 1));
+      const pairs = counts.pairs[box.dataset.pairs]
+        .map(([label, answer, images, before]) => [label, answer, countAt(images, point), countAt(before, point)])
+        .filter(([, , images]) => images)
+        .sort((a, b) => b[2] - a[2]);
       box.querySelector("[data-total]").textContent = grouped(pairs.reduce((sum, pair) => sum + pair[2], 0));
       box.querySelector("[data-shown]").textContent =
         pairs.length > MOST_PAIRS
           ? `the ${MOST_PAIRS} most frequent of ${grouped(pairs.length)} pairs`
           : `${grouped(pairs.length)} ${pairs.length === 1 ? "pair" : "pairs"}`;
-      const rows = pairs.slice(0, MOST_PAIRS).map(([label, answer, count, before]) => {
+      const rows = pairs.slice(0, MOST_PAIRS).map(([label, answer, images, before]) => {
         const row = element("tr");
         const head = element("th", named(label), "name");
         head.scope = "row";
-        row.append(head, element("td", named(answer), "name"));
-        row.append(element("td", grouped(count), "number"));
-        if ("was" in box.dataset) row.append(element("td", grouped(before), "number"));
+        row.append(head, element("td", named(answer), "name"), element("td", grouped(images), "number"));
+        if ("before" in box.dataset) row.append(element("td", grouped(before), "number"));
         return row;
       });
       box.querySelector("tbody").replaceChildren(...rows);
@@ -249,90 +216,67 @@ const showReport = (data, { start, picture, turned, answered: heard } = {}) => {
     }
   };
 
-  const moveGalleries = (answers) => {
-    for (const kind of Object.keys(rules)) {
+  const moveGalleries = (point) => {
+    for (const [kind, gallery] of Object.entries(counts.galleries)) {
       const only = document.querySelector(`[data-only="${kind}"]`).value;
-      const belongs = (image) =>
-        rules[kind](image, answers[image]) && (only === "" || data.partOf[data.labels[image]] === Number(only));
-      let count = 0;
-      answers.forEach((_, image) => (count += belongs(image)));
-      const shown = data.galleries[kind].filter(belongs).slice(0, data.gallery);
-      document.querySelector(`[data-gallery="${kind}"]`).replaceChildren(...shown.map((image) => pictured(image, answers[image])));
-      const of =
-        shown.length < count ? `${shown.length} of ${grouped(count)} are shown` : count ? `all ${grouped(count)} are shown` : "there are none";
-      document.querySelector(`[data-of="${kind}"]`).textContent = `${grouped(count)} ${count === 1 ? "image" : "images"}; ${of}.`;
-    }
-  };
-
-  const moveSpeakers = (answers, point) => {
-    const { images, first, image: changed, point: at, value } = data.speakers;
-    const speaking = new Map(images.map((image, n) => [image, first[n]]));
-    for (let n = 0; n < at.length && at[n] <= point; n++) speaking.set(changed[n], value[n]);
-    const heard = new Map();
-    for (const [image, branch] of speaking) {
-      const label = data.labels[image];
-      if (answers[image] !== label) continue;
-      heard.set(`${label},${branch}`, (heard.get(`${label},${branch}`) || 0) + 1);
-    }
-    for (const row of all("#shared tbody tr")) {
-      for (const cell of all("[class*='by-']", row)) {
-        const branch = /by-(\d+)/.exec(cell.className)[1];
-        cell.textContent = grouped(heard.get(`${row.dataset.class},${branch}`) || 0);
+      const parts = only === "" ? Object.keys(gallery.counts) : [only];
+      const total = parts.reduce((sum, part) => sum + countAt(gallery.counts[part] ?? [0, 0], point), 0);
+      const cards = [];
+      for (const number of gallery.images) {
+        const { label, part, before, wasRight, answer: answers } = counts.images[number];
+        const answer = countAt(answers, point);
+        const belongs = kind === "forgotten" ? wasRight && answer !== label : !wasRight && answer === label;
+        if (belongs && (only === "" || part === Number(only)) && cards.length < counts.gallery)
+          cards.push(card(number, label, before, answer));
       }
+      document.querySelector(`[data-gallery="${kind}"]`).replaceChildren(...cards);
+      const of = !total ? "none to show" : cards.length < total ? `${cards.length} of ${grouped(total)} are shown` : `all ${grouped(total)} are shown`;
+      document.querySelector(`[data-of="${kind}"]`).textContent = `${grouped(total)} ${total === 1 ? "image" : "images"}; ${of}.`;
     }
   };
 
-  let asked = false;
-  const turn = () => {
+  let waiting = false;
+  const move = () => {
     const point = Number(slider.value);
     moveFigures(point);
     moveCursors(point);
-    turned?.(point);
-    if (!live || asked) return;
-    asked = true; // numbers at once, pictures when the browser next draws
+    onMove?.(point);
+    if (!counts || waiting) return;
+    waiting = true; // accuracies at once, tables and images when the browser next draws
     requestAnimationFrame(() => {
-      asked = false;
+      waiting = false;
       const now = Number(slider.value);
-      const answers = answersAt(now);
-      moveClasses(answers);
-      moveParts(answers);
-      movePairs(answers);
-      moveSpeakers(answers, now);
-      moveGalleries(answers);
-      heard?.(answers, now);
+      moveClasses(now);
+      moveParts(now);
+      movePairs(now);
+      moveGalleries(now);
+      onDrawn?.(now);
     });
   };
   const settle = () => classes && requestAnimationFrame(() => sortAgain(classes)); // after the numbers have moved
   const to = (point) => {
     slider.value = point;
-    turn();
+    move();
     settle();
   };
-  slider.addEventListener("input", turn);
+  slider.addEventListener("input", move);
   slider.addEventListener("change", settle);
   dial.querySelector("button").addEventListener("click", () => to(data.saved));
   dial.addEventListener("submit", (event) => event.preventDefault());
   for (const button of all("button.go")) button.addEventListener("click", () => to(Number(button.dataset.point)));
-  for (const select of all("[data-only]")) select.addEventListener("change", () => live && moveGalleries(answersAt(Number(slider.value))));
+  for (const select of all("[data-only]")) select.addEventListener("change", () => counts && moveGalleries(Number(slider.value)));
   if (start !== undefined) to(start);
   else {
     moveFigures(data.saved);
     moveCursors(data.saved);
   }
-  return { answersAt, pictured, percent, grouped, change, point: () => Number(slider.value) };
+  return { card, point: () => Number(slider.value) };
 };
 
-// The live page: the report as /report-data tells it, pictures asked about at the point where the dial stands, and an
-// extension that is watched. Names are only ever set as text; markup comes from the report alone, which has made them
-// harmless.
+// The served page: the report that /report-data gives, images classified at the point of the dial, and the progress of an
+// extension. HTML comes from the report's templates only, which escape names.
 const startServedPage = () => {
   const at = (id) => document.getElementById(id);
-  const element = (tag, content, name) => {
-    const made = document.createElement(tag);
-    if (content !== undefined) made.append(content);
-    if (name) made.className = name;
-    return made;
-  };
   const share = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)}%`);
   const later = (wait, work) => {
     let timer;
@@ -344,7 +288,7 @@ const startServedPage = () => {
 
   const ask = async (path, options) => {
     const response = await fetch(path, options).catch((error) => {
-      throw error.name === "AbortError" ? error : new Error("the server does not answer; is it still running?");
+      throw error.name === "AbortError" ? error : new Error("the server does not respond; is it still running?");
     });
     const body = await response.json();
     if (!response.ok && !body.predictions) throw new Error(body.error);
@@ -362,41 +306,41 @@ const startServedPage = () => {
     }
   };
 
-  // The report. It comes at once without labelled images, again with them, and again whenever a point is saved.
+  // The report: loaded at once without labelled images, again with them, and again whenever a point is saved.
 
-  let told = null; // what /report-data said last
-  let shown = null; // what the report's script gave back
+  let report = null; // the last answer of /report-data
+  let shown = null; // what showReport returned
   let parts = new Map(); // of each class
-  const where = () => (told?.data.points ? shown.point() : null);
+  const where = () => (report?.data.points ? shown.point() : null);
 
   const describe = async (start) => {
     const model = await ask("/model");
     parts = new Map(model.classes.map((each) => [each.class, each]));
     document.title = model.name;
     at("version").textContent = model.version;
-    await report(start);
+    await loadReport(start);
     await browse();
   };
 
-  const report = async (start) => {
-    const before = told?.state === "working" && shown ? where() : null;
-    told = await ask("/report-data");
-    at("head").innerHTML = told.header;
-    at("contents").innerHTML = told.contents;
-    at("report").innerHTML = told.sections;
-    at("reach").innerHTML = told.dial;
-    at("browse").hidden = told.state === "ready";
-    if (told.state !== "ready") at("contents").append(link("browse", "Classes"));
+  const loadReport = async (start) => {
+    const before = report?.state === "working" && shown ? where() : null;
+    report = await ask("/report-data");
+    at("head").innerHTML = report.header;
+    at("contents").innerHTML = report.contents;
+    at("report").innerHTML = report.sections;
+    at("reach").innerHTML = report.dial;
+    at("browse").hidden = report.state === "ready";
+    if (report.state !== "ready") at("contents").append(link("browse", "Classes"));
     reading();
     pickable();
     applicable();
-    shown = showReport(told.data, {
-      start: start ?? before ?? told.current ?? told.data.saved,
-      picture: (image) => `/test-image/${image}`,
-      turned,
-      answered: (answers) => chosen !== null && showClass(answers),
+    shown = showReport(report.data, {
+      start: start ?? before ?? report.current ?? report.data.saved,
+      imageAddress: (image) => `/test-image/${image}`,
+      onMove,
+      onDrawn: () => chosen !== null && showClass(),
     });
-    if (told.state === "working") setTimeout(() => guarded(awaited), 700);
+    if (report.state === "working") setTimeout(() => guarded(awaited), 700);
   };
 
   const link = (id, words) => {
@@ -408,17 +352,17 @@ const startServedPage = () => {
   const awaited = async () => {
     const now = await ask("/report-data?brief=true");
     if (now.state === "working") {
-      told = { ...told, ...now };
+      report = { ...report, ...now };
       reading();
       setTimeout(() => guarded(awaited), 700);
-    } else await report();
+    } else await loadReport();
   };
 
   const reading = () => {
-    const { state, work, done, total, error, problems } = told;
+    const { state, work, done, total, error, problems } = report;
     const far = total ? ` (${work}: ${done.toLocaleString("en-US")} of ${total.toLocaleString("en-US")})` : "";
     const words = {
-      working: `The labelled images are being read${far}; accuracies and pictures follow.`,
+      working: `Reading the labelled images${far}. Accuracies and galleries will follow.`,
       failed: `The labelled images cannot be used: ${error}`,
       ready: problems.join("; "),
       none: "",
@@ -428,12 +372,12 @@ const startServedPage = () => {
     at("reading").textContent = words;
   };
 
-  // The dial: pictures are asked about again where it comes to rest, and "apply" saves it.
+  // The dial: images are classified again where it stops, and "save" writes the point to the model.
 
   const applicable = () => {
     const dial = at("dial");
     if (!dial) return;
-    const apply = element("button", "apply");
+    const apply = element("button", "save");
     apply.type = "button";
     apply.id = "apply";
     apply.title = "Save this operating point in the model";
@@ -441,7 +385,7 @@ const startServedPage = () => {
       guarded(async () => {
         complain("");
         const point = shown.point();
-        const body = JSON.stringify({ point: told.data.numbers[point], save: true });
+        const body = JSON.stringify({ point: report.data.numbers[point], save: true });
         apply.disabled = true;
         try {
           await ask("/operating-point", { method: "PUT", body, headers: { "Content-Type": "application/json" } });
@@ -450,22 +394,22 @@ const startServedPage = () => {
           at("dial-help").textContent = error.message;
           throw error;
         }
-        await report(point);
-        at("dial-help").textContent = `Saved: the model stands at ${told.data.points[point]} now.`;
+        await loadReport(point);
+        at("dial-help").textContent = `Saved: the operating point is now ${report.data.points[point]}.`;
         at("at").focus({ preventScroll: true });
       }),
     );
     dial.querySelector("button").after(apply);
     at("dial-help").setAttribute("role", "status");
   };
-  const turned = (point) => {
-    at("apply").disabled = point === told.data.saved;
+  const onMove = (point) => {
+    at("apply").disabled = point === report.data.saved;
     if (asked.length) askAgain();
   };
 
-  // Pictures.
+  // Images to classify.
 
-  const AT_ONCE = 16; // a request of that many is answered whole by any server
+  const AT_ONCE = 16; // images in one request, within the limits of any server
   let asked = [];
   let request = null;
 
@@ -475,7 +419,7 @@ const startServedPage = () => {
     asked = [...pictures, ...asked];
     for (const picture of pictures) {
       frame(picture);
-      picture.told.append(element("p", "…", "note"));
+      picture.answers.append(element("p", "…", "note"));
     }
     at("answers").prepend(...pictures.map((picture) => picture.item));
     at("asked").hidden = false;
@@ -487,11 +431,11 @@ const startServedPage = () => {
 
   const answerAll = async (pictures, signal) => {
     const point = where();
-    const place = point === null ? "" : `&point=${told.data.numbers[point]}`;
+    const place = point === null ? "" : `&point=${report.data.numbers[point]}`;
     for (let n = 0; n < pictures.length; n += AT_ONCE) {
       const some = pictures.slice(n, n + AT_ONCE);
       const form = new FormData();
-      for (const { file } of some) form.append("files", file, file.name || "picture");
+      for (const { file } of some) form.append("files", file, file.name || "image");
       try {
         const { predictions } = await ask(`/predict?top=5${place}`, { method: "POST", body: form, signal });
         predictions.forEach((prediction, m) => fill(some[m], prediction));
@@ -500,8 +444,8 @@ const startServedPage = () => {
         throw error;
       }
     }
-    at("where").textContent = point === null ? "" : `Answers at ${told.data.points[point]}.`;
-    // Where the dial was turned meanwhile, these answers are of yesterday.
+    at("where").textContent = point === null ? "" : `Answers at ${report.data.points[point]}.`;
+    // If the dial moved meanwhile, these answers are outdated.
     if (where() !== point) askAgain();
   };
   const askAgain = later(180, () => {
@@ -518,10 +462,10 @@ const startServedPage = () => {
     image.alt = "";
     image.src = picture.src;
     image.onload = () => image.classList.toggle("small", image.naturalWidth <= 64);
-    image.onerror = () => image.replaceWith(element("div", "no picture", "thumb none"));
-    left.append(image, element("p", picture.file.name || "picture", "file"));
-    picture.told = element("div");
-    picture.item.append(left, picture.told);
+    image.onerror = () => image.replaceWith(element("div", "no preview", "thumb none"));
+    left.append(image, element("p", picture.file.name || "image", "file"));
+    picture.answers = element("div");
+    picture.item.append(left, picture.answers);
   };
 
   const marked = (name, fresh) => {
@@ -539,27 +483,27 @@ const startServedPage = () => {
 
   const fill = (picture, prediction) => {
     if (prediction.error) {
-      picture.told.replaceChildren(element("p", `✗ ${prediction.error}`, "warn"));
+      picture.answers.replaceChildren(element("p", `✗ ${prediction.error}`, "warn"));
       return;
     }
     const top = element("ol", undefined, "top");
     for (const answer of prediction.answers) {
       const line = element("li");
       const name = element("span", element("bdi", answer.class));
-      if (told?.data.points) name.append(" ", marked(answer.class, answer.new));
+      if (report?.data.points) name.append(" ", marked(answer.class, answer.new));
       line.append(name, bar(answer.probability, answer.new ? "new" : ""), element("span", share(answer.probability), "number"));
       top.append(line);
     }
-    picture.told.replaceChildren(top);
-    if (prediction.before) picture.told.append(history(prediction));
+    picture.answers.replaceChildren(top);
+    if (prediction.before) picture.answers.append(history(prediction));
   };
 
   const history = ({ answers, before, branches }) => {
-    const facts = element("dl", undefined, "told");
+    const facts = element("dl", undefined, "facts-of-answer");
     const [earlier] = before;
     const said = element("dd", element("bdi", earlier.class), "before");
     const same = earlier.class === answers[0].class;
-    const why = same ? "the same" : answers[0].new ? "it had no word for this class" : "another answer";
+    const why = same ? "the same" : answers[0].new ? "this class was not known" : "another answer";
     said.append(` ${share(earlier.probability)} `, element("small", `(${why})`));
     facts.append(element("dt", "Before"), said);
     const shares = element("div", undefined, "shares");
@@ -603,13 +547,13 @@ const startServedPage = () => {
     });
   }
 
-  // Classes: with labelled images those of the report, each with its pictures; without them, their names.
+  // Classes: with labelled images those of the report, each with its images; without them, their names.
 
   const MOST = 48;
   let chosen = null;
   const pickable = () => {
     const table = at("classes");
-    if (!table || !told.data.labels) return;
+    if (!table || !report.data.labels) return;
     for (const row of table.tBodies[0].rows) {
       const button = element("button", undefined, "pick");
       button.type = "button";
@@ -627,17 +571,23 @@ const startServedPage = () => {
       const button = event.target.closest(".pick");
       if (!button) return;
       chosen = Number(button.closest("tr").dataset.class);
-      showClass(shown.answersAt(shown.point()));
+      showClass();
       panel.focus({ preventScroll: true });
       panel.scrollIntoView({ block: "nearest" });
     });
   };
 
-  const showClass = (answers) => {
-    const { data } = told;
-    const { percent, grouped, pictured } = shown;
+  const answersAt = (point) => {
+    const { first, image, value, point: points } = report.data.answers;
+    const answers = Int32Array.from(first);
+    for (let n = 0; n < points.length && points[n] <= point; n++) answers[image[n]] = value[n];
+    return answers;
+  };
+  const showClass = () => {
+    const { data } = report;
     const panel = at("one");
     if (!panel) return;
+    const answers = answersAt(shown.point());
     const images = data.labels.flatMap((label, image) => (label === chosen ? [image] : []));
     const wrong = images.filter((image) => answers[image] !== chosen);
     const right = images.filter((image) => answers[image] === chosen);
@@ -662,11 +612,11 @@ const startServedPage = () => {
     share.append(".");
     const mistakes = [...taken].sort((a, b) => b[1] - a[1]).slice(0, 5);
     const list = element("p", undefined, "note");
-    mistakes.forEach(([answer, count], n) => list.append(n ? ", " : "Taken for ", element("bdi", data.classes[answer]), ` (${grouped(count)})`));
+    mistakes.forEach(([answer, count], n) => list.append(n ? ", " : "Mistaken for ", element("bdi", data.classes[answer]), ` (${grouped(count)})`));
     if (mistakes.length) list.append(taken.size > mistakes.length ? ", …" : ".");
     const gallery = element("ul", undefined, "gallery");
     const some = [...wrong, ...right].slice(0, MOST);
-    gallery.append(...some.map((image) => pictured(image, answers[image])));
+    gallery.append(...some.map((image) => shown.card(image, chosen, data.before ? data.before[image] : null, answers[image])));
     for (const image of gallery.querySelectorAll("img")) {
       image.addEventListener("load", () => image.classList.toggle("small", image.naturalWidth <= 64));
     }
@@ -695,17 +645,17 @@ const startServedPage = () => {
     later(150, () => guarded(browse)),
   );
 
-  // An extension that runs elsewhere.
+  // The progress of an extension that another process runs.
 
   const STATES = {
-    waiting: "Nothing has begun yet.",
-    running: "It runs.",
-    saving: "It is being saved.",
-    stopped: "It was stopped; the same command goes on.",
-    finished: "It is finished.",
+    waiting: "Not started yet.",
+    running: "Running.",
+    saving: "Saving.",
+    stopped: "Stopped. Run the same command again to continue.",
+    finished: "Finished.",
   };
 
-  // Markup of numbers alone: there is no name in it.
+  // HTML made of numbers only: no name can be in it.
   const curve = (losses, total) => {
     const known = losses.filter((loss) => loss !== null);
     const low = Math.min(0, ...known);
@@ -760,7 +710,7 @@ const startServedPage = () => {
 
   const open = async () => {
     const { state } = await ask("/report-data?brief=true");
-    at("ask").hidden = state === "waiting"; // for a model that is still being made
+    at("ask").hidden = state === "waiting"; // until the model is finished
     if (state === "waiting") setTimeout(() => guarded(open), 1000);
     else await describe();
   };

@@ -15,7 +15,7 @@ from branchout.data.samples import Samples
 from branchout.labels import LabelSpace
 from branchout.method.features import extract
 from branchout.method.frontier import Frontier, predict, stretches
-from branchout.report.answers_along import Along, answers_along, in_order
+from branchout.report.answers_by_point import PointValues, answers_by_point, count_at, point_order
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +50,18 @@ def shifted(extended: api.Model, train: Samples, val: Samples) -> api.Model:
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), min_size=1, max_size=9))
-def test_what_changes_along_the_points_tells_every_point(rows: list[list[int]]) -> None:
+def test_changes_from_point_to_point_give_the_values_at_every_point(rows: list[list[int]]) -> None:
     table = np.array(rows)
-    along = Along.of(table)
-    assert [along.at(point).tolist() for point in range(len(table))] == rows
-    assert (np.diff(along.point) >= 0).all()
+    values = PointValues.of(table)
+    assert [values.at(point).tolist() for point in range(len(table))] == rows
+    assert (np.diff(values.point) >= 0).all()
+    groups = np.array([0, 1, 0, 1])
+    counts = values.counts(lambda image, value: np.where(value == 3, -1, 10 * groups[image] + value))
+    for point, row in enumerate(rows):
+        for group in (0, 1):
+            for value in range(4):
+                expected = sum(v == value != 3 and g == group for v, g in zip(row, groups, strict=True))
+                assert count_at(counts.get(10 * group + value, [0, 0]), point) == expected
 
 
 @pytest.mark.parametrize("pooler", ["max", "average"])
@@ -82,19 +89,19 @@ def test_every_point_answers_as_the_model_moved_there(which: str, val: Samples, 
     labels = space.index(samples.classes)[samples.labels]
     images = open_images(samples, model.classifier.preprocessing, torch.device("cpu"))
     features = extract(model.classifier, images, device=torch.device("cpu"))[0]
-    along, speakers = answers_along(model.saved, model.saved.model(), features, labels)
+    answers, branches = answers_by_point(model.saved, model.saved.model(), features, labels)
 
     *earlier, last = model.saved.fusions
-    order = in_order(Frontier.from_dict(last.frontier)).tolist()
+    order = point_order(Frontier.from_dict(last.frontier)).tolist()
     assert sorted(order) == list(range(len(model.frontier)))
-    assert along.point.max(initial=0) < len(order)
+    assert answers.point.max(initial=0) < len(order)
     seen = set()
     for place, point in enumerate(order):
         moved = api.Model(replace(model.saved, fusions=(*earlier, replace(last, point=point))), None)
         found = moved.evaluate(samples)
-        assert along.at(place).tolist() == found.answers.tolist()
+        assert answers.at(place).tolist() == found.answers.tolist()
         seen.add(tuple(found.answers.tolist()))
-        told = speakers.at(place)
+        told = branches.at(place)
         offsets = [0.0, *replace(last, point=point).offsets(len(model.classifier.steps))]
         for image, label in enumerate(labels):
             owners = [d for d, names in enumerate(space.branches) if space.classes[label] in names]
@@ -107,6 +114,6 @@ def test_every_point_answers_as_the_model_moved_there(which: str, val: Samples, 
 def test_points_go_from_old_classes_to_new_ones(extended: api.Model, gridded: api.Model) -> None:
     for model in (extended, gridded):
         figures = model.frontier.figures
-        order = in_order(model.frontier)
+        order = point_order(model.frontier)
         assert (np.diff(figures["novel"][order]) >= 0).all()
         assert figures["base"][order][0] >= figures["base"][order][-1]

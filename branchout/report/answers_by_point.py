@@ -1,0 +1,167 @@
+"""The predicted class of every image at every operating point, from one pass over the images."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from branchout.labels import LabelSpace
+from branchout.method.extend import apply_fusion
+from branchout.method.frontier import Frontier, stretches
+from branchout.model.checkpoint import Fusion, SavedModel
+from branchout.model.classifier import Classifier
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Count = list[int]
+"""A number of images at every point, as pairs: [0, the number at point 0, p, the number from point p on, …]."""
+
+CHUNK = 4096
+"""Images whose logits are in memory at once while the points of a grid are evaluated."""
+
+
+def count_at(count: Sequence[int], point: int) -> int:
+    return count[2 * bisect_right(count[::2], point) - 1]
+
+
+@dataclass(frozen=True)
+class PointValues:
+    """An integer for every image at every point: the values at the first point, and every later change."""
+
+    first: Ints
+    image: Ints
+    point: Ints
+    """In ascending order: from this point on, the value of `image` is `value`."""
+    value: Ints
+
+    @classmethod
+    def of(cls, rows: Iterable[Ints]) -> PointValues:
+        """From the values of all images at the first point, at the second, and so on."""
+        remaining = iter(rows)
+        first = current = next(remaining)
+        images, points, values = [], [], []
+        for point, row in enumerate(remaining, 1):
+            changed = np.flatnonzero(row != current)
+            images.append(changed)
+            points.append(np.full(len(changed), point))
+            values.append(row[changed])
+            current = row
+        none = np.empty(0, dtype=np.int64)
+        return cls(first, *(np.concatenate([none, *parts]) for parts in (images, points, values)))
+
+    def at(self, point: int) -> Ints:
+        upto = np.searchsorted(self.point, point, side="right")
+        values = self.first.copy()
+        values[self.image[:upto]] = self.value[:upto]  # of several changes of one image the last one stays
+        return values
+
+    def counts(self, key: Callable[[Ints, Ints], Ints]) -> dict[int, Count]:
+        """How many images have each key, at every point. `key` maps images and values to integers, -1 for none."""
+        everyone = np.arange(len(self.first))
+        keys = np.concatenate(
+            [key(everyone, self.first), key(self.image, self._replaced()), key(self.image, self.value)]
+        )
+        points = np.concatenate([np.zeros_like(everyone), self.point, self.point])
+        steps = np.repeat([1, -1, 1], [len(everyone), len(self.image), len(self.image)])
+        found: dict[int, Count] = {}
+        order = np.lexsort((points, keys))
+        for name, point, step in zip(keys[order].tolist(), points[order].tolist(), steps[order].tolist(), strict=True):
+            if name < 0:
+                continue
+            count = found.setdefault(name, [0, 0])
+            if count[-2] != point:
+                count += [point, count[-1]]
+            count[-1] += step
+        return found
+
+    def _replaced(self) -> Ints:
+        """The value that each change replaces."""
+        old = self.first[self.image]
+        order = np.argsort(self.image, kind="stable")
+        again = np.flatnonzero(np.diff(self.image[order]) == 0)
+        old[order[again + 1]] = self.value[order[again]]
+        return old
+
+
+def point_order(frontier: Frontier) -> Ints:
+    """The points from those that favour old classes to those that favour new ones."""
+    if frontier.kind == "dial":
+        return np.argsort(frontier.settings[:, 0], kind="stable")
+    old, novel, overlap = (np.nan_to_num(frontier.figures[name], nan=-1) for name in ("base", "novel", "overlap"))
+    return np.lexsort((-old, overlap, novel))
+
+
+def answers_by_point(
+    saved: SavedModel, model: Classifier, features: Tensor, labels: Ints
+) -> tuple[PointValues, PointValues]:
+    """The predicted class at every point, and the branch with the highest logit for the image's own class.
+
+    `features` has the shape (images, feature vectors, k). Points are in the order of `point_order`.
+    """
+    if not saved.fusions:
+        return PointValues.of([_answers(model, features)]), PointValues.of([np.zeros(len(labels), dtype=np.int64)])
+    fusion = saved.fusions[-1]
+    frontier = Frontier.from_dict(fusion.frontier)
+    order = point_order(frontier)
+    if frontier.kind == "dial":
+        return _on_dial(model, fusion, frontier.settings[order, 0], features, labels)
+    pairs = list(_on_grid(model, fusion, order, features, labels))
+    apply_fusion(model, fusion)
+    return PointValues.of(answers for answers, _ in pairs), PointValues.of(branches for _, branches in pairs)
+
+
+def _on_dial(
+    model: Classifier, fusion: Fusion, values: Floats, features: Tensor, labels: Ints
+) -> tuple[PointValues, PointValues]:
+    shifts = np.array([0.0, *(fusion.shifts or [0.0] * len(model.steps))])
+    columns = _columns(model, features) + shifts[model.space.branch_of_column]
+    turns, answers = stretches(columns, model.space, model.fused.pooler.kind)
+    every = np.arange(len(labels))
+    own = _own_logits(columns, labels, model.space)
+    new = np.arange(own.shape[1]) > 0
+    return (
+        PointValues.of(answers[every, (turns < b).sum(1)] for b in values),
+        PointValues.of((own + b * new).argmax(1) for b in values),
+    )
+
+
+def _on_grid(
+    model: Classifier, fusion: Fusion, order: Ints, features: Tensor, labels: Ints
+) -> Iterator[tuple[Ints, Ints]]:
+    for point in order.tolist():
+        apply_fusion(model, replace(fusion, point=point))
+        answers, branches = [], []
+        for start in range(0, len(labels), CHUNK):
+            some = features[start : start + CHUNK]
+            answers.append(_answers(model, some))
+            own = _own_logits(_columns(model, some), labels[start : start + CHUNK], model.space)
+            branches.append(own.argmax(1))
+        yield np.concatenate(answers), np.concatenate(branches)
+
+
+@torch.no_grad()
+def _answers(model: Classifier, features: Tensor) -> Ints:
+    answers: Ints = model.fused(features.unbind(1)).argmax(1).cpu().numpy()
+    return answers
+
+
+@torch.no_grad()
+def _columns(model: Classifier, features: Tensor) -> Floats:
+    """Logits of every column, without the dial."""
+    columns: Floats = model.fused.columns(features.unbind(1)).double().cpu().numpy()
+    return columns
+
+
+def _own_logits(columns: Floats, labels: Ints, space: LabelSpace) -> Floats:
+    """Each branch's logit of each image's own class (images × branches); -inf where a branch does not know it."""
+    column = np.full((len(space.classes), len(space.branches)), -1)
+    column[space.class_of_column, space.branch_of_column] = np.arange(space.columns)
+    own = column[labels]
+    logits: Floats = np.where(own >= 0, columns[np.arange(len(labels))[:, None], own], -np.inf)
+    return logits
