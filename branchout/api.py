@@ -21,7 +21,7 @@ from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples, as_samples
 from branchout.errors import BranchoutError
 from branchout.evaluate.compare import Comparison, check_classes, compare, logits
-from branchout.evaluate.explain import Album, Explanation, explain
+from branchout.evaluate.explain import Explanation, LabelledFeatures, explain
 from branchout.files import cache_folder
 from branchout.method.config import ExtendConfig
 from branchout.method.extend import Extension, Outcome, apply_fusion, divide
@@ -272,16 +272,16 @@ class Model:
         """
         if isinstance(images, str | Path | np.ndarray):
             return self.explain([images], top=top, memory=memory, nearest=nearest, report=report)[0]
-        album = None
+        labelled = None
         if memory is not None:
             samples = samples_in(memory)
             features = extract(self.classifier, self._images(samples), device=self.device, report=report)[0]
-            album = Album(features, samples.ids.tolist(), samples.names.tolist(), nearest)
+            labelled = LabelledFeatures(features, samples.ids.tolist(), samples.names.tolist(), nearest)
         before, preprocessing = self._before(), self.classifier.preprocessing
         found: list[Explanation] = []
         for image in images:
             pixels = preprocessing.normalise(preprocessing.prepare(_pixels(image))[None].to(self.device))
-            found.append(explain(self.classifier, before, pixels, top=top, album=album))
+            found.append(explain(self.classifier, before, pixels, top=top, labelled=labelled))
         return found
 
     def features(self, samples: Samples, *, report: Report = silent) -> np.ndarray:

@@ -14,7 +14,7 @@ from branchout.errors import printable
 
 if TYPE_CHECKING:
     from branchout.data.samples import Samples
-    from branchout.evaluate.explain import Column, Explanation, Verdict
+    from branchout.evaluate.explain import ClassScore, Column, Explanation
 
 
 @app.command(epilog="Example: branchout explain v2/ photo.jpg --memory old_photos/ --memory new_photos/")
@@ -83,14 +83,14 @@ def _show(file: str, why: Explanation, images: int | None) -> None:
     if several:
         for number, best in enumerate(why.branches):
             say(f"{branch_name(number)} on its own: {', '.join(f'{name} {value:.2f}' for name, value in best)}")
-    if len(why.verdicts) > 1:
-        first, second = (_shown_parts(verdict) for verdict in why.verdicts[:2])
+    if len(why.answers) > 1:
+        first, second = (_shown_parts(score) for score in why.answers[:2])
         own, delta, dial = (one - other for one, other in zip(first, second, strict=True))
         parts = f": own logits {own:+.2f}, deltas {delta:+.2f}, dial {dial:+.2f}" if several else ""
-        say(f"{winner.name} leads {why.verdicts[1].name} by {own + delta + dial:.2f}{parts}")
-    if why.alone != winner.name:
-        say(f"from the branches' own logits alone it would be: {why.alone}")
-    if why.without_dial not in (winner.name, why.alone):
+        say(f"{winner.name} leads {why.answers[1].name} by {own + delta + dial:.2f}{parts}")
+    if why.own_answer != winner.name:
+        say(f"from the branches' own logits alone it would be: {why.own_answer}")
+    if why.without_dial not in (winner.name, why.own_answer):
         say(f"without the dial it would be: {why.without_dial}")
     if images is not None:
         listed = "\n  ".join(f"{n.cosine:.3f}  {n.name}: {n.file}" for n in why.nearest)
@@ -101,22 +101,22 @@ def _sums(why: Explanation) -> Table:
     """How the best classes' logits come about. Parts are rounded first and then added, so what is shown adds up."""
     from branchout.labels import branch_name
 
-    pools = any(len(verdict.columns) > 1 for verdict in why.verdicts)
+    pools = any(len(score.columns) > 1 for score in why.answers)
     several = len(why.branches) > 1
     headings = ["class", "branch", "own logit", "+ deltas", "+ dial", "= logit"] if several else ["class", "logit"]
     table = Table(title="logits of the most probable classes" if several else None, title_justify="left")
     for heading in [*headings, *(["pooled"] if pools else [])]:
         table.add_column(heading, justify="left" if heading in ("class", "branch", "pooled") else "right")
-    for verdict in why.verdicts:
-        for number, column in enumerate(verdict.columns):
+    for score in why.answers:
+        for number, column in enumerate(score.columns):
             parts = _rounded(column)
-            cells = [Text(verdict.name if number == 0 else "", "bold" if verdict is why.winner else "")]
+            cells = [Text(score.name if number == 0 else "", "bold" if score is why.winner else "")]
             if several:
                 cells += [Text(branch_name(column.branch)), Text(f"{parts[0]:.2f}")]
                 cells += [Text(f"{part:+.2f}" if part else "") for part in parts[1:]]
             cells.append(Text(f"{sum(parts):.2f}"))
             if pools:
-                cells.append(Text(_pooled(why.pooler, column.counts, verdict.logit, len(verdict.columns))))
+                cells.append(Text(_pooled(why.pooler, column.counts, score.logit, len(score.columns))))
             table.add_row(*cells)
     return table
 
@@ -125,9 +125,9 @@ def _rounded(column: Column) -> list[float]:
     return [round(part, 2) for part in (column.own, column.delta, column.dial)]
 
 
-def _shown_parts(verdict: Verdict) -> list[float]:
+def _shown_parts(score: ClassScore) -> list[float]:
     """The parts of what was pooled, as the table shows them."""
-    used = [_rounded(column) for column in verdict.columns if column.counts]
+    used = [_rounded(column) for column in score.columns if column.counts]
     return [sum(part) / len(used) for part in zip(*used, strict=True)]
 
 

@@ -1,7 +1,7 @@
-"""Why this answer: what each branch said, what deltas and dial added, and what the pooler made of it.
+"""Why an image gets its answer: the logits of each branch, what deltas and dial add, and how they are pooled.
 
 Every logit of the fused model is a sum: the branch's own logit, plus its deltas, plus the dial. The parts here are the
-very numbers that the model adds, in its own precision and order, so (own + delta) + dial is its logit to the bit.
+numbers that the model adds, in its own precision and order, so (own + delta) + dial is its logit to the bit.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from branchout.model.classifier import Classifier
 
 @dataclass(frozen=True)
 class Column:
-    """One branch's word on one class, and its parts."""
+    """One branch's logit for one class, and its parts."""
 
     branch: int
     own: float
-    """What the branch's own frozen head says."""
+    """From the branch's own frozen head."""
     delta: float
-    """What the other branches' features add."""
+    """Added from the features of the other branches."""
     dial: float
     logit: float
     counts: bool
-    """Whether the pooler used it: under max the largest column of the class does, under average all do."""
+    """Whether the pooler uses it: max uses the largest column of the class, average all of them."""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """One class among the model's answers."""
+class ClassScore:
+    """One class among the most probable ones."""
 
     name: str
     probability: float
@@ -46,19 +46,19 @@ class Verdict:
     """One for every branch that knows the class."""
 
     def parts(self) -> dict[str, float]:
-        """Own logit, deltas and dial of what was pooled, which add up to the logit."""
+        """Own logit, deltas and dial of the pooled columns; they add up to the logit."""
         used = [column for column in self.columns if column.counts]
         return {part: sum(getattr(c, part) for c in used) / len(used) for part in ("own", "delta", "dial")}
 
     @property
     def branch(self) -> int:
-        """The branch that speaks for the class: the one with the largest logit."""
+        """The branch with the largest logit for the class."""
         return max(self.columns, key=lambda column: column.logit).branch
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """An image of the user's that looks alike to the winning branch."""
+    """A labelled image whose features in the winning branch are similar."""
 
     file: str
     name: str
@@ -66,8 +66,8 @@ class Neighbour:
 
 
 @dataclass(frozen=True)
-class Album:
-    """Labelled images to look for neighbours in: their features (images × feature vectors × k) and what they are."""
+class LabelledFeatures:
+    """Labelled images to search for neighbours: features (images × feature vectors × k), files and class names."""
 
     features: Tensor
     files: Sequence[str]
@@ -75,7 +75,7 @@ class Album:
     shown: int = 5
 
     def nearest(self, vector: Tensor, number: int) -> tuple[Neighbour, ...]:
-        """The images whose feature vector of this number points most nearly the same way."""
+        """The images with the highest cosine to a feature vector; `number` is the vector's index."""
         cosines = F.cosine_similarity(vector, self.features[:, number].to(vector))
         values, places = cosines.topk(min(self.shown, len(cosines)))
         return tuple(
@@ -86,15 +86,15 @@ class Album:
 
 @dataclass(frozen=True)
 class Explanation:
-    """One picture's answer, taken apart."""
+    """How the answer to one image comes about."""
 
-    verdicts: tuple[Verdict, ...]
-    """The best classes of the fused model, best first."""
+    answers: tuple[ClassScore, ...]
+    """The most probable classes of the fused model, best first."""
     branches: tuple[tuple[tuple[str, float], ...], ...]
-    """For every branch its own best classes and their own logits."""
+    """For every branch its own best classes and their logits."""
     pooler: str
-    alone: str
-    """The answer if own logits were all."""
+    own_answer: str
+    """The answer from the branches' own logits, without deltas and dial."""
     without_dial: str
     """The answer with deltas and without the dial."""
     before: tuple[str, float] | None
@@ -104,21 +104,21 @@ class Explanation:
     nearest: tuple[Neighbour, ...] = ()
 
     @property
-    def winner(self) -> Verdict:
-        return self.verdicts[0]
+    def winner(self) -> ClassScore:
+        return self.answers[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; branches by the names that people know."""
+        """JSON-able data; branches by name."""
         return {
             "answers": [
                 {
-                    "class": verdict.name,
-                    "probability": verdict.probability,
-                    "logit": verdict.logit,
-                    "parts": verdict.parts(),
-                    "columns": [{**asdict(c), "branch": branch_name(c.branch)} for c in verdict.columns],
+                    "class": score.name,
+                    "probability": score.probability,
+                    "logit": score.logit,
+                    "parts": score.parts(),
+                    "columns": [{**asdict(c), "branch": branch_name(c.branch)} for c in score.columns],
                 }
-                for verdict in self.verdicts
+                for score in self.answers
             ],
             "known_to": self.known,
             "pooler": self.pooler,
@@ -126,7 +126,7 @@ class Explanation:
                 {"branch": branch_name(n), "own": [{"class": name, "logit": value} for name, value in best]}
                 for n, best in enumerate(self.branches)
             ],
-            "own_logits_alone": self.alone,
+            "own_logits_alone": self.own_answer,
             "without_dial": self.without_dial,
             "before": None if self.before is None else {"class": self.before[0], "probability": self.before[1]},
             "nearest": [{"file": n.file, "class": n.name, "cosine": n.cosine} for n in self.nearest],
@@ -135,52 +135,62 @@ class Explanation:
 
 @torch.no_grad()
 def explain(
-    model: Classifier, before: Classifier | None, image: Tensor, *, top: int = 3, album: Album | None = None
+    model: Classifier,
+    before: Classifier | None,
+    image: Tensor,
+    *,
+    top: int = 3,
+    labelled: LabelledFeatures | None = None,
 ) -> Explanation:
-    """Take the answer to one normalised picture (1×C×H×W) apart; `before` is the model without its last step."""
+    """Explain the answer to one normalised image (1×C×H×W); `before` is the model without its last step."""
     space, fused = model.space, model.fused
     features = model.features(model.backbone.arrange(image))
     own = fused.frozen_columns(features)
     delta = fused.delta_columns(features)
     added = torch.zeros_like(own) if delta is None else delta
     dial = fused.offsets[torch.from_numpy(space.branch_of_column).to(own.device)]
-    columns = (own + added) + dial  # as the model adds them
-    pooled: Tensor = fused.pooler(columns)[0]
-    probabilities = pooled.softmax(0)
-    parts = torch.stack([own[0], added[0], dial, columns[0]], dim=1).tolist()
+    columns = (own + added) + dial  # in the order in which the model adds them
+    answers = _scores(model, torch.stack([own[0], added[0], dial, columns[0]], dim=1), fused.pooler(columns)[0], top)
 
-    verdicts = []
-    for number in pooled.topk(min(max(top, 2), len(pooled))).indices.tolist():
-        where = np.flatnonzero(space.class_of_column == number).tolist()
-        largest = max(where, key=lambda column: parts[column][3])
-        told = []
-        for column in where:
-            mine, others, turned, logit = parts[column]
-            counts = fused.pooler.kind != "max" or column == largest
-            told.append(Column(int(space.branch_of_column[column]), mine, others, turned, logit, counts))
-        probability, logit = probabilities[number].item(), pooled[number].item()
-        verdicts.append(Verdict(space.classes[number], probability, logit, tuple(told)))
-
-    best_of = []
+    best = []
     for branch, names in enumerate(space.branches):
         values, places = own[0, space.slice_of(branch)].topk(min(top, len(names)))
-        best_of.append(tuple((names[n], value) for n, value in zip(places.tolist(), values.tolist(), strict=True)))
+        best.append(tuple((names[n], value) for n, value in zip(places.tolist(), values.tolist(), strict=True)))
 
     old = None
     if before is not None:
-        said = logits(before, image).softmax(1)[0]
-        old = (before.space.classes[int(said.argmax())], said.max().item())
-    number = fused.feature_of[verdicts[0].branch]
+        probabilities = logits(before, image).softmax(1)[0]
+        old = (before.space.classes[int(probabilities.argmax())], probabilities.max().item())
+    number = fused.feature_of[answers[0].branch]
     return Explanation(
-        tuple(verdicts),
-        tuple(best_of),
+        answers,
+        tuple(best),
         fused.pooler.kind,
-        alone=space.classes[int(fused.pooler(own)[0].argmax())],
+        own_answer=space.classes[int(fused.pooler(own)[0].argmax())],
         without_dial=space.classes[int(fused.pooler(own + added)[0].argmax())],
         before=old,
-        known=_known_to(model, verdicts[0].name),
-        nearest=() if album is None else album.nearest(features[number], number),
+        known=_known_to(model, answers[0].name),
+        nearest=() if labelled is None else labelled.nearest(features[number], number),
     )
+
+
+def _scores(model: Classifier, parts: Tensor, pooled: Tensor, top: int) -> tuple[ClassScore, ...]:
+    """The best classes. `parts` has a row for each column: own logit, delta, dial and their sum."""
+    space = model.space
+    rows, probabilities = parts.tolist(), pooled.softmax(0)
+    scores = []
+    for number in pooled.topk(min(max(top, 2), len(pooled))).indices.tolist():
+        of_class = np.flatnonzero(space.class_of_column == number).tolist()
+        largest = max(of_class, key=lambda column: rows[column][3])
+        columns = []
+        for n in of_class:
+            own, delta, dial, logit = rows[n]
+            counts = model.fused.pooler.kind != "max" or n == largest
+            columns.append(Column(int(space.branch_of_column[n]), own, delta, dial, logit, counts))
+        scores.append(
+            ClassScore(space.classes[number], probabilities[number].item(), pooled[number].item(), tuple(columns))
+        )
+    return tuple(scores)
 
 
 def _known_to(model: Classifier, name: str) -> str:

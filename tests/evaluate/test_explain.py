@@ -66,11 +66,11 @@ def test_the_parts_are_those_of_the_formulas(pooler: str, where: tuple[str, ...]
     for image in fixed_batch(3).split(1):
         expected = slowly(model, image)
         why = every_class(model, image)
-        assert {verdict.name for verdict in why.verdicts} == set("abcdef")
+        assert {score.name for score in why.answers} == set("abcdef")
         seen = 0
-        for verdict in why.verdicts:
-            for column in verdict.columns:
-                own, delta, dial = expected[column.branch, verdict.name]
+        for score in why.answers:
+            for column in score.columns:
+                own, delta, dial = expected[column.branch, score.name]
                 assert column.own == pytest.approx(own, abs=1e-4)
                 assert column.delta == pytest.approx(delta, abs=1e-4)
                 assert column.dial == pytest.approx(dial, abs=1e-6)
@@ -85,18 +85,18 @@ def test_parts_add_up_to_the_fused_logit_to_the_bit(deltas: bool) -> None:
         with torch.no_grad():
             fused = model(model.backbone.arrange(image))[0].numpy()
         why = every_class(model, image)
-        assert [v.logit for v in why.verdicts] == sorted((float(z) for z in fused), reverse=True)
-        for verdict in why.verdicts:
-            logit = fused[model.space.index([verdict.name])[0]]
+        assert [v.logit for v in why.answers] == sorted((float(z) for z in fused), reverse=True)
+        for score in why.answers:
+            logit = fused[model.space.index([score.name])[0]]
             sums = []
-            for column in verdict.columns:
+            for column in score.columns:
                 own, delta, dial = (np.float32(part) for part in (column.own, column.delta, column.dial))
                 assert (own + delta) + dial == np.float32(column.logit)
                 sums.append(column.logit)
                 assert deltas or column.delta == 0
-            assert max(sums) == float(logit) == verdict.logit
-            assert [column.counts for column in verdict.columns] == [z == max(sums) for z in sums]
-            assert sum(verdict.parts().values()) == pytest.approx(verdict.logit, abs=1e-5)
+            assert max(sums) == float(logit) == score.logit
+            assert [column.counts for column in score.columns] == [z == max(sums) for z in sums]
+            assert sum(score.parts().values()) == pytest.approx(score.logit, abs=1e-5)
 
 
 def test_an_average_adds_up_too() -> None:
@@ -104,20 +104,20 @@ def test_an_average_adds_up_too() -> None:
     for image in fixed_batch(4).split(1):
         with torch.no_grad():
             fused = model(model.backbone.arrange(image))[0]
-        for verdict in every_class(model, image).verdicts:
-            logit = fused[model.space.index([verdict.name])[0]].item()
-            assert all(column.counts for column in verdict.columns)
-            mean = sum(column.logit for column in verdict.columns) / len(verdict.columns)
+        for score in every_class(model, image).answers:
+            logit = fused[model.space.index([score.name])[0]].item()
+            assert all(column.counts for column in score.columns)
+            mean = sum(column.logit for column in score.columns) / len(score.columns)
             assert mean == pytest.approx(logit, abs=1e-5)
-            assert sum(verdict.parts().values()) == pytest.approx(logit, abs=1e-5)
-            assert verdict.logit == logit
+            assert sum(score.parts().values()) == pytest.approx(logit, abs=1e-5)
+            assert score.logit == logit
 
 
 def test_probabilities_are_those_of_the_model(extended_twice: api.Model, val: Samples) -> None:
     for number in range(0, len(val), 17):
         picture = val.read(number)
         why = extended_twice.explain(picture, top=3)
-        assert [(v.name, pytest.approx(v.probability, abs=1e-6)) for v in why.verdicts] == extended_twice.predict(
+        assert [(v.name, pytest.approx(v.probability, abs=1e-6)) for v in why.answers] == extended_twice.predict(
             picture, top=3
         )
 
@@ -134,7 +134,7 @@ def test_what_it_would_be_without_dial_and_deltas() -> None:
             why = every_class(model, image)
             with torch.no_grad():
                 answers = [m.space.classes[int(m(image).argmax())] for m in (model, still, bare)]
-            assert [why.winner.name, why.without_dial, why.alone] == answers
+            assert [why.winner.name, why.without_dial, why.own_answer] == answers
             seen.add((answers[0] == answers[1], answers[1] == answers[2]))
     assert {at_dial for at_dial, _ in seen} == {at_deltas for _, at_deltas in seen} == {True, False}
 
@@ -194,10 +194,10 @@ def test_a_base_has_one_branch_and_no_past(base: api.Model, val: Samples) -> Non
     why = base.explain(val.read(0), top=50)
     assert why.before is None
     assert len(why.branches) == 1
-    assert why.alone == why.without_dial == why.winner.name
-    assert len(why.verdicts) == len(base.classes)
-    for verdict in why.verdicts:
-        assert [(c.own, c.delta, c.dial) for c in verdict.columns] == [(verdict.logit, 0, 0)]
+    assert why.own_answer == why.without_dial == why.winner.name
+    assert len(why.answers) == len(base.classes)
+    for score in why.answers:
+        assert [(c.own, c.delta, c.dial) for c in score.columns] == [(score.logit, 0, 0)]
 
 
 def test_it_travels_as_json(extended_twice: api.Model, val: Samples) -> None:
