@@ -195,13 +195,14 @@ def open_regular(path: Path) -> BufferedReader:
     raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
 
 
-def read_json(path: Path) -> Any:
-    """The content of a JSON file, or an error that names the file and what is wrong with it."""
+def read_json(path: Path, limit: int = JSON_LIMIT) -> Any:
+    """The content of a JSON file of at most `limit` bytes, or an error that names the file and what is wrong."""
     try:
         with open_regular(path) as file:
-            data = file.read(JSON_LIMIT + 1)
-        if len(data) > JSON_LIMIT:
-            raise BranchoutError(f"{path} is too large: over {JSON_LIMIT // 2**20} MB")
+            size = os.fstat(file.fileno()).st_size
+            if size > limit:
+                raise BranchoutError(f"{path} is too large: {size:,} bytes, at most {limit:,} are read")
+            data = file.read(size)
         return json.loads(data.decode("utf-8"), parse_constant=_finite, parse_float=_finite)
     except OSError as error:
         reason = explain_os_error(OSError(error.errno, error.strerror))

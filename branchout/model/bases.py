@@ -6,7 +6,8 @@ small dictionary from which `rebuild` makes the same network without weights whe
 
 from __future__ import annotations
 
-import pickle
+import re
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from branchout import files
 from branchout.data.preprocess import Preprocessing
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, explain_os_error
 from branchout.model import architectures, resnet, vit
+from branchout.model.manifest import ResNetArch, TimmArch, ViTArch, read_arch
 from branchout.model.staged import Backbone
 from branchout.model.timm_adapters import cut_network
+from branchout.model.weights import check_finite, check_shapes, shapes_only, some
 
 LITE_SIZES = {"efficientnet_lite0": 224, "efficientnet_lite1": 240, "efficientnet_lite2": 260}
 """The bases that pip brings along, and the size of their input."""
@@ -73,16 +77,24 @@ def rebuild(arch: Mapping[str, Any]) -> tuple[Backbone, nn.Linear | None]:
     `{"family": "resnet", "name": "resnet10", "stem": "small", "width": 64, "in_channels": 3}`, or
     `{"family": "vit", "name": "vit_tiny", "size": 64, "patch": 8, "width": 192, "in_channels": 3}`.
     """
-    settings = dict(arch)
-    match settings.pop("family", None):
-        case "timm":
-            return cut_network(_empty(settings["name"], settings["num_classes"]))
-        case "resnet":
-            return resnet.build(settings.pop("name"), **settings), None
-        case "vit":
-            return vit.build(settings.pop("name"), **settings), None
-        case family:
-            raise BranchoutError(f"no family of networks is called {family!r}; there are timm, resnet and vit")
+    settings = read_arch(arch)
+    chosen = settings.model_dump(exclude={"family", "name"}, exclude_unset=True)
+    match settings:
+        case TimmArch():
+            if not is_timm_name(settings.name):
+                raise BranchoutError(f"timm has no network called {settings.name!r}; a newer timm may have it")
+            return cut_network(_empty(settings.name, settings.num_classes))
+        case ResNetArch():
+            return resnet.build(settings.name, **chosen), None
+        case ViTArch():
+            return vit.build(settings.name, **chosen), None
+
+
+def is_timm_name(name: str) -> bool:
+    """Whether timm has an architecture registered under this name; no address of a hub or a folder is one."""
+    import timm
+
+    return re.fullmatch(r"[\w.]+", name, re.ASCII) is not None and timm.is_model(name)
 
 
 def imagenet_names(count: int = 1000) -> tuple[str, ...]:
@@ -201,17 +213,15 @@ def _with_checkpoint(name: str, path: Path) -> Any:
 
     tensors = _load_tensors(path)
     head = timm.get_pretrained_cfg_value(name, "classifier")
-    if f"{head}.weight" not in tensors:
-        raise BranchoutError(f"{path} has no head for {name}: no {head}.weight among {_some(tensors)}")
-    network = _empty(name, num_classes=len(tensors[f"{head}.weight"]))
-    expected = network.state_dict()
-    differing = [
-        key
-        for key in dict.fromkeys((*expected, *tensors))
-        if key not in expected or key not in tensors or expected[key].shape != tensors[key].shape
-    ]
-    if differing:
-        raise BranchoutError(f"{path} does not fit {name}: missing, unexpected or of another shape: {_some(differing)}")
+    if not isinstance(head, str) or f"{head}.weight" not in tensors:
+        raise BranchoutError(f"{path} has no head for {name}: expected {head}.weight, found {some(tensors)}")
+    classes = tensors[f"{head}.weight"].shape[:1]
+    if not classes or not classes[0]:
+        raise BranchoutError(f"{path} has no head for {name}: {head}.weight is empty")
+    with shapes_only():
+        expected = _empty(name, classes[0]).state_dict()
+    check_shapes(expected, tensors, f"{path} does not fit {name}")
+    network = _empty(name, classes[0])
     network.load_state_dict(tensors)
     return network
 
@@ -227,24 +237,37 @@ def _timm_preprocessing(network: Any) -> Preprocessing:
 
 def _load_tensors(path: Path) -> dict[str, Tensor]:
     """The state dict in a file, which may lie one level down and carry the prefix that parallel training leaves."""
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    if not path.is_file():
-        raise BranchoutError(f"there is no checkpoint {path}")
     try:
-        content: Any = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError) as error:
+        files.open_regular(path).close()
+        with warnings.catch_warnings(action="ignore"):  # of damaged files
+            safetensors = path.suffix == ".safetensors"
+            content: Any = load_file(path) if safetensors else torch.load(path, "cpu", weights_only=True)
+    except OSError as error:
+        raise BranchoutError(f"Checkpoint {path} cannot be read: {explain_os_error(error)}") from error
+    except Exception as error:  # a damaged file fails in many ways
         raise BranchoutError(
-            f"{path} cannot be read as plain tensors; write it anew with torch.save(network.state_dict(), path)"
+            f"{path} cannot be read as plain tensors. It may be damaged, or hold more than a state dict; save it again "
+            "with torch.save(network.state_dict(), path)"
         ) from error
     for wrapper in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
             content = content[wrapper]
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+    if not isinstance(content, dict) or not content or not all(map(_is_entry, content.keys(), content.values())):
         raise BranchoutError(f"{path} holds no state dict: expected names and tensors, at the top or under state_dict")
-    return {key.removeprefix("module."): value for key, value in content.items()}
+    tensors = {key.removeprefix("module."): value for key, value in content.items()}
+    check_finite(tensors, str(path))
+    return tensors
 
 
-def _some(names: Mapping[str, Any] | Sequence[str], most: int = 5) -> str:
-    return ", ".join(list(names)[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _is_entry(name: object, value: object) -> bool:
+    """Whether this is a name and an ordinary tensor that holds as much memory as its shape needs."""
+    return (
+        isinstance(name, str)
+        and isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and not value.is_quantized
+        and not value.is_complex()
+        and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
+    )

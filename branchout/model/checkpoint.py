@@ -3,56 +3,65 @@
     branchout.json        labels, architecture, preprocessing, history, frontiers, operating points, checksums
     base.safetensors      the base network and its head, never changed by any step
     step-1.safetensors    what step 1 added: its branch and its head
-    fusion-1.safetensors  the deltas between all branches after step 1, if any were learned
+    fusion-1.safetensors  the deltas between all branches after step 1, if any were trained
     README.md             the model card
 
-A folder gets its name only when it is complete. Extending adds files; those that stay the same are shared with the
-model they came from where the file system allows. Nothing is ever unpickled.
+A folder gets its name only when it is complete. Opening one runs no code from it, uses no network, and takes no memory
+for weights before the manifest and the headers of all files agree.
 """
 
 from __future__ import annotations
 
-import glob
-import hashlib
 import json
-import os
-import platform
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from branchout import files
 from branchout.data.preprocess import Preprocessing
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, explain_os_error
 from branchout.model.bases import rebuild
 from branchout.model.card import model_card
 from branchout.model.classifier import Classifier, Step
-from branchout.model.heads import CosineHead, Head
+from branchout.model.heads import CosineHead, Head, sources
+from branchout.model.manifest import (
+    BASE_FILE,
+    FORMAT,
+    MANIFEST,
+    Manifest,
+    check_manifest,
+    fusion_file,
+    read_manifest,
+    step_file,
+)
 from branchout.model.staged import Branch, branch_point
+from branchout.model.weights import check_finite, check_shapes, read_shapes, read_tensors, shapes_only
 
-FORMAT = "branchout-1"
-MANIFEST = "branchout.json"
+__all__ = ["MANIFEST", "Deltas", "Fusion", "SavedModel", "is_saved_model", "load", "rewrite", "save", "weight_bytes"]
+
 Deltas = list[Tensor | None]
+Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """How the branches speak together after one step: what can be reached, and what was picked."""
+    """How the branches are combined after one step: the operating points, and the chosen one."""
 
     frontier: Mapping[str, Any]
-    """A train.frontier.Frontier as plain data."""
+    """A `method.frontier.Frontier` as plain data."""
     deltas: Sequence[Deltas]
     """For a dial one set of deltas, or none; for a grid one set for every point of the frontier."""
     point: int
     goal: str
     shifts: tuple[float, ...] = ()
-    """What each step's branch is moved by whatever the dial says; empty for a dial that is all there is."""
+    """A constant for each step that is added to the dial's b; empty if all are zero."""
 
     def offsets(self, steps: int) -> list[float]:
         """What is added to each step's logits: the dial's b at the chosen point, and the step's own shift."""
@@ -67,13 +76,13 @@ class Fusion:
 
 @dataclass(frozen=True)
 class SavedModel:
-    """All that a saved model holds."""
+    """Everything that a model folder holds."""
 
     classifier: Classifier
     fusions: tuple[Fusion, ...] = ()
     """One for each step."""
     history: tuple[Mapping[str, Any], ...] = ()
-    """What made the base, then what made each step."""
+    """How the base was made, then how each step was made."""
 
     def model(self, step: int | None = None) -> Classifier:
         """The classifier as it was after `step` steps (by default the last), at its operating point."""
@@ -88,140 +97,74 @@ class SavedModel:
         return model
 
 
-def save(saved: SavedModel, out: Path, *, source: Path | None = None, half: bool = False) -> None:
-    """Write the folder in one move. `source` is the model it was extended from, whose files are shared.
-
-    `half` stores weights in half precision, for models that should be small.
-    """
-    if out.exists():
-        raise BranchoutError(f"{out} is there already; choose another --out, or remove it first")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(out)
-    partial = out.with_name(f".{out.name}.{os.getpid()}@{_host()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    try:
-        for name, tensors in _files(saved):
-            old = source / name if source else None
-            if old is not None and not half and _holds(old, tensors):
-                _share(old, partial / name)
-            else:
-                save_file({key: _storable(value, half) for key, value in tensors.items()}, partial / name)
-                (partial / name).chmod(0o644)  # safetensors keeps files to their owner; models are for sharing
-                _flush(partial / name)
-        _describe(saved, partial)
-        partial.rename(out)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise BranchoutError(f"the model could not be written to {out}: {error}") from None
-
-
-def _sweep(out: Path) -> None:
-    """Remove what saves that were killed left beside `out`; what living processes or other machines write stays."""
-    for left in out.parent.glob(f".{glob.escape(out.name)}.*@{_host()}.partial"):
-        owner = left.name.removesuffix(f"@{_host()}.partial").split(".")[-1]
-        if owner.isdigit() and not _lives(int(owner)):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _host() -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in platform.node()) or "here"
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it is somebody else's, and lives
-        return True
-    return True
-
-
-def _holds(path: Path, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether a file still holds these weights: during a long extension somebody may have put another in its place."""
-    try:
-        with safe_open(path, "pt") as file:
-            if set(file.keys()) != set(tensors):
-                return False
-            return all(torch.equal(file.get_tensor(key).to(value), value) for key, value in tensors.items())
-    except (OSError, SafetensorError):
-        return False
-
-
-def rewrite(saved: SavedModel, folder: Path) -> None:
-    """Replace the description of a model whose weights stay as they are: a new operating point."""
-    _describe(saved, folder)
-
-
-def load(folder: Path) -> SavedModel:
-    """Read a model back, after checking that every file is what was written."""
-    manifest = _manifest(folder)
-    for name, checksum in manifest["files"].items():
-        if not (folder / name).exists():
-            raise BranchoutError(f"{folder} lacks {name}, which {MANIFEST} lists; copy the whole folder again")
-        if _checksum(folder / name) != checksum:
-            raise BranchoutError(f"{folder / name} is not the file that was written: it was changed or cut short")
-    try:
-        return _assemble(folder, manifest)
-    except (OSError, KeyError, IndexError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        raise BranchoutError(
-            f"{folder} cannot be put together ({error!r}); its {MANIFEST} and weights disagree"
-        ) from error
-
-
-def weight_bytes(saved: SavedModel) -> int:
-    """What the weights of a model take on disk, in full precision."""
-    return sum(each.numel() * each.element_size() for _, tensors in _files(saved) for each in tensors.values())
-
-
 def is_saved_model(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise BranchoutError(f"there is no model {folder}; a saved model is a folder that holds {MANIFEST}")
-    if not is_saved_model(folder):
-        inside = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
-        raise BranchoutError(f"{folder} is not a saved model: expected {MANIFEST} in it, found {inside}")
-    try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        written = manifest["format"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise BranchoutError(f"{folder / MANIFEST} cannot be read: {error!r}") from None
-    if written != FORMAT:
-        raise BranchoutError(f"{folder} is of format {written!r}, and this version reads {FORMAT!r}; update Branchout")
-    if not isinstance(manifest.get("files"), dict):
-        raise BranchoutError(f"{folder / MANIFEST} cannot be read: it does not list the model's files")
-    return manifest
+def weight_bytes(saved: SavedModel) -> int:
+    """What the weights of a model take on disk, in full precision."""
+    return sum(each.numel() * each.element_size() for tensors in _tensors(saved).values() for each in tensors.values())
 
 
 # Writing.
 
 
-def _files(saved: SavedModel) -> list[tuple[str, dict[str, Tensor]]]:
+def save(saved: SavedModel, out: Path, *, source: Path | None = None, half: bool = False) -> None:
+    """Write a model folder, atomically.
+
+    `source` is the folder of the model it was extended from: files that stay the same are copied from there, without
+    taking more space where the file system can share blocks. `half` stores weights in half precision.
+    """
+    if out.exists():
+        raise BranchoutError(f"Output folder {out} already exists. Choose another --out or delete it.")
+    _manifest_of(saved, dict.fromkeys(_tensors(saved), "0" * 64), out)  # checked before any work
+    _check_output(saved.model())
+    partial = files.partial_path(out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        files.sweep_partials(out.parent)
+        partial.mkdir()
+        checksums = {}
+        for name, weights in _tensors(saved).items():
+            tensors = {key: _storable(value, half) for key, value in weights.items()}
+            check_finite(tensors, name + (" (in half precision)" if half else ""))
+            if source is not None and _holds(source / name, tensors):
+                files.copy_file(source / name, partial / name)
+            else:
+                save_file(tensors, partial / name)
+                (partial / name).chmod(0o644)  # safetensors makes files private to their owner
+            files.flush(partial / name)
+            checksums[name] = files.checksum(partial / name)
+        _describe(saved, partial, checksums)
+        partial.rename(out)
+    except (OSError, SafetensorError) as error:
+        raise BranchoutError(f"The model could not be written to {out}: {explain_os_error(error)}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def rewrite(saved: SavedModel, folder: Path) -> None:
+    """Replace the manifest of a model whose weights stay as they are: a new operating point.
+
+    Checksums are carried over, so that a file that was damaged meanwhile is still detected.
+    """
+    manifest, content = read_manifest(folder)
     model = saved.classifier
-    base = {f"backbone/{key}": value for key, value in model.backbone.state_dict().items()}
-    base |= {f"head/{key}": value for key, value in model.base_head.state_dict().items()}
-    files = [("base.safetensors", base)]
-    for number, (step, fusion) in enumerate(zip(model.steps, saved.fusions, strict=True), 1):
-        tensors = {f"branch/{key}": value for key, value in step.branch.own_state_dict().items()}
-        tensors |= {f"head/{key}": value for key, value in step.head.state_dict().items()}
-        files.append((f"step-{number}.safetensors", tensors))
-        deltas = {
-            f"{point}/{branch}": delta
-            for point, each in enumerate(fusion.deltas)
-            for branch, delta in enumerate(each)
-            if delta is not None
-        }
-        if deltas:
-            files.append((f"fusion-{number}.safetensors", deltas))
-    return files
+    same = content["arch"] == model.arch and content["classes"] == [list(names) for names in model.space.branches]
+    if not same or set(manifest.files) != set(_tensors(saved)):
+        raise BranchoutError(f"{folder} now holds another model than the one that was opened. Open it again.")
+    _describe(saved, folder, manifest.files)
 
 
-def _describe(saved: SavedModel, folder: Path) -> None:
-    """The manifest and the model card; the manifest last, since it vouches for the rest."""
+def _describe(saved: SavedModel, folder: Path, checksums: Mapping[str, str]) -> None:
+    """Write the model card and the manifest; the manifest last, because it makes the folder a model."""
+    manifest = _manifest_of(saved, checksums, folder)
+    files.write_text(folder / "README.md", model_card(manifest, saved.model().parameter_counts()))
+    files.write_json(folder / MANIFEST, manifest)
+
+
+def _manifest_of(saved: SavedModel, checksums: Mapping[str, str], folder: Path) -> dict[str, Any]:
+    """The manifest as plain data. What could not be read back is an error."""
     model = saved.classifier
     manifest = {
         "format": FORMAT,
@@ -243,29 +186,32 @@ def _describe(saved: SavedModel, folder: Path) -> None:
             for fusion in saved.fusions
         ],
         "history": list(saved.history),
-        "files": {name: _checksum(folder / name) for name, _ in _files(saved)},
+        "files": dict(checksums),
     }
-    _write(folder / "README.md", model_card(manifest, saved.model().parameter_counts()))
-    _write(folder / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8")
-    _flush(partial)
-    partial.replace(path)
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _share(old: Path, new: Path) -> None:
     try:
-        os.link(old.resolve(), new)  # the file itself, not a link to it
-    except OSError:  # another file system, or one without hard links
-        shutil.copyfile(old, new)
+        plain: dict[str, Any] = json.loads(json.dumps(manifest, allow_nan=False))
+    except ValueError as error:
+        raise BranchoutError(
+            f"The model was not saved: its description has a number that is not finite ({error})"
+        ) from None
+    check_manifest(plain, folder / MANIFEST)
+    return plain
+
+
+def _tensors(saved: SavedModel) -> dict[str, Tensors]:
+    """The content of every weights file."""
+    model = saved.classifier
+    found = {BASE_FILE: _joined(backbone=model.backbone.state_dict(), head=model.base_head.state_dict())}
+    for number, (step, fusion) in enumerate(zip(model.steps, saved.fusions, strict=True), 1):
+        found[step_file(number)] = _joined(branch=step.branch.own_state_dict(), head=step.head.state_dict())
+        if fusion.deltas:
+            found[fusion_file(number)] = {
+                f"{point}/{branch}": delta
+                for point, deltas in enumerate(fusion.deltas)
+                for branch, delta in enumerate(deltas)
+                if delta is not None
+            }
+    return found
 
 
 def _storable(tensor: Tensor, half: bool) -> Tensor:
@@ -273,58 +219,144 @@ def _storable(tensor: Tensor, half: bool) -> Tensor:
     return tensor.half() if half and tensor.is_floating_point() else tensor
 
 
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+@torch.no_grad()
+def _check_output(model: Classifier) -> None:
+    """Finite weights can still overflow: refuse a model whose features or logits of a test image are not finite."""
+    sizes = model.preprocessing
+    ramp = torch.linspace(-2, 2, sizes.channels * sizes.size**2, device=model.fused.offsets.device)
+    features = model.features(model.backbone.arrange(ramp.view(1, sizes.channels, sizes.size, sizes.size)))
+    if not all(values.isfinite().all() for values in (*features, model.fused(features))):
+        raise BranchoutError(
+            "The model was not saved: its logits of a test image are not finite. Its training probably diverged; "
+            "train again with a lower learning rate"
+        )
+
+
+def _holds(path: Path, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a file holds exactly these tensors; it may have been replaced while the model was being extended."""
+    try:
+        files.open_regular(path).close()
+        with safe_open(path, "pt") as file:
+            if set(file.keys()) != set(tensors):
+                return False
+            stored = ((file.get_tensor(key), value) for key, value in tensors.items())
+            return all(found.dtype == value.dtype and torch.equal(found, value) for found, value in stored)
+    except (OSError, SafetensorError):
+        return False
 
 
 # Reading.
 
 
-def _assemble(folder: Path, manifest: Mapping[str, Any]) -> SavedModel:
-    backbone, _ = rebuild(manifest["arch"])
-    base = _read(folder / "base.safetensors")
+def load(folder: Path) -> SavedModel:
+    """Open a model folder, after checking its manifest, the headers and checksums of its files, and its weights."""
+    manifest, content = read_manifest(folder)
+    try:
+        for name in manifest.files:
+            _check_regular(folder, name)
+        with shapes_only():  # do all tensors fit?
+            _assemble(manifest, content, lambda name: _header(folder / name))
+        for name, expected in manifest.files.items():
+            if files.checksum(folder / name) != expected:
+                raise BranchoutError(f"{name} was changed or cut short after it was saved; its checksum differs")
+        return _assemble(manifest, content, lambda name: read_tensors(folder / name))
+    except BranchoutError as error:
+        raise BranchoutError(f"Cannot open the model in {folder}: {error}") from error
+    except OSError as error:
+        raise BranchoutError(f"Cannot open the model in {folder}: {explain_os_error(error)}") from error
+    except Exception as error:  # a network can refuse a strange description in many ways
+        raise BranchoutError(
+            f"Cannot open the model in {folder}: {MANIFEST} and its weights do not fit together ({error!r})"
+        ) from error
+
+
+def _check_regular(folder: Path, name: str) -> None:
+    """A weights file is a file of this folder: no pipe or device, and no link to elsewhere on this machine.
+
+    The Hugging Face cache keeps files in `blobs/` beside `snapshots/`, and links to them.
+    """
+    path = folder / name
+    if not path.is_file():
+        found = "it is not a regular file" if path.exists() or path.is_symlink() else "the folder lacks it"
+        raise BranchoutError(f"{MANIFEST} lists {name}, but {found}. Copy the whole folder again")
+    home = folder.resolve()
+    allowed = [home, *([home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [])]
+    if path.resolve().parent not in allowed:
+        raise BranchoutError(f"{name} is a link to a file outside the folder. Copy the file itself into the folder")
+
+
+def _header(path: Path) -> Tensors:
+    try:
+        return read_shapes(path)
+    except (SafetensorError, ValueError, OverflowError, RuntimeError) as error:
+        raise BranchoutError(
+            f"{path.name} was changed or cut short: it is not a valid safetensors file ({error})"
+        ) from error
+
+
+def _assemble(manifest: Manifest, content: Mapping[str, Any], read: Callable[[str], Tensors]) -> SavedModel:
+    """Build the model that the manifest describes, with the tensors that `read` gives for each file."""
+    backbone, _ = rebuild(content["arch"])
+    base = read(BASE_FILE)
+    head = _new_head(manifest, 0, backbone.features, base)
+    check_shapes(_joined(backbone=backbone.state_dict(), head=head.state_dict()), base, BASE_FILE)
     backbone.load_state_dict(_part(base, "backbone"))
+    head.load_state_dict(_part(base, "head"))
     steps: list[Step] = []
-    fusions: list[Fusion] = []
-    described = zip(manifest["steps"], manifest["fusions"], manifest["classes"][1:], strict=True)
-    for number, (about, fused, names) in enumerate(described, 1):
-        tensors = _read(folder / f"step-{number}.safetensors")
-        point = branch_point(backbone, about["where"])
+    for number, about in enumerate(manifest.steps, 1):
+        tensors = read(step_file(number))
+        point = branch_point(backbone, about.where)
         branch = Branch.clone(backbone, point)
+        own_head = _new_head(manifest, number, backbone.features, tensors)
+        check_shapes(_joined(branch=branch.own_state_dict(), head=own_head.state_dict()), tensors, step_file(number))
         branch.load_own(_part(tensors, "branch"))
-        steps.append(
-            Step(tuple(names), about["where"], point.start, branch, _head(manifest["head"], _part(tensors, "head")))
-        )
-        deltas: list[Deltas] = []
-        if fused["deltas"]:
-            stored = _read(folder / f"fusion-{number}.safetensors")
-            deltas = [[stored.get(f"{p}/{d}") for d in range(number + 1)] for p in range(fused["deltas"])]
-        fusions.append(Fusion(fused["frontier"], deltas, fused["point"], fused["goal"], tuple(fused["shifts"])))
+        own_head.load_state_dict(_part(tensors, "head"))
+        steps.append(Step(tuple(manifest.classes[number]), about.where, point.start, branch, own_head))
     classifier = Classifier(
-        manifest["arch"],
+        content["arch"],
         backbone,
-        _head(manifest["head"], _part(base, "head")),
-        manifest["classes"][0],
-        Preprocessing.from_dict(manifest["preprocessing"]),
-        manifest["kind"],
+        head,
+        manifest.classes[0],
+        Preprocessing.from_dict(content["preprocessing"]),
+        manifest.kind,
         steps,
-        manifest["pooler"],
+        manifest.pooler,
     )
-    return SavedModel(classifier, tuple(fusions), tuple(manifest["history"]))
+    fusions: list[Fusion] = []
+    for number, fused in enumerate(manifest.fusions, 1):
+        deltas = _read_deltas(classifier, number, fused.deltas, read) if fused.deltas else []
+        plain = content["fusions"][number - 1]["frontier"]
+        fusions.append(Fusion(plain, deltas, fused.point, fused.goal, tuple(fused.shifts)))
+    return SavedModel(classifier, tuple(fusions), tuple(content["history"]))
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    return {key: value.float() if value.is_floating_point() else value for key, value in load_file(path).items()}
+def _new_head(manifest: Manifest, branch: int, features: int, tensors: Tensors) -> Head:
+    """An untrained head of the expected size; a linear one has a bias if the file holds one."""
+    classes = len(manifest.classes[branch])
+    if manifest.head == "cosine":
+        return CosineHead(features, classes)
+    return nn.Linear(features, classes, bias="head/bias" in tensors)
 
 
-def _part(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+def _read_deltas(model: Classifier, step: int, sets: int, read: Callable[[str], Tensors]) -> list[Deltas]:
+    """The deltas of one step: for each set a matrix (features of the other branches × classes) for each branch."""
+    features = model.backbone.features
+    rows = [features * len(others) for others in sources(model.fused.feature_of[: step + 1])]
+    widths = [len(names) for names in model.space.branches[: step + 1]]
+    shapes = {
+        f"{point}/{branch}": torch.empty(shape, device="meta")
+        for point in range(sets)
+        for branch, shape in enumerate(zip(rows, widths, strict=True))
+    }
+    tensors = read(fusion_file(step))
+    check_shapes(shapes, tensors, fusion_file(step))
+    return [[tensors[f"{point}/{branch}"] for branch in range(step + 1)] for point in range(sets)]
+
+
+def _joined(**parts: Mapping[str, Tensor]) -> Tensors:
+    """The tensors of several parts in one dictionary: `head/weight`, …"""
+    return {f"{part}/{key}": value for part, tensors in parts.items() for key, value in tensors.items()}
+
+
+def _part(tensors: Mapping[str, Tensor], part: str) -> Tensors:
     return {key.removeprefix(f"{part}/"): value for key, value in tensors.items() if key.startswith(f"{part}/")}
-
-
-def _head(kind: str, tensors: Mapping[str, Tensor]) -> Head:
-    classes, features = tensors["weight"].shape
-    head: Head = CosineHead(features, classes) if kind == "cosine" else nn.Linear(features, classes, "bias" in tensors)
-    with torch.no_grad():
-        head.load_state_dict(dict(tensors))
-    return head

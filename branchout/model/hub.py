@@ -10,10 +10,11 @@ from pathlib import Path
 
 from branchout.errors import BranchoutError
 from branchout.model import checkpoint
+from branchout.model.manifest import MANIFEST
 
 PREFIX = "hf-hub:"
 NAME = re.compile(r"^[\w.-]+/[\w.-]+$", re.ASCII)
-FILES = [checkpoint.MANIFEST, "*.safetensors", "README.md"]
+FILES = [MANIFEST, "*.safetensors", "README.md"]
 """What a saved model consists of; whatever else lies beside it on the hub is not fetched."""
 
 
@@ -36,7 +37,7 @@ def fetch(name: str) -> Path:
         ) from error
     if not checkpoint.is_saved_model(folder):
         raise BranchoutError(
-            f"{name} is on the hub, but not a model that Branchout saved: it has no {checkpoint.MANIFEST}. "
+            f"{name} is on the hub, but not a model that Branchout saved: it has no {MANIFEST}. "
             "Weights of a timm network are opened by their timm name"
         )
     return folder

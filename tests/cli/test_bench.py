@@ -128,7 +128,7 @@ def test_methods_from_a_base_of_ones_own(folder: Path, base: api.Model, tmp_path
         (["--scenario", "disjoint-domain"], "start from any base: disjoint, steps"),
         (["--scenario", "disjoint", "--novel-classes", "4"], "4 new classes were asked for, and"),
         (["--scenario", "disjoint", "--base", "glyphs"], "of the base's 800 classes have no training images in"),
-        (["--scenario", "disjoint", "--base", "nowhere"], "there is no model nowhere"),
+        (["--scenario", "disjoint", "--base", "nowhere"], "Model nowhere not found"),
         (["--scenario", "disjoint", "--base-classes", "8"], "the model given with --base decides --base-classes"),
         (["sota"], "a table has a base of its own, so --base goes with --scenario only"),
     ],

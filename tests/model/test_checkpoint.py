@@ -1,7 +1,8 @@
-"""Models on disk: they come back as they were, in another process too, and whatever is wrong with them is said."""
+"""Models on disk: they are loaded as they were saved, in another process too, and damaged ones are refused."""
 
 import builtins
 import json
+import math
 import os
 import pickle
 import shutil
@@ -18,7 +19,7 @@ from helpers import BASE, LATER, NEW, exemplars, fixed_batch, logits, same, snap
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from branchout import api
+from branchout import api, files
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.model import checkpoint
@@ -41,7 +42,10 @@ def random_deltas(model: Classifier, step: int, seed: int) -> list[Tensor]:
     """One set of deltas for the model as it is after `step` steps."""
     generator = torch.Generator().manual_seed(seed)
     fused = model.rebuilt(model.steps[:step]).fused
-    shapes = [(32 * len(read), len(names)) for read, names in zip(fused.sources, fused.space.branches, strict=True)]
+    shapes = [
+        (model.backbone.features * len(read), len(names))
+        for read, names in zip(fused.sources, fused.space.branches, strict=True)
+    ]
     return [torch.randn(*shape, generator=generator) * 0.3 for shape in shapes]
 
 
@@ -64,7 +68,7 @@ def with_deltas(kept: SavedModel, kind: str) -> SavedModel:
 def linear(bias: bool) -> SavedModel:
     model = untrained(BASE)
     torch.manual_seed(1)
-    head = nn.Linear(32, len(BASE), bias=bias)
+    head = nn.Linear(model.backbone.features, len(BASE), bias=bias)
     return SavedModel(Classifier(model.arch, model.backbone, head, BASE, model.preprocessing, "photo"), (), (NOTE,))
 
 
@@ -151,6 +155,13 @@ def test_no_pickle_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 # What can be wrong.
 
 
+def vouch(folder: Path, name: str) -> None:
+    """Make the manifest list a file's checksum as it is now, as a stranger who edits a model would."""
+    about = json.loads((folder / MANIFEST).read_text())
+    about["files"][name] = files.checksum(folder / name)
+    (folder / MANIFEST).write_text(json.dumps(about))
+
+
 def corrupted(folder: Path, name: str, change: Callable[[bytes], bytes]) -> None:
     path = folder / name
     path.write_bytes(change(path.read_bytes()))
@@ -178,67 +189,152 @@ def test_files_that_are_not_what_was_written(
     with pytest.raises(BranchoutError, match=words) as caught:
         load(tmp_path / "m")
     assert name in str(caught.value)
+    assert str(tmp_path / "m") in str(caught.value)
 
 
-def rewritten(folder: Path, **changes: object) -> None:
-    about = json.loads((folder / MANIFEST).read_text())
-    (folder / MANIFEST).write_text(json.dumps(about | changes))
-
-
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (lambda f: rewritten(f, format="branchout-9"), "format 'branchout-9', and this version reads 'branchout-1'"),
-        (lambda f: corrupted(f, MANIFEST, lambda data: data[: len(data) // 2]), "cannot be read"),
-        (lambda f: (f / MANIFEST).write_text("[1, 2]"), "cannot be read"),
-        (lambda f: (f / MANIFEST).write_text("{}"), "cannot be read.*format"),
-        (lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe\x00"), "cannot be read"),
-        (
-            lambda f: (f / MANIFEST).unlink(),
-            "is not a saved model: expected branchout.json in it, found README.md, base",
-        ),
-        (shutil.rmtree, "there is no model"),
-        (lambda f: rewritten(f, steps=[]), "cannot be put together"),
-        (lambda f: rewritten(f, classes=[list(BASE[:-1]), [*NEW, BASE[3]]]), "8 rows for 7 classes"),
-        (lambda f: rewritten(f, steps=[{"where": "layer4.0.conv2"}]), "not those of a branch"),
-        (lambda f: rewritten(f, arch={"family": "resnet", "name": "resnet18", "in_channels": 1}), "put together"),
-        (lambda f: rewritten(f, preprocessing={"size": 32}), "cannot be put together"),
-        (lambda f: rewritten(f, files=None), "cannot be read.*files"),
-        (lambda f: (rewritten(f, files={}), (f / "base.safetensors").unlink()), "cannot be put together"),
-    ],
-)
-def test_descriptions_that_are_wrong(spoil: Callable[[Path], object], words: str, tmp_path: Path) -> None:
-    save(KINDS["overlapping"](), tmp_path / "m")
-    spoil(tmp_path / "m")
-    with pytest.raises(BranchoutError, match=words):
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder", "link", "dangling"])
+def test_only_regular_files_of_the_folder_are_read(kind: str, tmp_path: Path) -> None:
+    save(KINDS["disjoint"](), tmp_path / "m")
+    path = tmp_path / "m" / "step-1.safetensors"
+    path.rename(tmp_path / "elsewhere")
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "folder":
+            path.mkdir()
+        case "link":
+            path.symlink_to(tmp_path / "elsewhere")
+        case "dangling":
+            path.symlink_to(tmp_path / "nothing")
+    with pytest.raises(BranchoutError, match=r"step-1\.safetensors"):
         load(tmp_path / "m")
+
+
+def test_the_links_of_a_hub_cache_are_followed(tmp_path: Path) -> None:
+    kept = KINDS["disjoint"]()
+    (tmp_path / "blobs").mkdir()
+    folder = tmp_path / "snapshots" / "1f2e"
+    save(kept, folder)
+    for number, path in enumerate(sorted(folder.iterdir())):
+        path.rename(tmp_path / "blobs" / str(number))
+        path.symlink_to(Path("../../blobs") / str(number))
+    assert torch.equal(logits(load(folder).model(), fixed_batch()), logits(kept.model(), fixed_batch()))
 
 
 def test_a_file_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "m").write_text("x")
-    with pytest.raises(BranchoutError, match=r"a saved model is a folder that holds branchout\.json"):
+    with pytest.raises(BranchoutError, match=r"expected a folder that contains branchout\.json"):
         load(tmp_path / "m")
     (tmp_path / "empty").mkdir()
     with pytest.raises(BranchoutError, match="found nothing"):
         load(tmp_path / "empty")
 
 
-# Writing in one move.
+# Numbers that are not finite.
+
+
+def with_value(saved: SavedModel, value: float, part: str) -> SavedModel:
+    """A model with one bad number in its base, in a branch, in a head or in its deltas."""
+    model = saved.classifier
+    tensor = {
+        "base": lambda: model.backbone.get_submodule("layer1")[0].conv1.weight,
+        "branch": lambda: next(model.steps[0].branch.own_parameters()),
+        "head": lambda: model.steps[0].head.weight,
+        "deltas": lambda: saved.fusions[0].deltas[0][1],
+    }[part]()
+    tensor.data.view(-1)[3] = value
+    return saved
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
+@pytest.mark.parametrize("part", ["base", "branch", "head", "deltas"])
+def test_weights_that_are_not_finite_are_not_saved(part: str, value: float, tmp_path: Path) -> None:
+    with pytest.raises(BranchoutError, match="finite"):
+        save(with_value(KINDS["overlapping"](), value, part), tmp_path / "m")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_whose_features_overflow_are_not_saved(tmp_path: Path) -> None:
+    saved = KINDS["base"]()
+    for module in saved.classifier.backbone.modules():
+        if isinstance(module, nn.Conv2d):
+            module.weight.data.mul_(1e13)
+    with pytest.raises(BranchoutError, match="not finite"):
+        save(saved, tmp_path / "m")
+
+
+def test_weights_too_large_for_half_precision_are_not_saved_in_it(tmp_path: Path) -> None:
+    saved = KINDS["base"]()
+    saved.classifier.backbone.get_submodule("stem").bn1.running_var[0] = 1e6
+    with pytest.raises(BranchoutError, match="half precision"):
+        save(saved, tmp_path / "m", half=True)
+    save(saved, tmp_path / "m")
+    load(tmp_path / "m")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
+@pytest.mark.parametrize("name", ["base.safetensors", "step-1.safetensors", "fusion-1.safetensors"])
+def test_weights_that_are_not_finite_are_not_opened(name: str, value: float, tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    save(KINDS["overlapping"](), folder)
+    tensors = load_file(folder / name)
+    next(value for value in tensors.values() if value.ndim == 2).view(-1)[0] = value
+    save_file(tensors, folder / name)
+    vouch(folder, name)
+    with pytest.raises(BranchoutError, match=f"in {name} has values .*finite"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda saved: replace(saved, history=({"what": "made", "losses": [math.nan]},)),
+        lambda saved: replace(saved, fusions=(replace(saved.fusions[0], shifts=(math.inf,)),)),
+        lambda saved: replace(saved, fusions=(replace(saved.fusions[0], frontier={**DIAL, "settings": [[math.nan]]}),)),
+        lambda saved: replace(saved, fusions=(replace(saved.fusions[0], point=3),)),
+    ],
+    ids=["losses", "shifts", "settings", "point"],
+)
+def test_a_manifest_that_could_not_be_read_back_is_not_saved(
+    spoil: Callable[[SavedModel], SavedModel], tmp_path: Path
+) -> None:
+    with pytest.raises(BranchoutError):
+        save(spoil(KINDS["disjoint"]()), tmp_path / "m")
+    assert list(tmp_path.iterdir()) == []
+
+
+# Atomic writing.
 
 
 def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
-    with pytest.raises(BranchoutError, match="is there already"):
+    with pytest.raises(BranchoutError, match="already exists"):
         save(KINDS["base"](), tmp_path / "m")
     assert list((tmp_path / "m").iterdir()) == []
 
 
-@pytest.mark.parametrize("place", ["save_file", "model_card", "_write", "_flush", "_checksum"])
+PLACES = {
+    "save_file": checkpoint,
+    "model_card": checkpoint,
+    "write_text": files,
+    "flush": files,
+    "checksum": files,
+    "copy_file": files,
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("blow", [KeyboardInterrupt, OSError(28, "No space left on device")], ids=["kill", "full"])
 def test_a_kill_while_saving_leaves_nothing_under_the_name(
     place: str, blow: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, calls = getattr(checkpoint, place), []
+    whole, calls = getattr(PLACES[place], place), []
+    source = None
+    if place == "copy_file":
+        source = tmp_path / "source"
+        save(KINDS["overlapping"](), source)
 
     def second_call_fails(*given: object) -> object:
         calls.append(given)
@@ -246,19 +342,17 @@ def test_a_kill_while_saving_leaves_nothing_under_the_name(
             raise blow
         return whole(*given)
 
-    monkeypatch.setattr(checkpoint, place, second_call_fails)
+    monkeypatch.setattr(PLACES[place], place, second_call_fails)
     expected = BranchoutError if isinstance(blow, OSError) else KeyboardInterrupt
     with pytest.raises(expected):
-        save(KINDS["overlapping"](), tmp_path / "m")
-    assert not (tmp_path / "m").exists()
-    if expected is BranchoutError:
-        assert list(tmp_path.iterdir()) == []  # an error is cleaned up after; a kill cannot be
+        save(KINDS["overlapping"](), tmp_path / "m", source=source)
+    assert list(tmp_path.iterdir()) == ([] if source is None else [source])
     monkeypatch.undo()
     save(KINDS["overlapping"](), tmp_path / "m")
     load(tmp_path / "m")
 
 
-@pytest.mark.parametrize("place", ["model_card", "_write", "_flush"])
+@pytest.mark.parametrize("place", ["model_card", "write_text", "flush"])
 def test_a_kill_while_tuning_leaves_a_model_that_loads(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,7 +362,7 @@ def test_a_kill_while_tuning_leaves_a_model_that_loads(
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint, place, fail)
+    monkeypatch.setattr(PLACES[place], place, fail)
     with pytest.raises(KeyboardInterrupt):
         model.tune("novel")
     monkeypatch.undo()
@@ -278,23 +372,36 @@ def test_a_kill_while_tuning_leaves_a_model_that_loads(
 # What extending and tuning leave on disk.
 
 
-def test_files_that_stay_the_same_are_shared(extended: api.Model, extended_twice: api.Model, base: api.Model) -> None:
-    def inode(model: api.Model, name: str) -> int:
-        assert model.folder is not None
-        return (model.folder / name).stat().st_ino
+def test_files_that_stay_the_same_are_copied_and_never_linked(
+    extended: api.Model, extended_twice: api.Model, base: api.Model
+) -> None:
+    pairs = [(extended, base, "base"), (extended_twice, base, "base"), (extended_twice, extended, "step-1")]
+    for later, earlier, name in pairs:
+        one, other = (model.folder / f"{name}.safetensors" for model in (later, earlier))
+        assert one.read_bytes() == other.read_bytes()
+        assert one.stat().st_nlink == other.stat().st_nlink == 1
 
-    assert inode(extended, "base.safetensors") == inode(base, "base.safetensors")
-    assert inode(extended_twice, "base.safetensors") == inode(base, "base.safetensors")
-    assert inode(extended_twice, "step-1.safetensors") == inode(extended, "step-1.safetensors")
+
+def test_a_file_that_is_damaged_is_still_found_after_tuning(tmp_path: Path) -> None:
+    """Tuning carries checksums over; computing them again would make the damaged file a valid one."""
+    save(KINDS["disjoint"](), tmp_path / "m")
+    model = api.load(tmp_path / "m")
+    corrupted(tmp_path / "m", "step-1.safetensors", flipped)
+    model.tune("novel")
+    assert json.loads((tmp_path / "m" / MANIFEST).read_text())["fusions"][0]["goal"] == "novel"
+    with pytest.raises(BranchoutError, match=r"step-1\.safetensors was changed"):
+        load(tmp_path / "m")
 
 
-def test_where_links_cannot_be_made_files_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(KINDS["disjoint"](), tmp_path / "a")
-    monkeypatch.setattr(checkpoint.os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links here")))
-    save(load(tmp_path / "a"), tmp_path / "b", source=tmp_path / "a")
-    files = [tmp_path / folder / "base.safetensors" for folder in "ab"]
-    assert files[0].stat().st_ino != files[1].stat().st_ino
-    assert files[0].read_bytes() == files[1].read_bytes()
+def test_tuning_does_not_describe_another_model_that_took_the_folder(tmp_path: Path) -> None:
+    save(KINDS["disjoint"](), tmp_path / "m")
+    model = api.load(tmp_path / "m")
+    shutil.rmtree(tmp_path / "m")
+    save(KINDS["overlapping"](), tmp_path / "m")
+    before = (tmp_path / "m" / MANIFEST).read_bytes()
+    with pytest.raises(BranchoutError, match="another model"):
+        model.tune("novel")
+    assert (tmp_path / "m" / MANIFEST).read_bytes() == before
 
 
 def test_the_model_after_each_step_is_the_model_there_was(
@@ -313,7 +420,7 @@ import sys
 import numpy as np
 import torch
 torch.set_num_threads(1)
-from branchout import api
+from branchout import api, files
 model = api.load(sys.argv[1])
 for answer in model.predict(list(np.load(sys.argv[2])), top=99):
     print(repr(answer))
@@ -409,19 +516,13 @@ def test_a_base_that_was_replaced_meanwhile_is_not_shared(base: api.Model, tmp_p
 def test_what_a_killed_save_left_is_swept_away_but_not_what_others_are_writing(base: api.Model, tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    left, living, other, far = (
-        tmp_path / f".{name}.{process}@{host}.partial"
-        for name, process, host in (
-            ("out", ended.pid, checkpoint._host()),
-            ("out", os.getppid(), checkpoint._host()),
-            ("about", ended.pid, checkpoint._host()),
-            ("out", ended.pid, "elsewhere"),
-        )
-    )
-    for folder in (left, living, other, far):
+    left = files.partial_path(tmp_path / "out")
+    mine = str(os.getpid())
+    of_process = {name: left.with_name(left.name.replace(mine, name)) for name in (str(ended.pid), str(os.getppid()))}
+    far = left.with_name(f".out.0.{ended.pid}@elsewhere.partial")
+    for folder in (*of_process.values(), far):
         folder.mkdir()
     checkpoint.save(base.saved, tmp_path / "out")
-    assert not left.exists()
-    assert living.exists()
-    assert other.exists()
+    assert not of_process[str(ended.pid)].exists()
+    assert of_process[str(os.getppid())].exists()
     assert far.exists()

@@ -1,0 +1,298 @@
+"""The schema of branchout.json: everything a model folder says about itself, checked before any weights are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError, model_validator
+
+from branchout import files
+from branchout.errors import BranchoutError, printable
+
+MANIFEST = "branchout.json"
+FORMAT = "branchout-1"
+LARGEST = 32 * 2**20
+"""Bytes that a manifest may have. One with 20,000 classes and 10,000 operating points takes two million."""
+BASE_FILE = "base.safetensors"
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+Text = Annotated[str, StringConstraints(max_length=10_000)]
+Count = Annotated[int, Field(ge=0, le=10**12)]
+Width = Annotated[int, Field(ge=1, le=16_384)]
+Channels = Annotated[int, Field(ge=1, le=64)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Offset = Annotated[float, Field(ge=-1e9, le=1e9)]
+Unit = Annotated[float, Field(ge=-100, le=100)]
+Metric = Literal["all", "base", "novel", "overlap", "avg"]
+Measurement = Literal["dev", "held-out", "pseudo"]
+
+
+def step_file(step: int) -> str:
+    return f"step-{step}.safetensors"
+
+
+def fusion_file(step: int) -> str:
+    return f"fusion-{step}.safetensors"
+
+
+class Schema(BaseModel):
+    """No conversions, no unknown keys, no NaN."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+# The network.
+
+
+class TimmArch(Schema):
+    family: Literal["timm"]
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?$", max_length=200)]
+    """A registered name with or without a tag. Addresses such as hf-hub:… and local-dir:… do not match."""
+    num_classes: Annotated[int, Field(ge=1, le=10_000_000)]
+
+
+class ResNetArch(Schema):
+    family: Literal["resnet"]
+    name: Name
+    stem: Literal["small", "large"] = "small"
+    width: Width | None = None
+    in_channels: Channels = 3
+    last_relu: bool = True
+
+
+class ViTArch(Schema):
+    family: Literal["vit"]
+    name: Name
+    size: Width
+    patch: Width | None = None
+    width: Width | None = None
+    depth: Annotated[int, Field(ge=1, le=256)] | None = None
+    in_channels: Channels = 3
+
+
+Arch = Annotated[TimmArch | ResNetArch | ViTArch, Field(discriminator="family")]
+_ARCH: TypeAdapter[TimmArch | ResNetArch | ViTArch] = TypeAdapter(Arch)
+
+
+def read_arch(arch: Mapping[str, Any]) -> TimmArch | ResNetArch | ViTArch:
+    """The checked description of a network, as `bases.rebuild` takes it."""
+    try:
+        return _ARCH.validate_python(dict(arch))
+    except ValidationError as error:
+        raise BranchoutError(f"The description of the network is not valid: {explain(error)}") from None
+
+
+class PreprocessingData(Schema):
+    size: Annotated[int, Field(ge=1, le=4096)]
+    channels: Literal[1, 3]
+    mean: list[Unit]
+    std: list[Annotated[float, Field(gt=0, le=100)]]
+    interpolation: Literal["bilinear", "bicubic"]
+    crop: Annotated[float, Field(gt=0, le=1)]
+
+
+# Steps.
+
+
+class StepData(Schema):
+    where: Annotated[str, StringConstraints(max_length=200)]
+
+
+class FrontierData(Schema):
+    """Operating points: their settings (b, or α and β) and their accuracies."""
+
+    kind: Literal["dial", "grid"]
+    settings: list[list[Offset]]
+    figures: dict[Metric, list[Share | None]]
+    images: Count
+    balanced_by: Literal["mean", "product"]
+    measured: Measurement
+    beaten: FrontierData | None = None
+    """Grid points that another point dominates; kept for the report."""
+
+    @model_validator(mode="after")
+    def _shapes(self) -> Self:
+        numbers = 1 if self.kind == "dial" else 2
+        points = len(self.settings)
+        if any(len(setting) != numbers for setting in self.settings):
+            raise ValueError(f"every setting of a {self.kind} has {numbers} numbers")
+        if set(self.figures) != {"all", "base", "novel", "overlap", "avg"}:
+            raise ValueError("figures must be all, base, novel, overlap and avg")
+        if any(len(values) != points for values in self.figures.values()):
+            raise ValueError(f"every figure needs one value for each of {points} points")
+        if None in self.figures["all"] or None in self.figures["avg"]:
+            raise ValueError("every point needs an accuracy over all images and an average")
+        return self
+
+
+class FusionData(Schema):
+    frontier: FrontierData
+    point: Count
+    goal: Name
+    deltas: Count
+    shifts: list[Offset] = []
+
+    @model_validator(mode="after")
+    def _fits_frontier(self) -> Self:
+        points = len(self.frontier.settings)
+        if self.point >= points:
+            raise ValueError(f"point is {self.point}, but the frontier has {points} points")
+        allowed = (0, 1) if self.frontier.kind == "dial" else (points,)
+        if self.deltas not in allowed:
+            raise ValueError(f"deltas is {self.deltas}; expected {' or '.join(map(str, allowed))}")
+        return self
+
+
+# History: shown to people, never needed to predict. Unknown entries are kept.
+
+
+class HistorySchema(Schema):
+    model_config = ConfigDict(extra="allow")
+
+
+class AccuracyData(HistorySchema):
+    all: Share
+    base: Share | None
+    novel: Share | None
+    steps: list[Share | None]
+    overlap: Share | None
+    avg: Share
+
+
+class GoalData(AccuracyData):
+    point: Count
+
+
+class MeasuredData(HistorySchema):
+    images: Count
+    after: AccuracyData
+    before: AccuracyData | Annotated[dict[str, Any], Field(max_length=0)]
+    goals: dict[Name, GoalData]
+
+
+class EventData(HistorySchema):
+    what: Text = "made"
+    when: Text = ""
+    base: Text = ""
+    recipe: Text | None = None
+    branch: Text | None = None
+    goal: Text | None = None
+    version: Text = ""
+    images: Count = 0
+    exemplars_kept: Count = Field(0, alias="exemplars kept")
+    chosen_on: Text = Field("", alias="chosen on")
+    epochs: Count | None = None
+    views: Count | None = None
+    seed: int | None = None
+    accuracy: Share | None = None
+    losses: list[float] = []
+    seconds: float | dict[Name, float] | None = None
+    measured: MeasuredData | None = None
+
+
+# The whole manifest.
+
+
+class Manifest(Schema):
+    format: Literal["branchout-1"]
+    arch: Arch
+    head: Literal["cosine", "linear"]
+    kind: Literal["photo", "glyph"]
+    preprocessing: PreprocessingData
+    pooler: Literal["max", "average"]
+    classes: Annotated[list[Annotated[list[Name], Field(min_length=1)]], Field(min_length=1)]
+    steps: list[StepData]
+    fusions: list[FusionData]
+    history: list[EventData]
+    files: dict[str, Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]]
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> Self:
+        if not len(self.classes) - 1 == len(self.steps) == len(self.fusions):
+            raise ValueError(
+                f"expected one list of classes for the base and one for each step: found {len(self.classes)} lists, "
+                f"{len(self.steps)} steps and {len(self.fusions)} fusions"
+            )
+        for number, names in enumerate(self.classes):
+            if len(set(names)) < len(names):
+                raise ValueError(f"classes.{number} lists a class more than once")
+        if isinstance(self.arch, TimmArch) and self.arch.num_classes != len(self.classes[0]):
+            raise ValueError(f"arch.num_classes is {self.arch.num_classes} for {len(self.classes[0])} base classes")
+        if not len(self.preprocessing.mean) == len(self.preprocessing.std) == self.preprocessing.channels:
+            raise ValueError("preprocessing needs one mean and one std for each channel")
+        for step, fusion in enumerate(self.fusions, 1):
+            if len(fusion.shifts) not in (0, step):
+                raise ValueError(f"fusions.{step - 1}.shifts has {len(fusion.shifts)} numbers; expected 0 or {step}")
+            measured = self.history[step].measured if step < len(self.history) else None
+            goals = {} if measured is None else measured.goals
+            if any(goal.point >= len(fusion.frontier.settings) for goal in goals.values()):
+                raise ValueError(f"history.{step}.measured names an operating point that does not exist")
+        if set(self.files) != set(self.expected_files()):
+            raise ValueError(f"files lists {_listed(self.files)}; expected {_listed(self.expected_files())}")
+        return self
+
+    def expected_files(self) -> list[str]:
+        steps = range(1, len(self.steps) + 1)
+        fusions = [fusion_file(step) for step in steps if self.fusions[step - 1].deltas]
+        return [BASE_FILE, *map(step_file, steps), *fusions]
+
+
+def read_manifest(folder: Path) -> tuple[Manifest, dict[str, Any]]:
+    """The checked manifest of a model folder, and the same as the plain data that the file holds."""
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        raise BranchoutError(f"Model {folder} not found: expected a folder that contains {MANIFEST}")
+    if not path.is_file():
+        inside = sorted(entry.name for entry in folder.iterdir())
+        raise BranchoutError(
+            f"{printable(folder)} is not a saved model: expected a file {MANIFEST} in it, found {_listed(inside)}"
+        )
+    content = files.read_json(path, LARGEST)
+    if not isinstance(content, dict):
+        raise BranchoutError(f"{path} is not valid: expected a JSON object, found a {type(content).__name__}")
+    if content.get("format") != FORMAT:
+        raise BranchoutError(
+            f"{path} has format {_short(content.get('format'))}, and this version reads {FORMAT!r}. "
+            "If a newer version saved the model, type: pip install --upgrade branchout"
+        )
+    return check_manifest(content, path), content
+
+
+def check_manifest(content: Mapping[str, Any], path: Path) -> Manifest:
+    try:
+        return Manifest.model_validate(content)
+    except ValidationError as error:
+        raise BranchoutError(f"{path} is not valid: {explain(error)}") from None
+
+
+def explain(error: ValidationError, most: int = 3) -> str:
+    """The first errors of a validation: where, what was expected, what was found."""
+    found = error.errors(include_url=False, include_context=False)
+    sentences = []
+    for each in found[:most]:
+        place = ".".join(str(part) for part in each["loc"])
+        message = each["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        if each["type"] == "value_error":
+            sentences.append(f"{place}: {message}" if place else message)
+        elif each["type"] == "missing":
+            sentences.append(f"{place} is missing")
+        else:
+            sentences.append(f"{place}: expected {message}, found {_short(each['input'])}")
+    more = f" (and {len(found) - most} more errors)" if len(found) > most else ""
+    return printable("; ".join(sentences) + more)
+
+
+def _short(value: object, most: int = 80) -> str:
+    if isinstance(value, list | dict):
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, int) and abs(value) > 10**20:
+        return "a very large number"
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def _listed(names: Any, most: int = 8) -> str:
+    shown = [printable(str(name)) for name in list(names)[:most]]
+    return (", ".join(shown) or "nothing") + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,104 @@
+"""Tensors in files: read without running code, compared with what is expected, refused where they are not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from branchout.errors import BranchoutError, printable
+
+LARGEST = 1e15
+"""The largest magnitude of a weight. No trained network comes near it, and larger ones overflow in the first layers."""
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Inside, networks are built without memory for their weights: to compare shapes before it is taken."""
+    with torch.device("meta"), _NoRandomness():
+        yield
+
+
+class _NoRandomness(TorchFunctionMode):
+    """Skips random initialisation: for tensors without memory it does nothing, after seconds of imports by torch."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in ("normal_", "uniform_"):
+            return args[0] if args else next(iter(kwargs.values()))
+        return func(*args, **kwargs)
+
+
+def read_shapes(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file without their content, from its header: they take no memory."""
+    found = {}
+    with safe_open(path, "pt") as file:
+        for name in file.keys():  # noqa: SIM118 – it is not a dictionary
+            part = file.get_slice(name)
+            if part.get_dtype() not in DTYPES:
+                raise BranchoutError(f"{name} in {path.name} has an unsupported type: {part.get_dtype()}")
+            found[name] = torch.empty(part.get_shape(), dtype=DTYPES[part.get_dtype()], device="meta")
+    return found
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file; numbers stored in half precision come back as float32."""
+    tensors = {key: value.float() if value.is_floating_point() else value for key, value in load_file(path).items()}
+    check_finite(tensors, path.name)
+    return tensors
+
+
+def check_finite(tensors: Mapping[str, Tensor], source: str) -> None:
+    """Refuse NaN, infinity and numbers that would become one."""
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or not tensor.numel() or tensor.is_meta:
+            continue
+        least, most = (value.item() for value in tensor.detach().aminmax())
+        if not -LARGEST <= least <= most <= LARGEST:  # also false for NaN
+            raise BranchoutError(
+                f"{printable(name)} in {source} has values from {least:g} to {most:g}. Weights must be finite and at "
+                f"most {LARGEST:g} in magnitude; the training that made them probably diverged"
+            )
+
+
+def check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], source: str) -> None:
+    """Refuse tensors that are missing, unexpected, of another shape, or whole numbers where others are expected."""
+    missing = [name for name in expected if name not in found]
+    unexpected = [name for name in found if name not in expected]
+    differing = [
+        f"{name} {tuple(found[name].shape)} instead of {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in found
+        and (tensor.shape, tensor.is_floating_point()) != (found[name].shape, found[name].is_floating_point())
+    ]
+    problems = (("missing", missing), ("unexpected", unexpected), ("of another shape or type", differing))
+    sentences = [f"{what}: {some(names)}" for what, names in problems if names]
+    if sentences:
+        raise BranchoutError(f"{source}: {'; '.join(sentences)}")
+
+
+def some(names: Iterable[str], most: int = 5) -> str:
+    """The first names of a list, and how many more there are."""
+    names = [printable(name) for name in names]
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
