@@ -542,3 +542,10 @@ def test_the_servers_limits_are_those_of_the_page() -> None:
         "images that wait for the model": limits.waiting,
     }
     assert {name: float(value) for name, value in shown.items()} == expected
+
+
+@each_page
+def test_every_test_that_is_named_exists(page: Path) -> None:
+    for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text(encoding="utf-8")):
+        code = (ROOT / path).read_text(encoding="utf-8")
+        assert re.search(rf"^(?:async )?def {name}\(", code, re.MULTILINE), f"{page.name} names {path}::{name}"
