@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -21,12 +20,6 @@ class Full(Exception):  # noqa: N818 – try again later
 
 class Closed(Exception):  # noqa: N818 – not an error
     """The queue accepts nothing any more."""
-
-
-@dataclass(eq=False)
-class _Waiting(Generic[Item, Result]):
-    item: Item
-    future: Future[Result] = field(default_factory=Future)
 
 
 class Batcher(Generic[Item, Result]):
@@ -48,7 +41,7 @@ class Batcher(Generic[Item, Result]):
         self.linger = linger
         self.capacity = capacity
         self._run = run
-        self._queue: deque[_Waiting[Item, Result]] = deque()
+        self._queue: deque[tuple[Item, Future[Result]]] = deque()
         self._coming = 0
         self._closed = False
         self._changed = threading.Condition()
@@ -82,10 +75,10 @@ class Batcher(Generic[Item, Result]):
                 raise Closed
             if len(self._queue) + len(items) > self.capacity:
                 raise Full
-            added = [_Waiting[Item, Result](item) for item in items]
+            added: list[tuple[Item, Future[Result]]] = [(item, Future()) for item in items]
             self._queue.extend(added)
             self._changed.notify()
-        return [each.future for each in added]
+        return [future for _, future in added]
 
     def close(self) -> None:
         """Run what is queued, accept nothing more, and end the thread."""
@@ -96,11 +89,11 @@ class Batcher(Generic[Item, Result]):
 
     def _work(self) -> None:
         while batch := self._next():
-            live = [each for each in batch if each.future.set_running_or_notify_cancel()]
+            live = [(item, future) for item, future in batch if future.set_running_or_notify_cancel()]
             if live:
                 self._answer(live)
 
-    def _next(self) -> list[_Waiting[Item, Result]]:
+    def _next(self) -> list[tuple[Item, Future[Result]]]:
         """The next batch; empty once the queue is closed and empty."""
         with self._changed:
             while not self._queue and not self._closed:
@@ -113,16 +106,16 @@ class Batcher(Generic[Item, Result]):
                 self._changed.wait(left)
             return [self._queue.popleft() for _ in range(min(self.size, len(self._queue)))]
 
-    def _answer(self, batch: list[_Waiting[Item, Result]]) -> None:
+    def _answer(self, batch: list[tuple[Item, Future[Result]]]) -> None:
         try:
-            results = self._run([each.item for each in batch])
+            results = self._run([item for item, _ in batch])
             answers = list(zip(batch, results, strict=True))
         except Exception as error:
             if len(batch) == 1:
-                batch[0].future.set_exception(error)
+                batch[0][1].set_exception(error)
                 return
             for each in batch:  # one item that fails must not fail the others
                 self._answer([each])
             return
-        for each, result in answers:
-            each.future.set_result(result)
+        for (_, future), result in answers:
+            future.set_result(result)

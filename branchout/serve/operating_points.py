@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from branchout.errors import BranchoutError
 from branchout.method.frontier import Frontier
 from branchout.metrics import PAPER_GOALS
 from branchout.model import checkpoint
-from branchout.model.checkpoint import Deltas
+from branchout.model.checkpoint import Deltas, SavedModel
 from branchout.model.classifier import Classifier
 from branchout.model.heads import FusedHead
 from branchout.report.data import goal_for
@@ -52,7 +53,7 @@ class OperatingPoints:
         self.model = model
         self.frontier: Frontier | None = None
         self._heads: dict[int, FusedHead] = {}
-        self._files = None if model.folder is None else _Manifest.of(model.folder).files
+        self._files = None if model.folder is None else _manifest(model.folder)[0]
         self._stamp = None if model.folder is None else _stamp(model.folder)
         self._same_model = model.folder is not None
         if model.saved.fusions:
@@ -117,11 +118,9 @@ class OperatingPoints:
                 f"Only points of the frontier can be saved, and b={about['b']:g} is none. "
                 f"The nearest has b={about['nearest']['b']!r}."
             )
-        if _Manifest.of(folder).files != self._files:
+        if _manifest(folder)[0] != self._files:
             raise BranchoutError(f"{folder} now holds another model than the one being served. Restart the server.")
-        kept = self.model.saved
-        *earlier, last = kept.fusions
-        kept = replace(kept, fusions=(*earlier, replace(last, point=about["point"], goal=about["goal"])))
+        kept = self._with_choice(about["point"], about["goal"])
         try:
             checkpoint.rewrite(kept, folder)
         except OSError as error:
@@ -137,17 +136,17 @@ class OperatingPoints:
             return
         self._stamp = stamp
         try:
-            found = _Manifest.of(folder)
+            files, choice = _manifest(folder)
         except BranchoutError:
-            self._same_model = False
-            return
-        self._same_model = found.files == self._files
-        if self._same_model and self.frontier is not None and found.choice is not None:
-            point, goal = found.choice
-            if 0 <= point < len(self.frontier):
-                *earlier, last = self.model.saved.fusions
-                fusions = (*earlier, replace(last, point=point, goal=goal))
-                self.model.saved = replace(self.model.saved, fusions=fusions)
+            files, choice = {}, None
+        self._same_model = files == self._files
+        if self._same_model and self.frontier and choice and 0 <= choice[0] < len(self.frontier):
+            self.model.saved = self._with_choice(*choice)
+
+    def _with_choice(self, point: int, goal: str) -> SavedModel:
+        saved = self.model.saved
+        *earlier, last = saved.fusions
+        return replace(saved, fusions=(*earlier, replace(last, point=point, goal=goal)))
 
     def _is_saved(self, point: OperatingPoint) -> bool:
         """Whether the folder names this very choice. Two goals may lead to one point: the goal counts too."""
@@ -199,23 +198,14 @@ def _head(classifier: Classifier, deltas: Deltas | None, offsets: Sequence[float
     return head.to(device)
 
 
-@dataclass(frozen=True)
-class _Manifest:
-    """What the manifest of a model folder says that a running server must notice."""
-
-    files: Mapping[str, str]
-    """Checksums: another model in the same folder has others."""
-    choice: tuple[int, str] | None
-    """Point and goal of the last step."""
-
-    @classmethod
-    def of(cls, folder: Path) -> _Manifest:
-        try:
-            manifest = json.loads((folder / checkpoint.MANIFEST).read_text(encoding="utf-8"))
-            fusions = manifest["fusions"]
-            return cls(manifest["files"], (fusions[-1]["point"], fusions[-1]["goal"]) if fusions else None)
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise BranchoutError(f"{folder / checkpoint.MANIFEST} cannot be read: {error!r}") from None
+def _manifest(folder: Path) -> tuple[Mapping[str, str], tuple[int, str] | None]:
+    """The checksums of the model's files, and the saved choice: point and goal of the last step."""
+    try:
+        manifest = json.loads((folder / checkpoint.MANIFEST).read_text(encoding="utf-8"))
+        fusions = manifest["fusions"]
+        return manifest["files"], (operator.index(fusions[-1]["point"]), fusions[-1]["goal"]) if fusions else None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise BranchoutError(f"{folder / checkpoint.MANIFEST} cannot be read: {error!r}") from None
 
 
 def _stamp(folder: Path) -> tuple[int, ...] | None:
