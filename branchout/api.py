@@ -23,11 +23,14 @@ from branchout.errors import BranchoutError
 from branchout.evaluate.compare import Comparison, check_classes, compare, logits
 from branchout.evaluate.explain import Explanation, LabelledFeatures, explain
 from branchout.files import cache_folder
+from branchout.method.choose import apply_fusion
 from branchout.method.config import ExtendConfig
-from branchout.method.extend import Extension, Outcome, apply_fusion, divide
+from branchout.method.extend import Extended, extend
 from branchout.method.features import extract
-from branchout.method.frontier import Frontier, Scored, score_dial
+from branchout.method.frontier import Frontier
 from branchout.method.prepared import Prepared, now
+from branchout.method.split import DataSplit
+from branchout.method.two_fold import Scored, score_dial
 from branchout.model import architectures, bases, checkpoint, hub
 from branchout.model.checkpoint import SavedModel, is_saved_model
 from branchout.model.classifier import Classifier
@@ -172,7 +175,7 @@ class Model:
 
     validation: Comparison | None = None
     """The accuracy on validation images, after `pretrain` in this process."""
-    outcome: Outcome | None = None
+    outcome: Extended | None = None
     """What `extend` trained and measured, after it ran in this process."""
 
     def __init__(self, saved: SavedModel, folder: Path | None, device: torch.device | None = None) -> None:
@@ -192,6 +195,11 @@ class Model:
         if not self.saved.fusions:
             raise BranchoutError("A base model has no operating points. Extend it first")
         return Frontier.from_dict(self.saved.fusions[-1].frontier)
+
+    def bytes_on_disk(self) -> int:
+        """The size of all weights, as saved or as they would be."""
+        files = [] if self.folder is None else list(self.folder.glob("*.safetensors"))
+        return sum(file.stat().st_size for file in files) or checkpoint.weight_bytes(self.saved)
 
     def save(self, out: str | Path, *, half: bool = False) -> Model:
         checkpoint.save(self.saved, Path(out), source=self.folder, half=half)
@@ -422,7 +430,7 @@ class Model:
         lost = len(added - set(() if kept is None else kept.classes))
         if lost:
             warnings.append(f"--memory has no images for {lost:,} classes added earlier; they may be forgotten")
-        split = divide(self.saved.classifier, *images, config.seed)
+        split = DataSplit.of(base.space, *images, config.seed)
         return Prepared(base, split, config, tuple(warnings))
 
     def extend(
@@ -457,7 +465,7 @@ class Model:
         out = None if out is None else Path(out)
         with working_on(out, prepared.settings()) as work:
             with recorded(work, report) as reported:
-                outcome = Extension(
+                outcome = extend(
                     prepared.base,
                     prepared.split,
                     prepared.config,
@@ -465,7 +473,7 @@ class Model:
                     work=work,
                     cache=cache_folder(),
                     report=reported,
-                ).run()
+                )
             grown = SavedModel(
                 outcome.model.rebuilt(outcome.model.steps).to(self.device),
                 (*self.saved.fusions, outcome.fusion),

@@ -16,7 +16,8 @@ import pytest
 
 from branchout import api
 from branchout.data.samples import Samples
-from branchout.method.frontier import Frontier, predict
+from branchout.method.dial import predict
+from branchout.method.frontier import Frontier
 from branchout.metrics import accuracies
 
 if TYPE_CHECKING:

@@ -167,3 +167,8 @@ def refused(answer: Answer, *words: str) -> None:
     assert "Traceback" not in answer.err
     for word in words:
         assert word in answer.err, answer.err
+
+
+def some(samples: Samples, counts: dict[str, int]) -> Samples:
+    """The first few images of each class."""
+    return samples.select(np.concatenate([np.flatnonzero(samples.names == name)[:n] for name, n in counts.items()]))

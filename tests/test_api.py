@@ -15,7 +15,7 @@ from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.evaluate.compare import Comparison
-from branchout.method import frontier as frontiers
+from branchout.method import dial, two_fold
 from branchout.metrics import accuracies
 from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
@@ -248,7 +248,7 @@ def test_columns_give_the_answers_at_any_point(measured: tuple[Comparison, Sampl
     comparison, _ = measured
     fusion = extended_twice.saved.fusions[-1]
     offsets = fusion.offsets(2)
-    assert np.array_equal(frontiers.predict(comparison.columns, comparison.space, offsets), comparison.answers)
+    assert np.array_equal(dial.predict(comparison.columns, comparison.space, offsets), comparison.answers)
 
 
 @pytest.mark.parametrize("goal", ["balanced", "all", "avg"])
@@ -266,15 +266,15 @@ def test_two_fold_chooses_on_one_half_and_measures_on_the_other(
                 halves[turn % 2].append(int(n))
                 turn += 1
     parts = [(comparison.columns[half], comparison.labels[half]) for half in halves]
-    scored = frontiers.score_dial(parts[0], parts[1], comparison.space, [goal])[goal]
+    scored = two_fold.score_dial(parts[0], parts[1], comparison.space, [goal])[goal]
     assert found == scored
     # and score_dial is what it says
     figures = []
     for (columns, labels), (others, actual) in (parts, parts[::-1]):
-        shifts = frontiers.step_shifts(columns, labels, comparison.space)
-        moved = frontiers.shifted(columns, comparison.space, shifts)
-        curve = frontiers.dial_frontier(moved, labels, comparison.space)
+        shifts = dial.step_shifts(columns, labels, comparison.space)
+        moved = dial.shifted(columns, comparison.space, shifts)
+        curve = dial.dial_frontier(moved, labels, comparison.space)
         offsets = [shift + curve.settings[curve.choose(goal), 0] for shift in shifts]
-        answers = frontiers.predict(others, comparison.space, offsets)
+        answers = dial.predict(others, comparison.space, offsets)
         figures.append(getattr(accuracies(answers, actual, comparison.space), goal))
     assert found.two_fold == pytest.approx(np.mean(figures))

@@ -59,7 +59,7 @@ def test_extend_timm(base: api.Model, train: Samples, tmp_path: Path) -> None:
         "extend_timm.py", tmp_path / "new", "--base", base.folder, "--out", tmp_path / "v2", "--epochs", "2"
     )
     assert "now 11 classes" in told
-    assert "learn the branch: 2/2  loss " in told
+    assert "Training the new branch: 2/2  loss " in told
     assert "balanced: all " in told
     assert set(api.load(tmp_path / "v2").classes) == {*base.classes, *NEW}
 

@@ -19,7 +19,8 @@ import torch
 from branchout.bench import rows as results
 from branchout.labels import LabelSpace
 from branchout.method.recipes import GRID, REFERENCE
-from branchout.method.stage2 import FusionData, Problem, fuse
+from branchout.method.score_fusion import FusionData, Problem
+from branchout.method.stage2 import fuse
 from branchout.training.loop import best_device
 
 K, VIEWS, PER_CLASS = 512, 10, 10

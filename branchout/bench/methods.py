@@ -22,12 +22,15 @@ from branchout.data.images import Images, in_order
 from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
-from branchout.method import frontier
 from branchout.method.config import ExtendConfig
-from branchout.method.extend import DataSplit, Extension
-from branchout.method.frontier import Scored
+from branchout.method.dial import dial_frontier
+from branchout.method.extend import Extension
+from branchout.method.frontier import Frontier, grid_frontier
 from branchout.method.recipes import PAPER, RECIPES, Recipe, recipe_named
-from branchout.method.stage2 import fuse, fusion_data, grid_answers, problem_of
+from branchout.method.score_fusion import fusion_data, problem_of
+from branchout.method.split import DataSplit
+from branchout.method.stage2 import fuse, grid_answers
+from branchout.method.two_fold import Scored, score_dial, score_grid
 from branchout.metrics import Accuracies, accuracies
 from branchout.model.classifier import Classifier
 from branchout.training.optimisation import settings_dict
@@ -188,17 +191,15 @@ def _dial(method: Method, recipe: Recipe, experiment: Experiment, seeds: Sequenc
             learned, _ = extension.train_branch()
             model = model.extended(learned).to(experiment.device)
             after_one = experiment.now()
-            if extension.fuses():
+            if extension.needs_fusion():
                 model.fused.deltas = list(extension.fuse(model).at(0, 0))
             after_two = experiment.now()
             halves = [_columns(experiment, model, half, step) for half in (dev, test)]
-            found = frontier.score_dial(halves[0], halves[1], experiment.space(step), GOALS, method.pooler)
+            found = score_dial(halves[0], halves[1], experiment.space(step), GOALS, method.pooler)
             for goal in GOALS:
                 scored[goal].append(found[goal])
             if seed == seeds[0] and experiment.steps == 1:
-                measured.curve = _curve(
-                    frontier.dial_frontier(*halves[1], experiment.space(step), method.pooler), ("b",)
-                )
+                measured.curve = _curve(dial_frontier(*halves[1], experiment.space(step), method.pooler), ("b",))
             seconds["stage1"] += after_one - start
             seconds["fusion"] += after_two - after_one
             seconds["choice"] += experiment.now() - after_two
@@ -238,10 +239,10 @@ def _grid(method: Method, recipe: Recipe, experiment: Experiment, seeds: Sequenc
             dev, test = ((a, y) for a, y in zip(answers, labels, strict=True))
             for goal in GOALS:
                 measured.points[goal][number].append(
-                    frontier.score_grid(dev, test, experiment.space(step), fused.grid, goal, recipe.balanced)
+                    score_grid(dev, test, experiment.space(step), fused.grid, goal, recipe.balanced)
                 )
             if number == 0:
-                whole = frontier.grid_frontier(*test, experiment.space(step), fused.grid, recipe.balanced)
+                whole = grid_frontier(*test, experiment.space(step), fused.grid, recipe.balanced)
                 measured.curve = _curve(whole, ("alpha", "beta"))
         measured.seconds["stage1"] += stage_one[-1]
         measured.seconds["cache"] += (cached - start) / len(seeds)
@@ -258,14 +259,14 @@ def _stage_one_dial(experiment: Experiment) -> Measured:
     for step in range(1, experiment.steps + 1):
         model, stage_one = experiment.branched(step, PAPER.stage_one)
         halves = [_columns(experiment, model, half, step) for half in experiment.halves(step)]
-        for goal, scored in frontier.score_dial(halves[0], halves[1], experiment.space(step), GOALS).items():
+        for goal, scored in score_dial(halves[0], halves[1], experiment.space(step), GOALS).items():
             measured.points[goal][0].append(scored)
         measured.seconds["stage1"] += stage_one[-1]
         measured.parameters = _without_heads(model)
     return measured
 
 
-def _curve(points: frontier.Frontier, names: Sequence[str], most: int = 60) -> list[dict[str, float]]:
+def _curve(points: Frontier, names: Sequence[str], most: int = 60) -> list[dict[str, float]]:
     """All points of a frontier, or of very many some at even distances."""
     chosen = np.unique(np.linspace(0, len(points) - 1, min(most, len(points))).round().astype(int))
     figures = ("all", "base", "novel", "avg")
@@ -331,7 +332,7 @@ def _baseline(method: Baseline, experiment: Experiment, seeds: Sequence[int]) ->
                 space = experiment.space(step)
                 scores, labels = halves[1]
                 columns = scores[:, space.class_of_column]
-                measured.curve = _curve(frontier.dial_frontier(columns, labels, space), ("b",))
+                measured.curve = _curve(dial_frontier(columns, labels, space), ("b",))
             answers, labels = (np.concatenate(x) for x in zip(*((z.argmax(1), y) for z, y in halves), strict=True))
             both.append(accuracies(answers, labels, experiment.space(step)))
         for point, results in scored.items():
@@ -409,5 +410,5 @@ def _points(
     yield "plain", Scored("plain", (), folds[0], float(np.mean(values)), abs(values[0] - values[1]) / 2)
     if dial:
         dev, test = ((scores[:, space.class_of_column], labels) for scores, labels in halves)
-        for goal, scored in frontier.score_dial(dev, test, space, GOALS).items():
+        for goal, scored in score_dial(dev, test, space, GOALS).items():
             yield f"dial-{goal}", replace(scored, goal=f"dial-{goal}")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -16,6 +16,7 @@ from branchout.metrics import METRICS
 
 if TYPE_CHECKING:
     from branchout.evaluate.compare import Comparison
+    from branchout.method.choose import Measured
     from branchout.metrics import Accuracies
     from branchout.training.loop import Event, Report
 
@@ -74,22 +75,21 @@ def percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f}"
 
 
-def operating_points(measured: Mapping[str, Any], chosen: str) -> Table:
+def operating_points(measured: Measured, chosen: str) -> Table:
     """Each goal's point on the test images, with the accuracy of old classes before → after."""
-    before = {name: measured["before"].get(name) for name in ("base", "overlap")}
-    shown = [name for name in METRICS if measured["after"].get(name) is not None]
-    table = Table(title=f"accuracy in % on {measured['images']:,} held-out test images", title_justify="left")
+    before = {name: getattr(measured.before, name, None) for name in ("base", "overlap")}
+    shown = [name for name in METRICS if getattr(measured.after, name) is not None]
+    table = Table(title=f"accuracy in % on {measured.images:,} held-out test images", title_justify="left")
     table.add_column("goal")
     for name in shown:
         table.add_column(name if before.get(name) is None else f"{name} before → after", justify="right")
-    rows = {**measured["goals"]}
-    if chosen not in rows:
-        rows[chosen] = measured["after"]
+    rows = {goal: result.test for goal, result in measured.goals.items()}
+    rows.setdefault(chosen, measured.after)
     for goal, figures in rows.items():
         cells = []
         for name in shown:
             arrow = "" if before.get(name) is None else f"{percent(before[name])} → "
-            cells.append(arrow + percent(figures[name]))
+            cells.append(arrow + percent(getattr(figures, name)))
         table.add_row(f"[bold]{goal} ◂[/]" if goal == chosen else goal, *cells)
     return table
 
@@ -125,17 +125,3 @@ def forgotten(found: Comparison, most: int = 10) -> Table:
     for row in losses[:most]:
         table.add_row(Text(row.name), str(row.images), percent(row.before), percent(row.after))
     return table
-
-
-def size(count: float) -> str:
-    """Bytes or parameters with a unit."""
-    for unit, step in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= step:
-            return f"{count / step:.1f}{unit}"
-    return f"{count:.0f}"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

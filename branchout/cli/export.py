@@ -20,9 +20,9 @@ def export(
     ] = None,
 ) -> None:
     """Write a model as one ONNX file, checked against the model."""
-    from branchout.cli.display import size
     from branchout.export import OPSET, check_installed
     from branchout.files import check_output
+    from branchout.units import size
 
     check_installed()
     check_output(onnx, free=True)

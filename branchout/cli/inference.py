@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from branchout.api import Model
     from branchout.evaluate.compare import Comparison
-    from branchout.method.frontier import Scored
+    from branchout.method.two_fold import Scored
 
 BATCH_IMAGES, BATCH_PIXELS = 64, 64_000_000
 """How much `predict` decodes before the network runs."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from branchout.errors import BranchoutError
 from branchout.files import check_output
 from branchout.training.loop import Event, Report, silent
+
+if TYPE_CHECKING:
+    from branchout.method.choose import Measured
 
 
 def check(folder: Path | None) -> None:
@@ -44,9 +48,10 @@ def event_files(folder: Path | None) -> Iterator[Report]:
         writer.close()
 
 
-def goals(measured: Mapping[str, Any] | None) -> Iterator[Event]:
+def goals(measured: Measured | None) -> Iterator[Event]:
     """The accuracies of every operating point that an extension measured, as events of their own."""
-    for goal, figures in (measured or {}).get("goals", {}).items():
+    for goal, result in ({} if measured is None else measured.goals).items():
+        figures = asdict(result.test)
         yield Event(f"goal {goal}", 1, 1, {name: value for name, value in figures.items() if isinstance(value, float)})
 
 

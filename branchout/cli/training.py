@@ -122,7 +122,9 @@ def check(
     model = open_model(base, arch, base=True, device=device)
     prepared = model.prepare(new, memory=memory, val=val, config=ExtendConfig(branch=branch))
     warn(prepared.warnings)
-    for line in forecast(model, prepared.split, branch):
+    for line in forecast(
+        model.classifier, prepared.split, branch, device=model.device, base_bytes=model.bytes_on_disk()
+    ):
         say(line)
     out = "v3" if Path(base).name == "v2" else "v2"
     options = {"base": base, "memory": memory, "val": val, "branch": branch, "arch": arch, "device": device, "out": out}
@@ -202,13 +204,14 @@ def demo(
 
 def _show_extension(model: Model, prepared: Prepared, out: Path) -> None:
     """The end of an extension: the table of operating points, and what to run next."""
-    from branchout.cli.display import operating_points, percent, size
+    from branchout.cli.display import operating_points, percent
+    from branchout.units import size
 
     assert model.outcome is not None
     measured, chosen_on = model.outcome.measured, prepared.split.measured
     if chosen_on == "pseudo":
         few = "no images" if prepared.split.memory is None else "images of too few classes"
-        novel = measured["after"]["novel"] if measured else None
+        novel = measured.after.novel if measured else None
         say(
             f"{few} in --memory. The operating point was chosen with pseudo-exemplars, made from the base's weights. "
             + (f"On held-out new images: novel {percent(novel)}%. " if novel is not None else "")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from branchout.errors import unknown
 from branchout.method.frontier import Frontier
-from branchout.method.recipes import recipe_named
+from branchout.method.recipes import Recipe, recipe_named
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,14 @@ class ExtendConfig:
     seed: int = 0
     pooler: str | None = None
     """`max` or `average`; None is the model's own, which its first step sets."""
+
+    def full_recipe(self) -> Recipe:
+        """The recipe, with these epochs."""
+        recipe = recipe_named(self.recipe)
+        if self.epochs is None:
+            return recipe
+        optimisation = replace(recipe.stage_one.optimisation, epochs=self.epochs)
+        return replace(recipe, stage_one=replace(recipe.stage_one, optimisation=optimisation))
 
     def __post_init__(self) -> None:
         recipe_named(self.recipe)

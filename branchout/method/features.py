@@ -1,8 +1,9 @@
-"""The feature cache: what frozen networks make of pictures is computed once and kept.
+"""Features of every branch, computed once and cached (paper, section 4.1: h_d is frozen after stage I).
 
-An array of features has one row per view, picture and feature vector. On disk it bears a name that hashes all it
-depends on (weights, pictures, settings) and gets that name only when it is complete, so neither a stale nor a
-half-written file is ever used.
+Symbols: h_b, h_n1, … → `features`, shape (views, N, feature vectors, k)
+
+A cache file's name is a hash of all that the features depend on (weights, images, settings), and it gets that name only
+when it is complete, so that neither a stale nor a half-written file is ever used.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +20,7 @@ from branchout.data import augment
 from branchout.data.augment import Augmentation
 from branchout.data.images import Images, in_order
 from branchout.data.samples import digest
+from branchout.errors import BranchoutError
 from branchout.files import load_cached, store_cached
 from branchout.model.classifier import Classifier
 from branchout.training.loop import Event, Report, seed_for, silent
@@ -26,7 +29,7 @@ BATCH = 500
 
 
 def weights_digest(*modules: nn.Module) -> str:
-    """Identifies all parameters and buffers of some modules."""
+    """A hash of all parameters and buffers of some modules."""
     parts: list[str | bytes] = []
     for module in modules:
         for key, tensor in module.state_dict().items():
@@ -49,41 +52,65 @@ def extract(
     device: torch.device,
     cache: Path | None = None,
     fingerprint: str = "",
-    work: str = "cache features",
+    work: str = "Computing features",
     report: Report = silent,
 ) -> Tensor:
-    """Features (max(views, 1), N, feature vectors, k) of the plain pictures, or of `views` random views of each.
+    """Features (max(views, 1), N, feature vectors, k) of the images, or of `views` augmented views of each.
 
-    With `cache` and the pictures' `fingerprint` the result is kept on disk and read back memory-mapped.
+    With `cache` and the images' `fingerprint` the result is kept on disk and read back memory-mapped.
     """
     augmentation = augmentation or augment.for_kind(model.kind, model.preprocessing.size)
-    shape = (max(views, 1), len(images), 1 + max(model.fused.feature_of), model.backbone.features)
-    kept = None
+    rounds = max(views, 1)
+    key = None
     if cache is not None and fingerprint:
-        weights = weights_digest(model.backbone, model.branches)
-        key = digest(
-            weights,
-            repr((model.fused.feature_of, model.arch.get("last_relu", True))),  # which no weight tells
-            fingerprint,
-            repr((views, augmentation, seed)),
-            repr(model.preprocessing),
-        )
-        kept = f"features/{key}"
-        stored = load_cached(cache, kept, shape, np.float32)
+        key = _cache_key(model, fingerprint, repr((views, augmentation, seed)))
+        shape = (rounds, len(images), 1 + max(model.fused.feature_of), model.backbone.features)
+        stored = load_cached(cache, key, shape, np.float32)
         if stored is not None:
             return torch.from_numpy(stored).to(device)
     batches = in_order(len(images), BATCH)
-    rounds = []
-    for view in range(max(views, 1)):
-        pictures: Iterator[Tensor] = (
+    features = []
+    for view in range(rounds):
+        stream: Iterator[Tensor] = (
             images.views(batches, augmentation, seed_for(seed, view)) if views else images.plain(batches)
         )
-        rows = []
-        for number, batch in enumerate(pictures):
+        rows: list[Tensor] = []
+        for order, batch in zip(batches, stream, strict=True):
             rows.append(torch.stack(model.features(model.backbone.arrange(batch)), dim=1).float())
-            report(Event(work, view * len(batches) + number + 1, max(views, 1) * len(batches)))
-        rounds.append(torch.cat(rows))
-    features = torch.stack(rounds)
-    if kept is not None:
-        store_cached(cache, kept, features.cpu().numpy())
+            report(Event(work, view * len(images) + int(order[-1]) + 1, rounds * len(images)))
+        features.append(torch.cat(rows))
+    found = _finite(torch.stack(features))
+    if key is not None:
+        store_cached(cache, key, found.cpu().numpy())
+    return found
+
+
+def _cache_key(model: Classifier, fingerprint: str, settings: str) -> str:
+    unseen = repr((model.fused.feature_of, model.arch.get("last_relu", True)))  # not visible in the weights
+    weights = weights_digest(model.backbone, model.branches)
+    return f"features/{digest(weights, unseen, fingerprint, settings, repr(model.preprocessing))}"
+
+
+def _finite(features: Tensor) -> Tensor:
+    """Features, unless some are NaN or infinite."""
+    broken = int((~torch.isfinite(features)).flatten(2).any(2).any(0).sum())
+    if broken:
+        raise BranchoutError(
+            f"The network gives NaN or infinite features for {broken:,} of {features.shape[1]:,} images. Its weights "
+            "are damaged or far too large: load or train the base again."
+        )
     return features
+
+
+@torch.no_grad()
+def logit_columns(model: Classifier, features: Tensor) -> npt.NDArray[np.float64]:
+    """Logits of every column with deltas, before the dial (N, columns), from features (N, feature vectors, k)."""
+    columns: npt.NDArray[np.float64] = model.fused.columns(features.unbind(1)).double().cpu().numpy()
+    return columns
+
+
+@torch.no_grad()
+def predictions(model: Classifier, features: Tensor) -> npt.NDArray[np.int64]:
+    """Class numbers, from features (N, feature vectors, k)."""
+    answers: npt.NDArray[np.int64] = model.fused(features.unbind(1)).argmax(1).cpu().numpy()
+    return answers

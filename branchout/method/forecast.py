@@ -1,4 +1,4 @@
-"""What an extension would do, told before it starts."""
+"""What an extension would do and cost, computed before it starts: counts, overlaps, missing images, time, disk."""
 
 from __future__ import annotations
 
@@ -6,86 +6,83 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
-from branchout.cli.display import duration, size
 from branchout.data.images import cores
 from branchout.method.config import ExtendConfig
 from branchout.method.extend import VIEWS, Extension
 from branchout.method.recipes import BRANCHOUT
-from branchout.model.checkpoint import weight_bytes
+from branchout.method.split import DataSplit, listed
+from branchout.model.classifier import Classifier
 from branchout.model.heads import sources
 from branchout.model.staged import Branch, branch_point
-
-if TYPE_CHECKING:
-    from branchout.api import Model
-    from branchout.method.extend import DataSplit
+from branchout.units import duration, size
 
 
-def forecast(model: Model, material: DataSplit, where: str) -> Iterator[str]:
-    """Lines that say what is there, what overlaps, what is missing, and what it will cost."""
-    classifier = model.classifier
-    known = set(classifier.space.classes)
-    new = material.new
-    shared = [name for name in new.classes if name in known]
+def forecast(
+    model: Classifier, split: DataSplit, where: str, *, device: torch.device, base_bytes: int
+) -> Iterator[str]:
+    """Lines that describe an extension of a model whose weights take `base_bytes` on disk."""
+    yield from _classes(model, split)
+    yield from _old_images(model, split)
+    added = Branch.clone(model.backbone, branch_point(model.backbone, where)).parameter_count
+    base = sum(p.numel() for p in model.backbone.parameters())
+    yield f"branch {where}: {size(added)} parameters; the base has {size(base)}"
+    yield f"time: about {duration(_seconds(model, split, device))} on this {device.type}"
+    more = added_bytes(model, split, where)
+    free = shutil.disk_usage(Path.cwd()).free
+    yield f"disk: about {size(base_bytes + more)}B for the model, {size(more)}B of it new; {size(free)}B free"
+
+
+def _classes(model: Classifier, split: DataSplit) -> Iterator[str]:
+    known, new = set(model.space.classes), split.new
     yield f"base: {len(known):,} classes"
-    yield f"new: {len(new.classes):,} classes, {len(new):,} images to learn from"
+    yield f"new: {len(new.classes):,} classes, {len(new):,} images to train on"
     few = [name for name, count in new.counts().items() if count < 10]
     if few:
-        yield f"  fewer than 10 images: {_listed(few)}"
+        yield f"  fewer than 10 images: {listed(few)}"
+    shared = [name for name in new.classes if name in known]
     if shared:
-        yield f"  known already, so their branches will be pooled: {_listed(shared)}"
+        yield f"  known to the base too, so their logits will be pooled: {listed(shared)}"
     near = _near_misses(new.classes, known)
     if near:
-        yield "  nearly the name of an old class, but not quite: " + "; ".join(f"{a} / {b}" for a, b in near[:5])
-    if material.memory is None:
-        yield "memory: none. Pseudo-exemplars will be made from the base's weights"
+        yield "  almost the name of an old class: " + "; ".join(f"{a} / {b}" for a, b in near[:5])
+
+
+def _old_images(model: Classifier, split: DataSplit) -> Iterator[str]:
+    if split.memory is None:
+        yield "memory: none. Pseudo-exemplars will be computed from the base's weights"
     else:
-        missing = sorted(known - set(material.memory.classes))
-        yield f"memory: {len(material.memory):,} images of {len(material.memory.classes):,} old classes"
+        missing = sorted(set(model.space.classes) - set(split.memory.classes))
+        yield f"memory: {len(split.memory):,} images of {len(split.memory.classes):,} old classes"
         if missing:
-            yield f"  no image of: {_listed(missing)}"
-    if material.measured == "pseudo":
-        yield "  base accuracy cannot be measured: there are no images of most old classes to do it with"
-    how = {"dev": "given", "held-out": "held out from the images above", "pseudo": "of new classes only"}
-    yield f"to choose and to report: {len(material.dev):,} + {len(material.test):,} images, {how[material.measured]}"
-    point = branch_point(classifier.backbone, where)
-    added = Branch.clone(classifier.backbone, point).parameter_count
-    base = sum(p.numel() for p in classifier.backbone.parameters())
-    yield f"branch {where}: {size(added)} parameters beside the base's {size(base)}"
-    yield f"time: about {duration(_seconds(model, material))} on this {model.device.type}"
-    kept, more = disk(model, material, where)
-    free = shutil.disk_usage(Path.cwd()).free
-    yield f"disk: about {size(kept + more)}B for the model, {size(more)}B of it new; {size(free)}B free"
+            yield f"  no image of: {listed(missing)}"
+    if split.measured == "pseudo":
+        yield "  base accuracy cannot be measured: most old classes have no images to measure it on"
+    how = {"dev": "from --val", "held-out": "held out from the images above", "pseudo": "of new classes only"}
+    yield f"validation: {len(split.dev):,} images to choose with, {len(split.test):,} to test, {how[split.measured]}"
 
 
-def disk(model: Model, material: DataSplit, where: str) -> tuple[int, int]:
-    """Bytes of all that the base model holds, and of what this step would add to it: branch, head, deltas."""
-    classifier = model.classifier
-    files = [] if model.folder is None else list(model.folder.glob("*.safetensors"))
-    kept = sum(file.stat().st_size for file in files) or weight_bytes(model.saved)
-    point = branch_point(classifier.backbone, where)
-    own = Branch.clone(classifier.backbone, point).own_state_dict().values()
-    width, names = classifier.backbone.features, material.new.classes
+def added_bytes(model: Classifier, split: DataSplit, where: str) -> int:
+    """Bytes that this step would add to the model: branch, head, deltas."""
+    point = branch_point(model.backbone, where)
+    own = Branch.clone(model.backbone, point).own_state_dict().values()
+    width, names = model.backbone.features, split.new.classes
     more = sum(each.numel() * each.element_size() for each in own) + 4 * width * len(names)
-    if _fuses(model, material):
-        # A delta for each pair of a branch's columns and another branch's features; nothing cloned has none of its own.
-        feature_of = classifier.fused.feature_of
-        new = 0 if point.start == len(classifier.backbone.names) else max(feature_of) + 1
-        branches = classifier.space.extend(names).branches
-        each_reads = sources([*feature_of, new])
-        more += 4 * width * sum(len(read) * len(of) for read, of in zip(each_reads, branches, strict=True))
-    return kept, more
+    if _needs_fusion(model, split):
+        # A delta for each pair of a branch's columns and another branch's features; a branch that clones nothing reads
+        # the base's.
+        feature_of = model.fused.feature_of
+        new = 0 if point.start == len(model.backbone.names) else max(feature_of) + 1
+        reads = sources([*feature_of, new])
+        branches = model.space.extend(names).branches
+        more += 4 * width * sum(len(read) * len(of) for read, of in zip(reads, branches, strict=True))
+    return more
 
 
-def _fuses(model: Model, material: DataSplit) -> bool:
-    return Extension(model.classifier, material, ExtendConfig(), device=model.device).fuses()
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+def _needs_fusion(model: Classifier, split: DataSplit) -> bool:
+    return Extension(model, split, ExtendConfig(), device=model.base_head.weight.device).needs_fusion()
 
 
 def _near_misses(new: tuple[str, ...], known: set[str]) -> list[tuple[str, str]]:
@@ -98,62 +95,59 @@ def _near_misses(new: tuple[str, ...], known: set[str]) -> list[tuple[str, str]]
     return [(name, old[simple(name)]) for name in new if name not in known and simple(name) in old]
 
 
-def _seconds(model: Model, material: DataSplit) -> float:
-    """A rough forecast, from how long a few pictures take to read, the network to run and the deltas to learn."""
-    new, memory = len(material.new), 0 if material.memory is None else len(material.memory)
-    replayed = 2 if memory else 1
-    # The trunk sees some views of every picture once; the branch alone is then trained on them, forwards and backwards.
-    reads = VIEWS[model.device.type] * (new + memory) + 2 * (new + memory + len(material.dev) + len(material.test))
-    training = BRANCHOUT.stage_one.optimisation.epochs * new * replayed
-    running = _running(model)
-    seconds = reads * (_reading(model, material) / cores() + running) + training * running
-    space = model.classifier.space
-    if _fuses(model, material):
-        images = ExtendConfig().exemplars * (len(space.classes) + len(material.new.classes))
-        batch = BRANCHOUT.stage_two.optimisation.batch
-        seconds += BRANCHOUT.stage_two.optimisation.epochs * -(-images // batch) * _fusing(model, min(images, batch))
+def _seconds(model: Classifier, split: DataSplit, device: torch.device) -> float:
+    """A rough forecast, from the time to read a few images, to run the network and to train deltas."""
+    new, memory = len(split.new), 0 if split.memory is None else len(split.memory)
+    # The trunk sees some views of every image once; then the branch alone is trained on them, forwards and backwards.
+    reads = VIEWS.get(device.type, 4) * (new + memory) + 2 * (new + memory + len(split.dev) + len(split.test))
+    training = BRANCHOUT.stage_one.optimisation.epochs * new * (2 if memory else 1)
+    running = _running(model, device)
+    seconds = reads * (_reading(model, split) / cores() + running) + training * running
+    if _needs_fusion(model, split):
+        stage2 = BRANCHOUT.stage_two.optimisation
+        images = ExtendConfig().exemplars * (len(model.space.classes) + len(split.new.classes))
+        seconds += stage2.epochs * -(-images // stage2.batch) * _fusing(model, min(images, stage2.batch), device)
     return seconds
 
 
-def _reading(model: Model, material: DataSplit, count: int = 8) -> float:
-    """Seconds to decode and cut one picture."""
-    rows = range(0, len(material.new), max(1, len(material.new) // count))
+def _reading(model: Classifier, split: DataSplit, count: int = 8) -> float:
+    """Seconds to decode and resize one image."""
+    rows = range(0, len(split.new), max(1, len(split.new) // count))
     start = time.perf_counter()
     for row in rows:
-        model.classifier.preprocessing.prepare(material.new.read(row))
+        model.preprocessing.prepare(split.new.read(row))
     return (time.perf_counter() - start) / len(rows)
 
 
 @torch.no_grad()
-def _running(model: Model, count: int = 16) -> float:
-    """Seconds for one picture through the network."""
-    prep = model.classifier.preprocessing
-    pictures = torch.rand(count, prep.channels, prep.size, prep.size, device=model.device)
-    pictures = model.classifier.backbone.arrange(pictures)
-    return _timed(model, lambda: model.classifier(pictures)) / count
+def _running(model: Classifier, device: torch.device, count: int = 16) -> float:
+    """Seconds for one image through the network."""
+    prep = model.preprocessing
+    images = model.backbone.arrange(torch.rand(count, prep.channels, prep.size, prep.size, device=device))
+    return _timed(lambda: model(images), device) / count
 
 
-def _fusing(model: Model, batch: int) -> float:
+def _fusing(model: Classifier, batch: int, device: torch.device) -> float:
     """Seconds for one step of stage II on the base's columns."""
-    width, classes = model.classifier.backbone.features, len(model.classifier.space.classes)
-    features = torch.rand(batch, width, device=model.device)
-    deltas = torch.zeros(width, classes, device=model.device, requires_grad=True)
+    width, classes = model.backbone.features, len(model.space.classes)
+    features = torch.rand(batch, width, device=device)
+    deltas = torch.zeros(width, classes, device=device, requires_grad=True)
     optimiser = torch.optim.SGD([deltas], lr=0.0, momentum=0.9)
 
     def step() -> None:
         (features @ deltas).logsumexp(1).sum().backward()  # type: ignore[no-untyped-call]
         optimiser.step()
 
-    return _timed(model, step)
+    return _timed(step, device)
 
 
-def _timed(model: Model, work: Callable[[], object]) -> float:
-    """The shortest of a few times: the first warms up, and others may wait for whatever else the machine does."""
+def _timed(work: Callable[[], object], device: torch.device) -> float:
+    """The shortest of a few times: the first includes warming up, and others may wait for other processes."""
     times = []
     for _ in range(4):
         start = time.perf_counter()
         work()
-        if model.device.type == "cuda":
+        if device.type == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     return min(times)

@@ -9,8 +9,9 @@ from typing import Any
 from branchout import __version__
 from branchout.data.samples import digest
 from branchout.method.config import ExtendConfig
-from branchout.method.extend import DataSplit, Outcome
+from branchout.method.extend import Extended
 from branchout.method.features import weights_digest
+from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier
 
 
@@ -38,7 +39,7 @@ class Prepared:
             "validation": digest(self.split.dev.fingerprint(), self.split.test.fingerprint()),
         }
 
-    def event(self, outcome: Outcome) -> dict[str, Any]:
+    def event(self, outcome: Extended) -> dict[str, Any]:
         """What the model's history keeps of this extension."""
         settings = asdict(self.config)
         del settings["pooler"]
@@ -49,7 +50,7 @@ class Prepared:
             "images": len(self.split.new),
             "exemplars kept": 0 if self.split.memory is None else len(self.split.memory),
             "chosen on": self.split.measured,
-            "measured": outcome.measured,
+            "measured": None if outcome.measured is None else outcome.measured.to_dict(),
             "losses": [round(loss, 5) for loss in outcome.losses],
             "seconds": {key: round(value, 2) for key, value in outcome.seconds.items()},
             "version": __version__,

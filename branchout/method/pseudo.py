@@ -1,15 +1,19 @@
-"""Exemplars of old classes when none were kept, made up from what the heads remember.
+"""Pseudo-exemplars: features that stand for old classes of which no images were kept (our addition).
 
-A head's weight vector points to where its class lies in feature space, but real images lie some way off. How far is
-read from fresh images of the new classes, off their own new rows: the cosines between the two. In which directions
-they stray is read from new images too (the covariance within classes), and so is how the features of one branch go
-with those of another (ridge regression).
+The row of a head points to where its class lies in feature space, but real images lie some way off. How far is
+measured on new images that did not train: the cosines between their features and their own new rows. In which
+directions they deviate is measured on new images too (the covariance within classes), and so is how the features of
+one branch follow from those of another (ridge regression).
 
-The cosines matter most. Made-up features that sit on their weight vectors are classified too well, and a dial placed
-with them gives base images away to new classes.
+The cosines matter most. Features that lie on their row are classified too well, and a dial chosen with them assigns
+base images to new classes.
+
+Symbols: W_d → `head.weight` · h_d → `vectors` · h_d' → `predict_features` · E → `Exemplars`
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,14 +26,25 @@ RIDGE = 0.1
 """Ridge strength, as a share of the mean variance of the features."""
 
 
+class Exemplars(NamedTuple):
+    features: Tensor  # (M, feature vectors, k)
+    labels: Tensor  # (M,) class numbers
+    origin: Tensor  # (M,) the branch that each belongs to
+
+    def without(self, classes: Tensor) -> Exemplars:
+        """Those of other classes."""
+        kept = ~torch.isin(self.labels, classes)
+        return Exemplars(self.features[kept], self.labels[kept], self.origin[kept])
+
+
 @torch.no_grad()
 def pseudo_exemplars(
     model: Classifier, new: tuple[Tensor, Tensor], fresh: tuple[Tensor, Tensor], per_class: int, seed: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Made-up features (M, feature vectors, k), class numbers and origins for every class of every earlier branch.
+) -> Exemplars:
+    """Pseudo-exemplars of every class of every earlier branch.
 
     `new` and `fresh` are features (N, feature vectors, k) and class numbers of images of the newest step: those it was
-    trained with, and others it was not.
+    trained on, and others.
     """
     features, labels = new
     generator = torch.Generator(features.device).manual_seed(seed)
@@ -54,14 +69,14 @@ def pseudo_exemplars(
         known = torch.from_numpy(model.space.index(model.space.branches[branch])).to(rows.device)
         numbers.append(known.repeat_interleave(per_class))
         origins.append(torch.full((len(rows),), branch, device=rows.device))
-    return torch.cat(made), torch.cat(numbers), torch.cat(origins)
+    return Exemplars(torch.cat(made), torch.cat(numbers), torch.cat(origins))
 
 
 def alignment(model: Classifier, features: Tensor, labels: Tensor, branch: int = 0) -> Tensor:
-    """How near images of an earlier branch may lie to their rows, as cosines: as those of the newest step do to theirs.
+    """Cosines between images of an earlier branch and their rows, estimated by those of the newest step.
 
-    A base with a linear head has rows of another kind than its steps, whose rows start at their classes' means. An
-    image of a class it never saw lies so near to some row of it, and one of its own classes nearer still.
+    The rows of a linear base head differ from those of a step, which start at the means of their classes. An image of a
+    class that the base never saw has this cosine with some row of it, and one of its own classes a larger one.
     """
     head = list(model.fused.heads)[-1]
     row_of = torch.full((len(model.space.classes),), -1, dtype=torch.long)
@@ -78,13 +93,13 @@ def alignment(model: Classifier, features: Tensor, labels: Tensor, branch: int =
 
 
 def within_class_spread(features: Tensor, labels: Tensor) -> Tensor:
-    """A matrix A with AᵀA the covariance within classes, so that standard normal rows times A are noise like it."""
+    """A matrix A with AᵀA the covariance within classes: standard normal rows times A have that covariance."""
     _, index = torch.unique(labels, return_inverse=True)
     classes = int(index.max()) + 1
     sums = features.new_zeros(classes, features.shape[1]).index_add_(0, index, features)
     centred = features - (sums / index.bincount(minlength=classes)[:, None])[index]
     covariance = centred.T @ centred / max(len(features) - classes, 1)
-    # A dozen images stray in a dozen directions only, and some row always lies along one of them.
+    # A dozen images vary in a dozen directions only, and some row always lies along one of them: shrink.
     share = ledoit_wolf_shrinkage(centred.double().cpu().numpy(), assume_centered=True) if len(centred) > 1 else 1.0
     level = covariance.diagonal().mean()
     covariance = (1 - share) * covariance + share * level * torch.eye(len(covariance)).to(covariance)
@@ -94,7 +109,7 @@ def within_class_spread(features: Tensor, labels: Tensor) -> Tensor:
 
 
 def predict_features(source: Tensor, target: Tensor, at: Tensor) -> Tensor:
-    """Ridge regression from one branch's features to another's, fitted on real images and read off at `at`."""
+    """Ridge regression from one branch's features to another's, fitted on real images and evaluated at `at`."""
     x, y = source.double(), target.double()
     x_mean, y_mean = x.mean(0), y.mean(0)
     x, y = x - x_mean, y - y_mean

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from branchout.labels import LabelSpace
-from branchout.method.extend import apply_fusion
-from branchout.method.frontier import Frontier, stretches
+from branchout.method.choose import apply_fusion
+from branchout.method.dial import prediction_changes
+from branchout.method.frontier import Frontier
 from branchout.model.checkpoint import Fusion, SavedModel
 from branchout.model.classifier import Classifier
 
@@ -121,7 +122,7 @@ def _on_dial(
 ) -> tuple[PointValues, PointValues]:
     shifts = np.array([0.0, *(fusion.shifts or [0.0] * len(model.steps))])
     columns = _columns(model, features) + shifts[model.space.branch_of_column]
-    turns, answers = stretches(columns, model.space, model.fused.pooler.kind)
+    turns, answers = prediction_changes(columns, model.space, model.fused.pooler.kind)
     every = np.arange(len(labels))
     own = _own_logits(columns, labels, model.space)
     new = np.arange(own.shape[1]) > 0

@@ -243,7 +243,7 @@ def test_a_program_reads_one_event_a_line(run_by_a_program: tuple[Path, str]) ->
     warnings, *progress, result = (e for e in events(told) if e["event"] != "warning" or "broken.png" in e["message"])
     assert warnings["event"] == "warning"
     assert {event["event"] for event in progress} == {"progress"}
-    learning = [event for event in progress if event["work"] == "learn the branch"]
+    learning = [event for event in progress if event["work"] == "Training the new branch"]
     assert [(event["done"], event["total"]) for event in learning] == [(1, 3), (2, 3), (3, 3)]
     model = api.load(out)
     losses = [round(event["figures"]["loss"], 5) for event in learning]

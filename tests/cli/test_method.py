@@ -115,9 +115,9 @@ def test_check_says_what_extend_would_do_and_changes_nothing(place: Place) -> No
     told = well(run("check", place / "new", "--base", place / "base", *place.kept, "--branch", "layer3"))
     assert "base: 12 classes" in told
     assert "new: 4 classes, 40 images" in told
-    assert f"known already, so their branches will be pooled: {KNOWN}" in told
+    assert f"known to the base too, so their logits will be pooled: {KNOWN}" in told
     assert "memory: 48 images of 12 old classes" in told
-    assert "images, given" in told
+    assert "from --val" in told
     assert "branch layer3: " in told
     assert f"--val {place / 'val'} --branch layer3 --out v2" in told
     assert sorted(place.root.iterdir()) == before
@@ -180,7 +180,7 @@ def test_extend_ends_in_a_table_and_next_commands(place: Place) -> None:
         assert word in told
     for command in ("predict", "tune", "evaluate"):
         assert f"\n  branchout {command} {place / 'v2'} " in told
-    assert "learn the branch 2/2  loss " in told  # a line in a file, where a terminal has a bar
+    assert "Training the new branch 2/2  loss " in told  # a line in a file, where a terminal has a bar
     assert "\x1b" not in told
     assert len(told.splitlines()) < 30
     model = api.load(place / "v2")
@@ -271,10 +271,10 @@ def test_wrong_folders_are_answered_with_what_was_expected(place: Place, tmp_pat
     refused(run("extend", place / "nowhere", *out), "there is no such folder", "one.jpg")
     refused(run("extend", place / "news", *out), "did you mean", str(place / "new"))
     refused(run("extend", place / "new" / KNOWN, *out), "expected one folder per class")
-    refused(run("extend", place / "new", *out, "--memory", place / "later"), "--memory holds classes", LATER[0])
+    refused(run("extend", place / "new", *out, "--memory", place / "later"), "--memory has classes", LATER[0])
     refused(run("extend", place / "new", *out, "--val", place / "later"), "neither old nor new")
     refused(run("extend", place / "new", *out, "--val", place / "memory", "--epochs", "1", "--goal", "novel"),
-            "there are no dev images that measure 'novel'")  # fmt: skip
+            "No validation images measure 'novel'")  # fmt: skip
     assert not (tmp_path / "x").exists()
 
 
@@ -367,7 +367,7 @@ def test_tune_moves_the_dial_at_once(place: Place) -> None:
 def test_a_goal_out_of_reach_is_answered_with_one_within(place: Place) -> None:
     before = (place / "v2" / "branchout.json").read_bytes()
     answer = run("tune", place / "v2", "--goal", "base>=99.99%")
-    refused(answer, "base ≥ 100.0% cannot be reached", "the highest base accuracy on the dev images is")
+    refused(answer, "base ≥ 100.0% cannot be reached", "the highest base accuracy on the validation images is")
     assert (place / "v2" / "branchout.json").read_bytes() == before
     advised = answer.err.split("--goal '")[1].split("'")[0]
     well(run("tune", place / "v2", "--goal", advised))
@@ -386,9 +386,9 @@ def test_a_model_without_a_choice_says_so(place: Place, monkeypatch: pytest.Monk
     undominated = Frontier.pareto
     monkeypatch.setattr(Frontier, "pareto", lambda frontier: undominated(frontier)[:1])
     told = well(place.extend("single", *place.kept, "--epochs", "1"))
-    assert "there is one operating point only: on the 45 images that choose" in told
-    assert "there is one operating point only" in well(run("tune", place / "single", "--goal", "avg"))
-    assert "one operating point only" not in place.told["extend"]
+    assert "only one operating point: on the 45 validation images" in told
+    assert "only one operating point" in well(run("tune", place / "single", "--goal", "avg"))
+    assert "only one operating point" not in place.told["extend"]
 
 
 def test_a_base_has_nothing_to_tune(place: Place) -> None:
@@ -490,10 +490,10 @@ def test_bars_fit_the_terminal(width: int) -> None:
     screen = io.StringIO()
     with progress(Console(file=screen, force_terminal=True, width=width, color_system=None)) as report:
         for done in range(4):
-            report(Event("learn the branch", done, 3, {"loss": 1.5}))
-    last = screen.getvalue().split("learn the branch")[-1]
+            report(Event("Training the new branch", done, 3, {"loss": 1.5}))
+    last = screen.getvalue().split("Training the new branch")[-1]
     assert "3/3" in last
-    assert len("learn the branch" + last.split("\n")[0].split("\r")[0]) <= width + 8
+    assert len("Training the new branch" + last.split("\n")[0].split("\r")[0]) <= width + 8
 
 
 def test_a_log_file_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

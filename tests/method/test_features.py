@@ -68,13 +68,13 @@ def test_features_of_plain_pictures(model: Classifier, images: ResidentImages, m
     monkeypatch.setattr(features, "BATCH", 7)
     found = extract(model, images, device=CPU)
     pictures = torch.cat(list(images.plain(in_order(len(images), 100))))
-    assert found.shape == (1, len(images), 2, 32)
+    assert found.shape == (1, len(images), 2, 64)
     assert torch.allclose(found[0], by_hand(model, pictures), atol=1e-5)
 
 
 def test_features_of_views(model: Classifier, images: ResidentImages) -> None:
     found = extract(model, images, views=3, seed=4, device=CPU)
-    assert found.shape == (3, len(images), 2, 32)
+    assert found.shape == (3, len(images), 2, 64)
     for view in range(3):
         order = in_order(len(images), 500)
         pictures = torch.cat(list(images.views(order, for_kind("glyph", 32), seed_for(4, view))))

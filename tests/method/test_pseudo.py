@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from branchout.method.pseudo import RIDGE, alignment, predict_features, pseudo_exemplars, within_class_spread
 from branchout.model.classifier import Classifier
 
-K = 32
+K = 64
 
 
 def random_features(model: Classifier, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -121,10 +121,10 @@ def test_stand_ins_of_a_linear_head_lie_no_farther_off_than_strangers_from_some_
     """Random rows of a new head say nothing of how near images lie to rows that were learned."""
     torch.manual_seed(0)
     cosine = untrained(BASE, NEW)
-    base, new = (nn.Linear(32, len(names)) for names in (BASE, NEW))
+    base, new = (nn.Linear(64, len(names)) for names in (BASE, NEW))
     step = replace(cosine.steps[0], head=new)
     linear = Classifier(cosine.arch, cosine.backbone, base, BASE, SIZES, "glyph", [step])
-    features = F.normalize(torch.rand(9, 2, 32), dim=2)
+    features = F.normalize(torch.rand(9, 2, 64), dim=2)
     labels = torch.from_numpy(linear.space.index(list(NEW) * 3))
     found = alignment(linear, features, labels)
     for row, (h, label) in enumerate(zip(features, labels.tolist(), strict=True)):

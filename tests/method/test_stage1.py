@@ -16,12 +16,13 @@ from branchout.data import augment
 from branchout.data.augment import Augmentation
 from branchout.data.images import in_order, open_images, shuffled
 from branchout.data.samples import Samples
-from branchout.method import stage1
+from branchout.method import stage1, trunk_cache
 from branchout.method.recipes import BRANCHOUT, PAPER, Stage1
-from branchout.method.stage1 import Frozen, Labelled, train_branch
+from branchout.method.stage1 import Labelled, train_branch
+from branchout.method.trunk_cache import Frozen, TrunkOutputs
 from branchout.model.classifier import Classifier, Step
 from branchout.model.staged import branch_point
-from branchout.training.loop import seed_for, silent
+from branchout.training.loop import seed_for
 from branchout.training.optimisation import Optimisation, scale_to_dataset
 
 PLACES = ("last", "layer3", "layer4.0.conv2", "fc")
@@ -214,7 +215,7 @@ def test_loss_is_the_written_out_one(
     parts = [list(new.images.views(order, views, seed_for(seed, 0, 2)))]
     labels = [[new.labels[i] for i in order]]
     if recipe == "branchout" and old is not None:
-        drawn = stage1._draws(len(old.labels), size, len(order), seed_for(seed, 0, 1))
+        drawn = stage1.draws(len(old.labels), size, len(order), seed_for(seed, 0, 1))
         parts.append(list(old.images.views(drawn, views, seed_for(seed, 0, 3))))
         labels.append([old.labels[i] for i in drawn])
     expected = [
@@ -236,25 +237,25 @@ def test_loss_is_the_written_out_one(
 def test_distillation_alone_is_nothing_at_the_start_in_eval_mode(models: dict[str, Classifier]) -> None:
     """The clone starts where the frozen branch is, so its rows start by saying what the frozen network says."""
     model = models["after a step"]
-    h = torch.randn(5, 32)
-    rows = torch.cat([head(h) for head in stage1._copied_rows(model)], dim=1)
+    h = torch.randn(5, 64)
+    rows = torch.cat([head(h) for head in stage1.copied_heads(model)], dim=1)
     assert torch.equal(rows, torch.cat([head(h) for head in model.fused.heads], dim=1))
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_copied_rows_of_linear_heads_say_the_same(bias: bool) -> None:
     model = untrained(BASE)
-    head = nn.Linear(32, len(BASE), bias=bias)
+    head = nn.Linear(64, len(BASE), bias=bias)
     linear = Classifier(model.arch, model.backbone, head, BASE, SIZES, "glyph")
-    h = torch.randn(5, 32)
-    (copied,) = stage1._copied_rows(linear)
+    h = torch.randn(5, 64)
+    (copied,) = stage1.copied_heads(linear)
     assert torch.equal(copied(h), head(h))
     assert (copied.bias is None) == (not bias)
     assert all(a.data_ptr() != b.data_ptr() for a, b in zip(copied.parameters(), head.parameters(), strict=True))
 
 
 def test_exemplars_are_drawn_evenly() -> None:
-    drawn = stage1._draws(7, 5, 6, 0)
+    drawn = stage1.draws(7, 5, 6, 0)
     assert [len(batch) for batch in drawn] == [5] * 6
     counts = np.bincount(np.concatenate(drawn), minlength=7)
     assert counts.max() - counts.min() <= 1
@@ -307,7 +308,7 @@ def test_as_many_views_as_fit_are_cached_and_else_the_trunk_runs_live(
     model, recipe = models["base"], BRANCHOUT.stage_one
     live = trained(model, train, recipe, views=0)
     assert same(trained(model, train, recipe, views=2, limit=1000), live)
-    floats = 16 * 8 * 8 + len(BASE)  # what enters layer4, and the frozen logits
+    floats = 32 * 8 * 8 + len(BASE)  # what enters layer4, and the frozen logits
     one_view = 4 * floats * 2 * len(train.of_classes(NEW))  # as much for exemplars as for new images
     assert same(trained(model, train, recipe, views=2, limit=2 * one_view - 1), live)
     assert not same(trained(model, train, recipe, views=2, limit=2 * one_view), live)
@@ -319,7 +320,9 @@ def test_the_cache_holds_what_the_frozen_network_makes_of_views(models: dict[str
     model = models["after a step"]
     frozen = Frozen(model, 3, logits=True, device=CPU)
     sources = [open_images(train.of_classes(names), SIZES, CPU) for names in (NEW, LATER[:2])]
-    kept = frozen.cache(sources, [2, 3], 5, silent)
+    trunk = TrunkOutputs(frozen, sources, 2, seed=5)
+    trunk.cached_views = [2, 3]
+    kept = trunk.tables
     for number, (images, views) in enumerate(zip(sources, [2, 3], strict=True)):
         assert [len(table) for table in kept[number]] == [views * len(images)] * 2
         for view in range(views):
@@ -338,9 +341,9 @@ def test_epochs_go_round_the_cached_views_and_exemplars_are_seen_in_more_of_them
     models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[np.ndarray] = []
-    rows: Callable[..., object] = stage1._rows
+    rows: Callable[..., object] = trunk_cache._rows
     monkeypatch.setattr(
-        stage1, "_rows", lambda table, order: (seen.append(np.concatenate(order)), rows(table, order))[1]
+        trunk_cache, "_rows", lambda table, order: (seen.append(np.concatenate(order)), rows(table, order))[1]
     )
     model = models["base"]
     new, old = labelled(model, NEW, train.of_classes(NEW)), labelled(model, NEW, exemplars(train))
@@ -363,7 +366,7 @@ def test_a_linear_head_starts_along_its_classes_and_no_louder_than_the_base(
     names: tuple[str, ...], bias: bool, train: Samples
 ) -> None:
     model = untrained(BASE)
-    base = nn.Linear(32, len(BASE), bias=bias)
+    base = nn.Linear(64, len(BASE), bias=bias)
     linear = Classifier(model.arch, model.backbone, base, BASE, SIZES, "glyph")
     new = labelled(linear, names, train.of_classes(names))
     space = linear.space.extend(names)
@@ -376,7 +379,7 @@ def test_a_linear_head_starts_along_its_classes_and_no_louder_than_the_base(
     lengths = head.weight.norm(dim=1)
     assert torch.allclose(lengths, base.weight.norm(dim=1).mean().expand_as(lengths), atol=1e-4)
     means = [h[torch.from_numpy(new.labels == space.index([name])[0])].mean(0) for name in names]
-    middle = sum(means) / len(means) if len(means) > 1 else torch.zeros(32)
+    middle = sum(means) / len(means) if len(means) > 1 else torch.zeros(64)
     for number, (name, mean) in enumerate(zip(names, means, strict=True)):
         members = torch.from_numpy(new.labels == space.index([name])[0])
         assert F.cosine_similarity(head.weight[number], mean - middle, dim=0).item() == pytest.approx(1, abs=1e-4)

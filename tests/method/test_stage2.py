@@ -9,9 +9,11 @@ from torch import Tensor
 
 from branchout.data.images import class_balanced
 from branchout.labels import LabelSpace
+from branchout.method import score_fusion
 from branchout.method import stage2 as stage_two
 from branchout.method.recipes import GRID, PAPER, REFERENCE, Stage2
-from branchout.method.stage2 import FusionData, Problem, fuse
+from branchout.method.score_fusion import FusionData, Problem
+from branchout.method.stage2 import fuse
 from branchout.training.optimisation import Optimisation
 
 K = 6
@@ -153,9 +155,9 @@ def test_a_batch_without_one_of_the_splits_gives_numbers() -> None:
 def test_routing_loss_weighs_splits_equally_whatever_their_sizes() -> None:
     columns = torch.randn(1, 40, 1, DISJOINT.columns, dtype=torch.float64)
     origin = torch.tensor([[0] * 37 + [1] * 3])
-    got = stage_two.routing_loss(DISJOINT, columns, origin, None)[0, 0]
+    got = score_fusion.routing_loss(DISJOINT, columns, origin, None)[0, 0]
     halves = [
-        stage_two.routing_loss(DISJOINT, columns[:, part], origin[:, part], None)[0, 0]
+        score_fusion.routing_loss(DISJOINT, columns[:, part], origin[:, part], None)[0, 0]
         for part in (slice(0, 37), slice(37, 40))
     ]
     assert got == pytest.approx(sum(halves).item(), abs=1e-12)  # each half alone already carries its weight of 1/2

@@ -13,8 +13,9 @@ from branchout import api
 from branchout.data.images import open_images
 from branchout.data.samples import Samples
 from branchout.labels import LabelSpace
+from branchout.method.dial import predict, prediction_changes
 from branchout.method.features import extract
-from branchout.method.frontier import Frontier, predict, stretches
+from branchout.method.frontier import Frontier
 from branchout.report.answers_by_point import PointValues, answers_by_point, count_at, point_order
 
 
@@ -73,7 +74,7 @@ def test_changes_from_point_to_point_give_the_values_at_every_point(rows: list[l
 def test_stretches_say_what_is_answered_at_any_b(space: LabelSpace, pooler: str) -> None:
     rng = np.random.default_rng(7)
     columns = rng.normal(size=(40, space.columns))
-    turns, answers = stretches(columns, space, pooler)
+    turns, answers = prediction_changes(columns, space, pooler)
     finite = np.where(np.isfinite(turns), turns, 1e9)
     assert (np.diff(finite, axis=1) >= 0).all()
     for b in rng.uniform(-6, 6, 50):

@@ -202,8 +202,8 @@ def test_a_model_with_one_operating_point_says_why_there_is_no_dial(extended: ap
     model = api.Model(kept, None, extended.device)
     page = Page(render(model.facts(val.of_classes(model.classes))))
     assert not [element for element in page.of("form") if element.attributes.get("id") == "dial"]
-    assert f"There is one operating point only: on the {points.images} images that choose" in page.shown
-    assert "one operating point only" not in Page(render(extended.facts())).shown
+    assert f"There is only one operating point: on the {points.images} validation images" in page.shown
+    assert "only one operating point" not in Page(render(extended.facts())).shown
 
 
 def test_a_part_without_images_is_said_to_be_unmeasured(extended: api.Model, val: Samples) -> None:

@@ -107,6 +107,6 @@ def test_an_extension_can_be_watched_from_its_first_epoch_to_its_end(
         report=lambda _: seen.append(note(api.work_folder(out))),
     )
     works = {(work["work"], work["done"], work["total"]) for each in seen for work in each["works"]}
-    assert {("learn the branch", 1, 2), ("learn the branch", 2, 2)} <= works
+    assert {("Training the new branch", 1, 2), ("Training the new branch", 2, 2)} <= works
     assert {each["state"] for each in seen} == {"running"}
     assert not api.work_folder(out).exists()

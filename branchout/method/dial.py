@@ -1,0 +1,167 @@
+"""The dial: one number b, added to the logits of all new branches, and its exact curve of accuracies (our addition).
+
+The paper trains a model for every (α, β); we move one trained model by b. As b grows, an image changes its prediction
+at a few values of b only. These are computed and sorted, so that the curve is exact and nothing is searched.
+
+Symbols: z_a → `columns`, logits before dial and pooler (images × columns) · b → `Frontier.settings` · Y_a → `classes`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from branchout.labels import LabelSpace
+from branchout.method.frontier import Floats, Frontier, Ints
+from branchout.metrics import from_counts, part_of_class
+
+Bools = npt.NDArray[np.bool_]
+
+
+def dial_frontier(
+    columns: Floats,
+    labels: Ints,
+    space: LabelSpace,
+    pooler: str = "max",
+    *,
+    moving: Bools | None = None,
+    balanced_by: str = "mean",
+    measured: str = "dev",
+) -> Frontier:
+    """All accuracies that any b can reach, from logits of validation images before the dial (images × columns).
+
+    Between two neighbouring edges, the values of b where an image becomes right or wrong, accuracies are constant;
+    each point of the result lies in the middle of such an interval. `moving` says which columns b is added to: by
+    default those of all new branches.
+    """
+    part = part_of_class(space)[labels]
+    parts = len(space.branches) + 1
+    changes, predicted = prediction_changes(columns, space, pooler, moving=moving)
+    right = predicted == labels[:, None]
+    gained = np.diff(right.astype(np.int64), axis=1)
+    # One event for each image and value of b where it becomes right (+1) or wrong (-1), sorted by b.
+    of_change, of_image = np.nonzero((np.isfinite(changes) & (gained != 0)).T)
+    b = changes[of_image, of_change]
+    order = np.argsort(b, kind="stable")
+    b, of_image, of_change = b[order], of_image[order], of_change[order]
+    gains = np.zeros((len(b), parts), dtype=np.int64)
+    gains[np.arange(len(b)), part[of_image]] = gained[of_image, of_change]
+    last_of_equal = np.append(np.diff(b) > 0, True)[: len(b)]
+    edges = b[last_of_equal]
+    first = np.bincount(part[right[:, 0]], minlength=parts)
+    correct = np.concatenate([first[None], first + np.cumsum(gains, 0)[last_of_equal]])
+    figures = from_counts(correct, np.bincount(part, minlength=parts))
+    return Frontier("dial", _midpoints(edges)[:, None], figures, len(labels), balanced_by, measured)
+
+
+def _midpoints(edges: Floats) -> Floats:
+    """A value of b before the first edge, between each two, and after the last."""
+    if not len(edges):
+        return np.zeros(1)
+    return np.concatenate([[edges[0] - 1], (edges[:-1] + edges[1:]) / 2, [edges[-1] + 1]])
+
+
+def prediction_changes(
+    columns: Floats, space: LabelSpace, pooler: str = "max", *, moving: Bools | None = None
+) -> tuple[Floats, Ints]:
+    """Where each image changes its prediction as b grows, and to which class, from logits before the dial.
+
+    Returns values of b in rising order (images × changes; infinite where an image changes no more) and class numbers
+    (images × changes + 1): the prediction before the first change, after it, and so on.
+    """
+    columns = np.asarray(columns, dtype=np.float64)
+    moving = space.branch_of_column > 0 if moving is None else moving
+    intercept, answer, slope = _lines(columns, space, pooler, moving)
+    rows = np.arange(len(columns))
+    current = np.zeros(len(columns), dtype=np.int64)  # for b → -∞ the flattest line is on top
+    changes, answers = [], [answer[rows, current]]
+    while True:
+        # Where each steeper line overtakes the current one; the nearest crossing is the next change.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            run = slope[None, :] - slope[current][:, None]
+            crossing = (intercept[rows, current][:, None] - intercept) / run
+        crossing = np.where((run > 0) & np.isfinite(intercept), crossing, np.inf)
+        following = crossing.argmin(1)
+        at = crossing[rows, following]
+        changing = np.isfinite(at)
+        if not changing.any():
+            break
+        current = np.where(changing, following, current)
+        changes.append(at)
+        answers.append(answer[rows, current])
+    return np.stack(changes, 1) if changes else np.empty((len(columns), 0)), np.stack(answers, 1)
+
+
+def _lines(columns: Floats, space: LabelSpace, pooler: str, moving: Bools) -> tuple[Floats, Ints, Floats]:
+    """Logits as lines in b: per image and slope the highest intercept and its class; slopes ascending.
+
+    With the max pooler every column is its own line, flat or rising; with the mean a class's line rises by the share
+    of its columns that move.
+    """
+    if pooler == "max":
+        scores, owner, rise = columns, space.class_of_column, moving.astype(np.float64)
+    else:
+        count = np.bincount(space.class_of_column)
+        member = np.zeros((space.columns, len(space.classes)))
+        member[np.arange(space.columns), space.class_of_column] = 1 / count[space.class_of_column]
+        scores, owner, rise = columns @ member, np.arange(len(space.classes)), moving @ member
+    slope = np.unique(rise.round(12))
+    intercept = np.full((len(columns), len(slope)), -np.inf)
+    answer = np.zeros((len(columns), len(slope)), dtype=np.int64)
+    for n, value in enumerate(slope):
+        of_slope = np.flatnonzero(np.isclose(rise, value))
+        best = scores[:, of_slope].argmax(1)
+        intercept[:, n] = scores[np.arange(len(columns)), of_slope[best]]
+        answer[:, n] = owner[of_slope[best]]
+    return intercept, answer, slope
+
+
+def predict(columns: Floats, space: LabelSpace, offsets: float | Sequence[float] = 0.0, pooler: str = "max") -> Ints:
+    """Class numbers from logits before the dial, with the dial at one b, or one offset for each step."""
+    steps = len(space.branches) - 1
+    z = shifted(columns, space, [offsets] * steps if isinstance(offsets, int | float) else offsets)
+    order = np.argsort(space.class_of_column, kind="stable")
+    starts = np.searchsorted(space.class_of_column[order], np.arange(len(space.classes)))
+    if pooler == "max":
+        pooled = np.maximum.reduceat(z[:, order], starts, axis=1)
+    else:
+        pooled = np.add.reduceat(z[:, order], starts, axis=1) / np.bincount(space.class_of_column)
+    answer: Ints = pooled.argmax(1)
+    return answer
+
+
+def step_shifts(columns: Floats, labels: Ints, space: LabelSpace, pooler: str = "max", rounds: int = 3) -> Floats:
+    """An offset for each step's branch, to which the dial is then added; 0 where there is one step.
+
+    Each branch was trained so that its logits exceed those of all earlier branches on its own images, so logits grow
+    from step to step. Coordinate ascent of the balanced score, each coordinate solved exactly; of equally good offsets
+    the one nearest to the shared dial's. A step without validation images keeps the shared dial's.
+    """
+    steps = len(space.branches) - 1
+    if steps < 2:
+        return np.zeros(steps)
+    shared = dial_frontier(columns, labels, space, pooler)
+    start = shared.settings[shared.choose("balanced"), 0]
+    shifts = np.full(steps, start)
+    seen = [step for step in range(1, steps + 1) if np.isin(space.index(space.branches[step]), labels).any()]
+    for _ in range(rounds):
+        before = shifts.copy()
+        for step in seen:
+            others = shifts.copy()
+            others[step - 1] = 0.0
+            moving = space.branch_of_column == step
+            curve = dial_frontier(shifted(columns, space, others), labels, space, pooler, moving=moving)
+            score = curve.score("balanced")
+            best = curve.settings[score >= np.nanmax(score) - 1e-12, 0]
+            shifts[step - 1] = best[np.abs(best - start).argmin()]
+        if np.array_equal(before, shifts):
+            break
+    return shifts
+
+
+def shifted(columns: Floats, space: LabelSpace, shifts: Sequence[float] | Floats) -> Floats:
+    """Logits with an offset added to the columns of each step's branch."""
+    moved: Floats = np.asarray(columns, dtype=np.float64) + np.array([0.0, *shifts])[space.branch_of_column]
+    return moved

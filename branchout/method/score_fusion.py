@@ -1,0 +1,133 @@
+"""Score fusion: the fused logits and their loss (paper, section 4.2).
+
+α and β exist in stage II only; inference has no such numbers.
+
+Symbols: h_d at norm 4 → `u` · z_d → `z` · W_dd' → `deltas` · z̃_d = z_d + Δz_d → `fused_columns` · pooled z̃_a →
+`Pooler` · L_cls, L_rt-bal, L_total → `classification_loss`, `routing_loss`, `stage2_loss` · W_r,aux → `router`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from branchout.labels import LabelSpace
+from branchout.model.classifier import Classifier
+from branchout.model.heads import Pooler, head_bias, sources, to_norm
+
+
+@dataclass(frozen=True)
+class FusionData:
+    """What stage II sees of one exemplar seed: features at norm 4 and frozen logits of V views of N images."""
+
+    u: Tensor  # (V, N, feature vectors, k)
+    z: Tensor  # (V, N, columns)
+    labels: Tensor  # (N,) class numbers
+    origin: Tensor  # (N,) 0 for images of the base, t for those of step t
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is fused: the label space, the feature vector that each head reads, the pooler and the heads' biases."""
+
+    space: LabelSpace
+    feature_of: tuple[int, ...]
+    pooler: str = "max"
+    bias: Tensor | None = None
+    """(columns,) the part of the frozen logits that β does not scale; None for cosine heads."""
+
+
+def problem_of(model: Classifier) -> Problem:
+    """The fusion problem of a model."""
+    heads = list(model.fused.heads)
+    biases = [head_bias(head) for head in heads]  # type: ignore[arg-type]
+    bias = None
+    if any(b is not None for b in biases):
+        zeros = [head.weight.new_zeros(len(head.weight)) for head in heads]  # type: ignore[operator, arg-type]
+        bias = torch.cat([zero if b is None else b for b, zero in zip(biases, zeros, strict=True)])
+    return Problem(model.space, model.fused.feature_of, model.fused.pooler.kind, bias)
+
+
+@torch.no_grad()
+def fusion_data(model: Classifier, features: Tensor, labels: Tensor, origin: Tensor) -> FusionData:
+    """What stage II reads, from cached features (V, N, feature vectors, k)."""
+    return FusionData(to_norm(features), model.fused.frozen_columns(features.unbind(2)), labels, origin)
+
+
+def fused_columns(
+    problem: Problem,
+    batch: FusionData,
+    deltas: Sequence[Tensor],
+    grid: Sequence[tuple[float, float]],
+    beta_on_head: bool,
+) -> Tensor:
+    """z̃ in training, for all seeds and points: (seeds, n, points, columns).
+
+    For an image of the base, β scales the features that enter W_bd', which equals scaling the product: one product
+    serves all values of β. With `beta_on_head` it scales new branches' features wherever they enter: their own heads,
+    and the deltas between them.
+    """
+    beta = torch.tensor([point[1] for point in grid]).to(batch.u)
+    is_base = (batch.origin == 0)[:, :, None]  # (seeds, n, 1)
+    scale = torch.where(is_base, beta, torch.ones_like(beta))[..., None]  # (seeds, n, points, 1)
+    parts = []
+    for d, (delta, read) in enumerate(zip(deltas, sources(problem.feature_of), strict=True)):
+        own = problem.space.slice_of(d)
+        z = batch.z[:, :, None, own]
+        if d == 0:
+            change = _product(batch.u[:, :, read], delta) * scale
+        elif beta_on_head:
+            bias = 0.0 if problem.bias is None else problem.bias[own]
+            z = (z - bias) * scale + bias
+            k = batch.u.shape[-1]  # the base's features are read first
+            change = _product(batch.u[:, :, read[:1]], delta[:, :k])
+            if len(read) > 1:
+                change = change + _product(batch.u[:, :, read[1:]], delta[:, k:]) * scale
+        else:
+            change = _product(batch.u[:, :, read], delta)
+        parts.append(z + change)
+    return torch.cat(parts, dim=-1)
+
+
+def _product(u: Tensor, delta: Tensor) -> Tensor:
+    """(seeds, n, sources, k), (seeds, sources · k, points, width) → (seeds, n, points, width)."""
+    seeds, inputs, points, width = delta.shape
+    flat = delta.reshape(seeds, inputs, points * width)
+    return torch.bmm(u.flatten(2), flat).view(seeds, -1, points, width)
+
+
+def classification_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """L_cls of every seed and point: (seeds, n, points, classes), (seeds, n) → (seeds, points)."""
+    chosen = logits.gather(-1, labels[:, :, None, None].expand(-1, -1, logits.shape[2], 1)).squeeze(-1)
+    return (logits.logsumexp(-1) - chosen).mean(1)
+
+
+def routing_loss(space: LabelSpace, columns: Tensor, origin: Tensor, router: Tensor | None) -> Tensor:
+    """L_rt-bal: which split an image came from, by each branch's largest logit before pooling.
+
+    Every split has weight 1/(t+1), whatever its number of images; one that the batch lacks contributes nothing.
+    """
+    branches = len(space.branches)
+    parts = torch.split(columns, [len(names) for names in space.branches], dim=-1)
+    maxima = torch.stack([part.amax(-1) for part in parts], dim=-1)
+    if router is not None:
+        maxima = torch.einsum("sngb,sgbr->sngr", maxima, router)
+    target = origin[:, :, None].expand(maxima.shape[:-1])
+    loss = -F.log_softmax(maxima, dim=-1).gather(-1, target[..., None]).squeeze(-1)  # (seeds, n, points)
+    member = F.one_hot(origin, branches).to(loss)  # (seeds, n, splits)
+    weight = member / (member.sum(1, keepdim=True).clamp(min=1) * branches)
+    return torch.einsum("sng,snr->sg", loss, weight)
+
+
+def stage2_loss(
+    space: LabelSpace, batch: FusionData, columns: Tensor, alpha: Tensor, pooler: Pooler, router: Tensor | None
+) -> Tensor:
+    """L_total = (1 - α)·L_cls + α·L_rt-bal of every seed and point, from z̃ before pooling: (seeds, points)."""
+    pooled = pooler(columns) if space.overlap else columns  # pooling costs a fifth of the time
+    return (1 - alpha) * classification_loss(pooled, batch.labels) + alpha * routing_loss(
+        space, columns, batch.origin, router
+    )

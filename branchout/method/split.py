@@ -1,0 +1,138 @@
+"""The images of an extension, split by their role: no image has two (paper, section 5.1, "Learning").
+
+Symbols: D_n → `DataSplit.new` · the exemplars E → `DataSplit.memory` · the validation set → `dev` and `test`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from branchout.data.samples import Samples, concatenate
+from branchout.errors import BranchoutError
+from branchout.labels import LabelSpace
+
+HELD_OUT = 0.2
+"""Share of each class held out when no validation images are given."""
+
+
+@dataclass(frozen=True)
+class DataSplit:
+    """Which images train, which choose the operating point, which measure the result."""
+
+    new: Samples
+    memory: Samples | None
+    dev: Samples
+    """The images that choose the operating point."""
+    test: Samples
+    """Held-out test images: they measure the result and are used for nothing else."""
+    measured: str
+    """What base accuracy is measured on: a key of `metrics.MEASURED_ON`."""
+    calibration: Samples | None = None
+    """New images that calibrate pseudo-exemplars, where old classes have no images; they neither train nor choose."""
+
+    @classmethod
+    def of(
+        cls, space: LabelSpace, new: Samples, memory: Samples | None, val: Samples | None, seed: int = 0
+    ) -> DataSplit:
+        """Halve validation images into dev and test; without any, hold out some of the new and kept images.
+
+        `space` is the label space before this step.
+        """
+        check_classes(space, new, memory, val)
+        rng = np.random.default_rng(seed)
+        old = set(space.classes) - set(new.classes) or set(space.classes)  # if all get new images, these measure them
+        measured = "dev"
+        if val is None:
+            new, held = _hold_out(new, rng)
+            measured = "held-out"
+            if not len(held):
+                raise BranchoutError(
+                    "There are too few new images to hold any out: no class has three. Add images, or pass some with "
+                    "--val."
+                )
+        else:
+            held = val
+        if memory is not None and (val is None or not set(held.classes) & old):
+            memory, held_old = _hold_out(memory, rng)
+            held = concatenate([held, held_old]) if len(held_old) else held
+            measured = "held-out"
+        covered = len(set(held.classes) & old)
+        # Held-out images of a few old classes say little about the others. Images passed with --val are taken as given.
+        if not covered or (measured == "held-out" and 2 * covered < len(old)):
+            measured = "pseudo"
+        dev, test = _halve(held, new.classes, rng)
+        calibration = None
+        if measured == "pseudo" or memory is None or not old <= set(memory.classes):
+            dev, calibration = _take_calibration(dev, new.classes, rng)
+        if memory is not None:
+            memory = _with_origin(memory, space)
+        return cls(new.placed(len(space.branches)), memory, dev, test, measured, calibration)
+
+
+def check_classes(space: LabelSpace, new: Samples, memory: Samples | None, val: Samples | None) -> None:
+    """Refuse images of classes that do not belong where they are."""
+    known = set(space.classes)
+    unknown = [] if memory is None else sorted(set(memory.classes) - known)
+    if unknown:
+        raise BranchoutError(
+            f"--memory has classes that the base does not know: {listed(unknown)}. It must hold images of old classes, "
+            f"in folders named as the base's {len(known):,} classes. Put new classes into the first folder."
+        )
+    if val is None:
+        return
+    unknown = sorted(set(val.classes) - known - set(new.classes))
+    if unknown:
+        raise BranchoutError(f"--val has classes that are neither old nor new: {listed(unknown)}. Remove them.")
+    if not set(val.classes) & set(new.classes):
+        raise BranchoutError("--val has no images of the new classes. Add some, or leave --val out.")
+
+
+def _hold_out(samples: Samples, rng: np.random.Generator) -> tuple[Samples, Samples]:
+    """A fifth of each class, at least one image where it has three or more."""
+    held = np.zeros(len(samples), dtype=bool)
+    for label in range(len(samples.classes)):
+        members = rng.permutation(np.flatnonzero(samples.labels == label))
+        count = max(1, round(HELD_OUT * len(members))) if len(members) >= 3 else 0
+        held[members[:count]] = True
+    return samples.select(~held), samples.select(held)
+
+
+def _halve(held: Samples, new: Collection[str], rng: np.random.Generator) -> tuple[Samples, Samples]:
+    """Dev and test. New and old images are halved separately, each beginning with dev, which must have both."""
+    is_new = np.isin(held.names, list(new))
+    first = np.zeros(len(held), dtype=bool)
+    for part in (np.flatnonzero(is_new), np.flatnonzero(~is_new)):
+        first[part] = _half(held.labels[part], rng)
+    return held.select(first), held.select(~first)
+
+
+def _half(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A mask of half the images of each class; odd images fall to either side in turn, first to the one marked."""
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    mask = np.zeros(len(labels), dtype=bool)
+    mask[order[::2]] = True
+    return mask
+
+
+def _take_calibration(dev: Samples, new: Collection[str], rng: np.random.Generator) -> tuple[Samples, Samples]:
+    """Half of the dev images of new classes calibrate pseudo-exemplars; all others still choose."""
+    part = np.flatnonzero(np.isin(dev.names, list(new)))
+    chooses = np.ones(len(dev), dtype=bool)
+    chooses[part] = _half(dev.labels[part], rng)
+    return dev.select(chooses), dev.select(~chooses)
+
+
+def _with_origin(memory: Samples, space: LabelSpace) -> Samples:
+    """Images that have an origin keep it; those of a folder belong to the branch that first learned their class."""
+    first = {name: d for d in reversed(range(len(space.branches))) for name in space.branches[d]}
+    by_class = np.array([first[name] for name in memory.classes])[memory.labels]
+    known = (memory.origin >= 0) & (memory.origin < len(space.branches))
+    return memory.placed(np.where(known, memory.origin, by_class))
+
+
+def listed(names: list[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")

@@ -1,0 +1,180 @@
+"""The frozen part of stage I: its outputs for a few augmented views are computed once and reused in every epoch.
+
+Trunk and earlier branches never change during stage I. Where memory allows, their outputs are cached; otherwise the
+trunk runs in every epoch ("live").
+
+Symbols: Φ_s → `Frozen` · h(x; Φ_s) → `outputs[0]`, what enters the new branch · z_b, z_n1, … → `outputs[1]`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from branchout.data import augment
+from branchout.data.augment import Augmentation
+from branchout.data.images import Images, in_order, on_device
+from branchout.model.classifier import Classifier
+from branchout.training.loop import Event, Report, precision, seed_for, silent
+
+Ints = npt.NDArray[np.int64]
+CACHE_LIMIT = 4 << 30
+"""Bytes of cached outputs on a CPU; on a GPU a third of its memory.
+
+Of all its memory, not of what is free: a run that was stopped must see the same views when it resumes.
+"""
+FEWEST_VIEWS = 4
+"""Where not even so many views fit, the trunk runs live: fewer views cost accuracy."""
+CHUNK = 256
+"""Images per forward pass while the cache is filled."""
+
+
+class Frozen:
+    """Trunk, earlier branches and their heads, in eval mode and without gradients."""
+
+    def __init__(
+        self,
+        model: Classifier,
+        start: int,
+        *,
+        logits: bool,
+        augmentation: Augmentation | None = None,
+        device: torch.device,
+    ) -> None:
+        self.model = model
+        self.start = start
+        self.logits = logits
+        self.device = device
+        self.augmentation = augmentation or augment.for_kind(model.kind, model.preprocessing.size, few=True)
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> list[Tensor]:
+        """What enters the new branch and, with `logits`, the logits of all earlier branches."""
+        images = self.model.backbone.arrange(images)
+        end = len(self.model.backbone.names)
+        with precision(self.device):
+            if not self.logits:
+                return [self.model.activations(images, [self.start])[self.start]]
+            starts = [step.start for step in self.model.steps]
+            passed = self.model.activations(images, [*starts, self.start, end])
+            features = [passed[end], *(s.branch(passed[s.start]) for s in self.model.steps if s.start < end)]
+        return [passed[self.start], self.model.fused.frozen_columns([h.float() for h in features])]
+
+    def live(self, images: Images, order: Sequence[Ints], seed: int) -> Iterator[list[Tensor]]:
+        for batch in images.views(order, self.augmentation, seed):
+            yield self(batch)
+
+    def bytes_per_image(self, images: Images) -> int:
+        (outputs,) = self.live(images, [np.zeros(1, dtype=np.int64)], 0)
+        return sum(output.numel() * output.element_size() for output in outputs)
+
+
+class TrunkOutputs:
+    """Outputs of the frozen part for the images of several sources: new images, and exemplars where they are replayed.
+
+    `views` > 0 caches that many augmented views of each new image, or as many as fit under `limit` bytes. The cache is
+    filled when the first epoch asks for it: a finished training that is only read back never does.
+    """
+
+    def __init__(
+        self,
+        frozen: Frozen,
+        sources: Sequence[Images],
+        views: int,
+        *,
+        limit: int | None = None,
+        seed: int = 0,
+        report: Report = silent,
+    ) -> None:
+        self.frozen = frozen
+        self.sources = sources
+        self.views = views
+        self.limit = default_limit(frozen.device) if limit is None else limit
+        self.seed = seed
+        self.report = report
+
+    def batches(self, epoch: int, orders: Sequence[Sequence[Ints]]) -> Iterator[list[Tensor]]:
+        """The outputs for one epoch's batches; `orders` holds, for each source, the images of every batch."""
+        if self.cached_views:
+            streams = [
+                _rows(table, rows) for table, rows in zip(self.tables, self._rows_of(epoch, orders), strict=True)
+            ]
+        else:
+            streams = [
+                self.frozen.live(images, order, seed_for(self.seed, epoch, 2 + n))
+                for n, (images, order) in enumerate(zip(self.sources, orders, strict=True))
+            ]
+        for parts in zip(*streams, strict=True):
+            yield [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
+
+    def _rows_of(self, epoch: int, orders: Sequence[Sequence[Ints]]) -> list[list[Ints]]:
+        """Rows of the tables: new images in view `epoch` modulo the number of views, exemplars each in any view."""
+        new, *replayed = orders
+        rows = [[order + epoch % self.cached_views[0] * len(self.sources[0]) for order in new]]
+        for images, views, order in zip(self.sources[1:], self.cached_views[1:], replayed, strict=True):
+            rng = np.random.default_rng(seed_for(self.seed, epoch, 2))
+            any_view = rng.integers(views, size=(len(order), len(order[0]))) * len(images)
+            rows.append([indices + view for indices, view in zip(order, any_view, strict=True)])
+        return rows
+
+    @cached_property
+    def cached_views(self) -> list[int]:
+        """How many views of each source's images are cached; empty if the trunk runs live."""
+        if not self.views:
+            return []
+        room = self.limit // self.frozen.bytes_per_image(self.sources[0])
+        sizes = [len(images) for images in self.sources]
+        for views in range(self.views, min(self.views, FEWEST_VIEWS) - 1, -1):
+            if np.dot(views_per_source(views, sizes), sizes) <= room:
+                return views_per_source(views, sizes)
+        return []
+
+    @cached_property
+    def tables(self) -> list[list[Tensor]]:
+        """For each source the outputs for its cached views, one view after the other."""
+        total = sum(views * len(images) for views, images in zip(self.cached_views, self.sources, strict=True))
+        done = 0
+        tables: list[list[Tensor]] = []
+        for number, (images, views) in enumerate(zip(self.sources, self.cached_views, strict=True)):
+            table: list[Tensor] = []
+            filled = 0
+            for view in range(views):
+                seed = seed_for(self.seed, view, 7 + number)
+                for outputs in self.frozen.live(images, in_order(len(images), CHUNK), seed):
+                    table = table or [self._empty(views * len(images), output) for output in outputs]
+                    for whole, part in zip(table, outputs, strict=True):
+                        whole[filled : filled + len(part)] = part
+                    filled += len(outputs[0])
+                    self.report(Event("Computing frozen features", done + filled, total))
+            done += filled
+            tables.append(table)
+        return tables
+
+    def _empty(self, rows: int, like: Tensor) -> Tensor:
+        """A table for `rows` outputs; feature maps have the network's memory layout."""
+        layout = self.frozen.model.backbone.layout(like.device) if like.ndim == 4 else torch.contiguous_format
+        return torch.empty((rows, *like.shape[1:]), dtype=like.dtype, device=like.device, memory_format=layout)
+
+
+def default_limit(device: torch.device) -> int:
+    if device.type != "cuda":
+        return CACHE_LIMIT
+    return int(torch.cuda.get_device_properties(device).total_memory) // 3
+
+
+def views_per_source(views: int, sizes: Sequence[int]) -> list[int]:
+    """How many views of each new image are cached, and of each exemplar.
+
+    Exemplars are few and drawn often: they get more views, so that all sources have about as many rows.
+    """
+    return [views] + [max(1, round(views * sizes[0] / size)) for size in sizes[1:]]
+
+
+def _rows(table: Sequence[Tensor], order: Sequence[Ints]) -> Iterator[list[Tensor]]:
+    for index in on_device(order, table[0].device):
+        yield [tensor[index] for tensor in table]

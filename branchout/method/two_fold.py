@@ -1,0 +1,83 @@
+"""Two-fold accuracy: choose an operating point on half of the validation images, measure on the rest; swap; average.
+
+It uses every image to measure and none to measure its own choice, so that small test sets give half the noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from branchout.labels import LabelSpace
+from branchout.method.dial import dial_frontier, predict, shifted, step_shifts
+from branchout.method.frontier import Floats, Ints, grid_frontier
+from branchout.metrics import GOALS, Accuracies, accuracies
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A goal's operating point, chosen on some images and measured on others."""
+
+    goal: str
+    setting: tuple[float, ...]
+    test: Accuracies
+    """Chosen on dev, measured on test."""
+    two_fold: float
+    """The goal's own metric: chosen on dev and measured on test, and the reverse; the mean of both."""
+    spread: float
+    """Half the difference between the two."""
+    shifts: tuple[float, ...] = ()
+    """The offset of each step's branch, where there are several steps."""
+
+    @classmethod
+    def of(
+        cls, goal: str, setting: tuple[float, ...], folds: Sequence[Accuracies], shifts: tuple[float, ...] = ()
+    ) -> Scored:
+        """From the accuracies of the two folds; under a condition the metric is Acc_all."""
+        values = [getattr(fold, goal if goal in GOALS else "all") for fold in folds]
+        spread = float(abs(values[0] - values[1]) / 2)
+        return cls(goal, setting, folds[0], float(np.mean(values)), spread, shifts)
+
+
+def score_dial(
+    dev: tuple[Floats, Ints], test: tuple[Floats, Ints], space: LabelSpace, goals: Sequence[str], pooler: str = "max"
+) -> dict[str, Scored]:
+    """Choose b on each half, with the steps' offsets where there are several; measure on the other half.
+
+    `dev` and `test` hold logits before the dial (images × columns) and labels.
+    """
+    chosen: dict[str, list[float]] = {goal: [] for goal in goals}
+    measured: dict[str, list[Accuracies]] = {goal: [] for goal in goals}
+    offsets: list[tuple[float, ...]] = []
+    for here, there in ((dev, test), (test, dev)):
+        shifts = step_shifts(here[0], here[1], space, pooler)
+        offsets.append(tuple(shifts.tolist()) if len(shifts) > 1 else ())
+        frontier = dial_frontier(shifted(here[0], space, shifts), here[1], space, pooler)
+        for goal in goals:
+            b = float(frontier.settings[frontier.choose(goal), 0])
+            chosen[goal].append(b)
+            answers = predict(there[0], space, (shifts + b).tolist(), pooler)
+            measured[goal].append(accuracies(answers, there[1], space))
+    return {goal: Scored.of(goal, (chosen[goal][0],), measured[goal], offsets[0]) for goal in goals}
+
+
+def score_grid(
+    dev: tuple[Ints, Ints],
+    test: tuple[Ints, Ints],
+    space: LabelSpace,
+    grid: Sequence[tuple[float, float]],
+    goal: str,
+    balanced_by: str,
+) -> Scored:
+    """Choose (α, β) on each half and measure on the other.
+
+    `dev` and `test` hold the predictions of every grid point (points × images) and labels.
+    """
+    chosen, measured = [], []
+    for here, there in ((dev, test), (test, dev)):
+        point = grid_frontier(here[0], here[1], space, grid, balanced_by).choose(goal)
+        chosen.append(grid[point])
+        measured.append(accuracies(there[0][point], there[1], space))
+    return Scored.of(goal, chosen[0], measured)

@@ -1,0 +1,138 @@
+"""Which images train, choose and measure: never the same ones."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from helpers import BASE, LATER, NEW, exemplars, some
+
+from branchout import api
+from branchout.data.samples import Samples
+from branchout.errors import BranchoutError
+from branchout.method.split import DataSplit
+
+
+def ids(split: DataSplit) -> dict[str, set[str]]:
+    roles = ("new", "memory", "dev", "test", "calibration")
+    parts = {role: getattr(split, role) for role in roles}
+    return {name: set() if part is None else set(part.ids.tolist()) for name, part in parts.items()}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("given", ["nothing", "memory", "val", "both"])
+def test_what_trains_chooses_and_reports_is_never_the_same(
+    seed: int, given: str, base: api.Model, train: Samples, val: Samples
+) -> None:
+    memory = exemplars(train) if given in ("memory", "both") else None
+    others = val.of_classes([*BASE, *NEW]) if given in ("val", "both") else None
+    new = train.of_classes(NEW)
+    parts = ids(DataSplit.of(base.saved.classifier.space, new, memory, others, seed))
+    names = list(parts)
+    for n, one in enumerate(names):
+        for other in names[n + 1 :]:
+            assert not parts[one] & parts[other], (one, other)
+    every = set(new.ids.tolist()) | (set() if memory is None else set(memory.ids.tolist()))
+    held = set() if others is None else set(others.ids.tolist())
+    assert set().union(*parts.values()) == every | held  # and none is lost
+    if others is not None:
+        assert parts["new"] == set(new.ids.tolist())
+        assert parts["dev"] | parts["calibration"] | parts["test"] == held
+    assert abs(len(parts["dev"] | parts["calibration"]) - len(parts["test"])) <= 1
+    assert parts["dev"]
+
+
+def test_halves_hold_each_class_evenly(base: api.Model, train: Samples, val: Samples) -> None:
+    space, new = base.saved.classifier.space, train.of_classes(NEW)
+    split = DataSplit.of(space, new, exemplars(train), val.of_classes([*BASE, *NEW]), 0)
+    assert split.dev.counts() == split.test.counts() == dict.fromkeys(sorted([*BASE, *NEW]), 4)
+    held = DataSplit.of(space, new, exemplars(train), None, 0)
+    assert held.new.counts() == dict.fromkeys(NEW, 16)  # a fifth of 20 is 4
+    assert held.memory is not None
+    assert held.memory.counts() == dict.fromkeys(BASE, 4)
+    assert not np.array_equal(held.dev.ids, DataSplit.of(space, new, exemplars(train), None, 1).dev.ids)
+
+
+def test_images_that_calibrate_pseudo_exemplars_do_not_choose(base: api.Model, train: Samples, val: Samples) -> None:
+    space, new = base.saved.classifier.space, train.of_classes(NEW)
+    everything = val.of_classes([*BASE, *NEW])
+    split = DataSplit.of(space, new, None, everything, 0)
+    assert split.calibration is not None
+    assert split.calibration.counts() == dict.fromkeys(NEW, 2)
+    assert split.dev.counts() == dict.fromkeys(BASE, 4) | dict.fromkeys(NEW, 2)
+    assert split.test.counts() == dict.fromkeys(sorted([*BASE, *NEW]), 4)
+    few = DataSplit.of(space, new, exemplars(train, BASE[:3]), everything, 0)  # five old classes have no images
+    assert few.calibration is not None
+    assert DataSplit.of(space, new, exemplars(train), everything, 0).calibration is None
+    one = DataSplit.of(space, some(train, {NEW[0]: 3}), None, None, 0)  # the only held-out image chooses
+    assert (len(one.dev), len(one.test)) == (1, 0)
+    assert one.calibration is not None
+    assert len(one.calibration) == 0
+
+
+@pytest.mark.parametrize(
+    ("memory", "val", "new", "measured"),
+    [
+        (BASE, None, NEW, "held-out"),
+        (None, None, NEW, "pseudo"),
+        (None, [*BASE, *NEW], NEW, "dev"),
+        (BASE, [*BASE, *NEW], NEW, "dev"),
+        (BASE, NEW, NEW, "held-out"),  # val lacks old classes, so some of memory is held out
+        (None, None, [*NEW, BASE[0]], "pseudo"),
+        (BASE[:1], None, [*NEW, BASE[0]], "pseudo"),
+        (BASE[:3], None, NEW, "pseudo"),  # three of eight old classes say little about the others
+        (BASE[:4], None, NEW, "held-out"),
+        (None, [*NEW, BASE[0]], NEW, "dev"),
+    ],
+)
+def test_where_base_accuracy_comes_from(
+    memory: Sequence[str] | None,
+    val: Sequence[str] | None,
+    new: Sequence[str],
+    measured: str,
+    base: api.Model,
+    pictures,
+) -> None:
+    train, other = pictures
+    split = DataSplit.of(
+        base.saved.classifier.space,
+        train.of_classes(new),
+        None if memory is None else exemplars(train, memory),
+        None if val is None else other.of_classes(val),
+        0,
+    )
+    assert split.measured == measured
+
+
+def test_strangers_are_refused_by_name(base: api.Model, train: Samples, val: Samples) -> None:
+    space, new = base.saved.classifier.space, train.of_classes(NEW)
+    with pytest.raises(BranchoutError, match=f"--memory has classes that the base does not know: {LATER[0]}, {NEW[0]}"):
+        DataSplit.of(space, new, train.of_classes([*BASE, NEW[0], LATER[0]]), None, 0)
+    with pytest.raises(BranchoutError, match=f"--val has classes that are neither old nor new: {LATER[1]}"):
+        DataSplit.of(space, new, None, val.of_classes([*BASE, *NEW, LATER[1]]), 0)
+    with pytest.raises(BranchoutError, match="--val has no images of the new classes"):
+        DataSplit.of(space, new, None, val.of_classes(BASE), 0)
+    everyone = train.rename({name: f"stranger {n}" for n, name in enumerate(sorted(train.classes))})
+    with pytest.raises(BranchoutError, match=r"stranger 0, .* and 9 more"):
+        DataSplit.of(space, new, everyone, None, 0)
+
+
+def test_classes_with_one_or_two_images(base: api.Model, train: Samples) -> None:
+    space = base.saved.classifier.space
+    few = some(train, {NEW[0]: 1, NEW[1]: 2, NEW[2]: 3})
+    split = DataSplit.of(space, few, some(train, {BASE[0]: 2, BASE[1]: 5}), None, 0)
+    assert split.new.counts() == {NEW[0]: 1, NEW[1]: 2, NEW[2]: 2}
+    assert split.memory is not None
+    assert split.memory.counts() == {BASE[0]: 2, BASE[1]: 4}
+    assert len(split.dev) + len(split.test) == 2
+    with pytest.raises(BranchoutError, match=r"too few new images to hold any out.*--val"):
+        DataSplit.of(space, some(train, {NEW[0]: 2, NEW[1]: 1}), None, None, 0)
+
+
+def test_origins_are_the_branch_that_taught_the_class_first(extended: api.Model, train: Samples, val: Samples) -> None:
+    split = DataSplit.of(
+        extended.saved.classifier.space, train.of_classes(LATER), exemplars(train, [*BASE, *NEW]), val, 0
+    )
+    assert split.memory is not None
+    assert set(split.new.origin.tolist()) == {2}
+    for name, origin in zip(split.memory.names, split.memory.origin, strict=True):
+        assert origin == (0 if name in BASE else 1)
