@@ -431,6 +431,7 @@ class Model:
         if lost:
             warnings.append(f"--memory has no images for {lost:,} classes added earlier; they may be forgotten")
         split = DataSplit.of(base.space, *images, config.seed)
+        warnings += split.notices
         return Prepared(base, split, config, tuple(warnings))
 
     def extend(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from branchout.data.samples import Samples, concatenate
+from branchout.data.samples import Samples, concatenate, find_identical
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
 
@@ -32,6 +32,8 @@ class DataSplit:
     """What base accuracy is measured on: a key of `metrics.MEASURED_ON`."""
     calibration: Samples | None = None
     """New images that calibrate pseudo-exemplars, where old classes have no images; they neither train nor choose."""
+    notices: tuple[str, ...] = ()
+    """Sentences about images that were left out."""
 
     @classmethod
     def of(
@@ -59,6 +61,7 @@ class DataSplit:
             memory, held_old = _hold_out(memory, rng)
             held = concatenate([held, held_old]) if len(held_old) else held
             measured = "held-out"
+        held, notices = _without_training_images(held, new, memory)
         covered = len(set(held.classes) & old)
         # Held-out images of a few old classes say little about the others. Images passed with --val are taken as given.
         if not covered or (measured == "held-out" and 2 * covered < len(old)):
@@ -69,7 +72,7 @@ class DataSplit:
             dev, calibration = _take_calibration(dev, new.classes, rng)
         if memory is not None:
             memory = _with_origin(memory, space)
-        return cls(new.placed(len(space.branches)), memory, dev, test, measured, calibration)
+        return cls(new.placed(len(space.branches)), memory, dev, test, measured, calibration, notices)
 
 
 def check_classes(space: LabelSpace, new: Samples, memory: Samples | None, val: Samples | None) -> None:
@@ -98,6 +101,24 @@ def _hold_out(samples: Samples, rng: np.random.Generator) -> tuple[Samples, Samp
         count = max(1, round(HELD_OUT * len(members))) if len(members) >= 3 else 0
         held[members[:count]] = True
     return samples.select(~held), samples.select(held)
+
+
+def _without_training_images(held: Samples, new: Samples, memory: Samples | None) -> tuple[Samples, tuple[str, ...]]:
+    """Validation images without those whose bytes are also in training, and a sentence about them."""
+    same = {n for part in (new, memory) if part is not None for n, _ in find_identical(held, part)}
+    if not same:
+        return held, ()
+    kept = np.array([n not in same for n in range(len(held))])
+    example = held.ids[min(same)]
+    if not set(held.select(kept).classes) & set(new.classes):
+        raise BranchoutError(
+            f"{len(same):,} of {len(held):,} validation images are identical to training images (such as {example}), "
+            "and no others of the new classes are left. Pass other images with --val, or leave it out."
+        )
+    return held.select(kept), (
+        f"{len(same):,} validation images are identical to training images (such as {example}); they were left out of "
+        "validation",
+    )
 
 
 def _halve(held: Samples, new: Collection[str], rng: np.random.Generator) -> tuple[Samples, Samples]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,20 +11,18 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from branchout.errors import unknown
-from branchout.files import atomic_write
-from branchout.training.optimisation import Optimisation, settings_dict
+from branchout.errors import BranchoutError, unknown
+from branchout.training import checkpoints
+from branchout.training.optimisation import Optimisation
 
 Batch = TypeVar("Batch")
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something a watcher may show: how far a piece of work is, and the figures that matter."""
+    """Progress of a piece of work: how many of its images or epochs are done, and numbers such as the loss."""
 
     work: str
     done: int
@@ -37,7 +34,7 @@ Report = Callable[[Event], None]
 
 
 def silent(_: Event) -> None:
-    """Nobody watches."""
+    """Report to nobody."""
 
 
 def best_device() -> torch.device:
@@ -45,13 +42,13 @@ def best_device() -> torch.device:
 
 
 def precision(device: torch.device) -> torch.autocast:
-    """Networks run in bfloat16 on a GPU. Heads and losses do not: its eight bits are too few for logits up to 16."""
+    """bfloat16 for networks on a GPU. Heads and losses stay in float32: eight bits are too few for logits up to 16."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
 @contextmanager
 def fastest_convolutions(device: torch.device) -> Iterator[None]:
-    """Let cuDNN try its ways of computing each convolution and keep the fastest: shapes stay the same in a training."""
+    """Let cuDNN measure its algorithms and use the fastest: shapes stay the same during training."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = before or device.type == "cuda"
     try:
@@ -92,15 +89,14 @@ def optimiser_for(
             fused=fused,
         )
     if optimisation.optimiser == "adamw":
-        # Biases and normalisations are not pulled to zero: with so strong a decay they would miss their work. Positions
-        # are, as a table of them is a matrix.
+        # No weight decay for biases and normalisation; position embeddings are matrices and have it.
         groups = [
             {"params": [each for each in parameters if each.ndim > 1], "weight_decay": decay},
             {"params": [each for each in parameters if each.ndim <= 1], "weight_decay": 0.0},
         ]
         filled = [group for group in groups if group["params"]]
         return torch.optim.AdamW(filled, lr=optimisation.lr, fused=fused)
-    raise unknown("optimiser", optimisation.optimiser, REMEMBERED)
+    raise unknown("optimiser", optimisation.optimiser, checkpoints.OPTIMISER_STATE)
 
 
 def fit(
@@ -118,12 +114,12 @@ def fit(
 ) -> list[float]:
     """Train `parameters` and return the mean loss of every epoch.
 
-    `epoch_batches(e)` yields epoch e's batches, always the same ones, so that a run resumed after a kill sees what an
-    uninterrupted one would have seen. `modules` holds all state that training changes; it is what a checkpoint keeps.
+    `epoch_batches(e)` yields epoch e's batches, always the same ones, so that a resumed run sees what an uninterrupted
+    one would have seen. `modules` holds all state that training changes; a checkpoint keeps it.
     """
     optimiser = optimiser_for(parameters, optimisation, device)
     clipped = optimisation.optimiser == "adamw"
-    losses = resume(checkpoint, modules, parameters, optimiser, optimisation) if checkpoint else []
+    losses = checkpoints.resume(checkpoint, modules, parameters, optimiser, optimisation) if checkpoint else []
     with fastest_convolutions(device):
         for epoch in range(len(losses), optimisation.epochs):
             total = torch.zeros((), device=device)
@@ -141,63 +137,18 @@ def fit(
                 total += loss.detach().float()
                 count += 1
             losses.append(total.item() / max(count, 1))
+            if not (math.isfinite(losses[-1]) and all(bool(torch.isfinite(p).all()) for p in parameters)):
+                raise diverged(epoch + 1, checkpoint)
             if checkpoint:
-                save(checkpoint, modules, parameters, optimiser, optimisation, losses)
+                checkpoints.save(checkpoint, modules, parameters, optimiser, optimisation, losses)
             report(Event(work, epoch + 1, optimisation.epochs, {"loss": losses[-1]}))
     return losses
 
 
-# Checkpoints: tensors and JSON in one safetensors file, replaced in one move, so that a kill at any moment leaves the
-# last whole epoch.
-
-REMEMBERED = {
-    "sgd": {"momentum": "momentum_buffer"},
-    "adamw": {"step": "step", "first": "exp_avg", "second": "exp_avg_sq"},
-}
-"""What an optimiser keeps of each parameter: its name in a checkpoint, and torch's."""
-
-
-def save(
-    path: Path,
-    modules: nn.Module,
-    parameters: Sequence[nn.Parameter],
-    optimiser: torch.optim.Optimizer,
-    optimisation: Optimisation,
-    losses: Sequence[float],
-) -> None:
-    tensors = {f"state/{key}": value.detach().contiguous() for key, value in modules.state_dict().items()}
-    for number, parameter in enumerate(parameters):
-        for name, key in REMEMBERED[optimisation.optimiser].items():
-            tensors[f"{name}/{number}"] = optimiser.state[parameter][key].contiguous()
-    about = {"losses": json.dumps(list(losses)), "settings": json.dumps(settings_dict(optimisation))}
-    with atomic_write(path) as partial:
-        save_file(tensors, partial, about)
-
-
-def resume(
-    path: Path,
-    modules: nn.Module,
-    parameters: Sequence[nn.Parameter],
-    optimiser: torch.optim.Optimizer,
-    optimisation: Optimisation,
-) -> list[float]:
-    """Take up training where the checkpoint left it; one of other settings, or one cut short, is not used."""
-    try:
-        opened = safe_open(path, "pt")
-    except (OSError, SafetensorError):
-        return []
-    with opened as file:
-        about = file.metadata()
-        if not about or json.loads(about["settings"]) != settings_dict(optimisation):
-            return []
-        names = [name for name in file.keys() if name.startswith("state/")]  # noqa: SIM118 (not a dict)
-        state = {name.removeprefix("state/"): file.get_tensor(name) for name in names}
-        modules.load_state_dict(state)
-        for number, parameter in enumerate(parameters):
-            for name, key in REMEMBERED[optimisation.optimiser].items():
-                kept = file.get_tensor(f"{name}/{number}")
-                # In the parameter's own memory layout, which a fused optimiser insists on; a count of steps has none.
-                like = parameter.detach() if kept.shape == parameter.shape else kept.to(parameter.device)
-                optimiser.state[parameter][key] = torch.empty_like(like).copy_(kept)
-    losses: list[float] = json.loads(about["losses"])
-    return losses
+def diverged(epoch: int, checkpoint: Path | None) -> BranchoutError:
+    """The error for a loss, or weights, that are no longer finite numbers."""
+    kept = f" The state after epoch {epoch - 1} is kept in {checkpoint}." if checkpoint and epoch > 1 else ""
+    return BranchoutError(
+        f"Training stopped in epoch {epoch}: the loss is not a finite number.{kept} Try a lower learning rate, and "
+        "check the images for blank or damaged ones and wrong labels."
+    )

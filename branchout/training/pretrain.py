@@ -1,4 +1,4 @@
-"""Train a base model, or the oracle that sees all classes at once: the same thing with more classes."""
+"""Train a base model from scratch: M_b of the paper, or the joint oracle, which is the same with all classes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCHEDULES = {"paper": PAPER, "fast": FAST}
 
 
 def schedule_for(arch: str, name: str = "fast") -> Optimisation:
-    """The schedule of this name for a network: `fast` is another for transformers, and the others are none for them."""
+    """The schedule of this name for a network; transformers have only `fast`, with settings of their own."""
     if name not in SCHEDULES:
         raise unknown("schedule", name, SCHEDULES)
     if not architectures.is_transformer(arch):
@@ -41,7 +41,7 @@ def schedule_for(arch: str, name: str = "fast") -> Optimisation:
 
 
 def only_fast(arch: str, name: str) -> None:
-    """A transformer would hardly learn by schedules that were made for ResNets, so they are refused."""
+    """Refuse schedules that were made for ResNets for a transformer, which would hardly learn with them."""
     if architectures.is_transformer(arch) and name != "fast":
         raise BranchoutError(
             f"the schedule {name!r} is stochastic gradient descent as made for ResNets, by which {arch} hardly learns; "
@@ -68,7 +68,7 @@ def pretrain(
 ) -> Classifier:
     """A network with a cosine head, trained from scratch. `labels` index `classes`.
 
-    It sees views by `augmentation`, or by what its kind of picture declares. Without `last_relu` its features can be
+    It is trained on augmented views, by default those of its kind of image. Without `last_relu` its features can be
     negative, as those of CIFAR's ResNet-32 in the incremental literature. The schedule is the network's own `fast` one
     if none is given.
     """
@@ -105,7 +105,7 @@ def pretrain(
         loss_of,
         optimisation,
         device=device,
-        work="pretrain",
+        work="Training the base model",
         checkpoint=checkpoint,
         report=report,
     )

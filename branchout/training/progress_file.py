@@ -1,8 +1,7 @@
-"""What a running extension leaves for others to watch: one small file in its work folder, never half written."""
+"""The progress of a running training as a small JSON file in its work folder, for other processes to read."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
@@ -11,21 +10,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from branchout.files import partial_path
+from branchout.errors import BranchoutError
+from branchout.files import write_json
 from branchout.training.loop import Event, Report
 
 NOTE = "progress.json"
 EVERY = 0.5
-"""Seconds between two versions of the file: often enough to watch, too seldom to be felt."""
+"""Seconds between two versions of the file."""
 
 
 @contextmanager
 def recorded(work: Path | None, report: Report) -> Iterator[Report]:
-    """A report that also keeps the file up to date; without a work folder it is the same report."""
+    """A report that also writes the file; without a work folder, the same report."""
     if work is None:
         yield report
         return
-    note = work / NOTE
+    file = work / NOTE
     about = {"pid": os.getpid(), "host": platform.node(), "started": time.time()}
     works: dict[str, dict[str, Any]] = {}
     written = 0.0
@@ -33,9 +33,11 @@ def recorded(work: Path | None, report: Report) -> Iterator[Report]:
     def write(state: str) -> None:
         nonlocal written
         written = time.monotonic()
-        _replace(note, {"state": state, **about, "updated": time.time(), "works": list(works.values())})
+        content = {"state": state, **about, "updated": time.time(), "works": list(works.values())}
+        with suppress(BranchoutError):  # a full disk must not end a training that only reports its progress
+            write_json(file, content, indent=None)
 
-    def told(event: Event) -> None:
+    def recording(event: Event) -> None:
         report(event)
         earlier = works.pop(event.work, None)  # and put back last: the latest work ends the list
         works[event.work] = {
@@ -51,7 +53,7 @@ def recorded(work: Path | None, report: Report) -> Iterator[Report]:
 
     write("running")
     try:
-        yield told
+        yield recording
     except BaseException:
         write("stopped")
         raise
@@ -59,15 +61,8 @@ def recorded(work: Path | None, report: Report) -> Iterator[Report]:
 
 
 def _losses(earlier: dict[str, Any] | None, event: Event) -> list[float]:
-    """The losses of a work so far; one that begins anew begins a new curve."""
+    """The losses of a piece of work so far; one that starts over starts a new list."""
     if "loss" not in event.figures:
         return []
     before = earlier["losses"] if earlier and event.done > earlier["done"] else []
     return [*before, event.figures["loss"]]
-
-
-def _replace(note: Path, about: dict[str, Any]) -> None:
-    partial = partial_path(note)
-    with suppress(OSError):  # a full disk must not end a training that only wanted to be watched
-        partial.write_text(json.dumps(about), encoding="utf-8")
-        partial.replace(note)

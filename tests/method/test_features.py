@@ -1,5 +1,6 @@
 """The feature cache: right, read back, and never stale or half-written."""
 
+import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from branchout.data.augment import Augmentation, for_kind
 from branchout.data.images import ResidentImages, in_order, open_images
 from branchout.data.samples import Samples
+from branchout.errors import BranchoutError
 from branchout.method import features
 from branchout.method.features import extract, weights_digest
 from branchout.model.classifier import Classifier
@@ -201,3 +203,11 @@ def test_a_file_of_another_shape_is_made_anew(model: Classifier, images: Residen
     (file,) = kept_files(tmp_path)
     np.save(file, first[:, :-1].numpy())
     assert torch.equal(extract(model, images, **settings), first)
+
+
+def test_features_that_are_not_finite_are_refused(model: Classifier, images: ResidentImages) -> None:
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        next(broken.backbone.parameters()).fill_(float("nan"))
+    with pytest.raises(BranchoutError, match=rf"NaN or infinite features for {len(images)} of {len(images)} images"):
+        extract(broken, images, device=CPU)

@@ -1,13 +1,14 @@
 """Which images train, choose and measure: never the same ones."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from helpers import BASE, LATER, NEW, exemplars, some
 
 from branchout import api
-from branchout.data.samples import Samples
+from branchout.data.samples import Samples, concatenate, content_hashes
 from branchout.errors import BranchoutError
 from branchout.method.split import DataSplit
 
@@ -136,3 +137,18 @@ def test_origins_are_the_branch_that_taught_the_class_first(extended: api.Model,
     assert set(split.new.origin.tolist()) == {2}
     for name, origin in zip(split.memory.names, split.memory.origin, strict=True):
         assert origin == (0 if name in BASE else 1)
+
+
+def test_validation_images_that_also_train_are_left_out(base: api.Model, train: Samples, val: Samples) -> None:
+    train, val = (replace(table, content=content_hashes(table)) for table in (train, val))  # as a folder's tables are
+    space, new = base.saved.classifier.space, train.of_classes(NEW)
+    other = val.of_classes([*BASE, *NEW])
+    doubled = concatenate([other, some(train, {NEW[0]: 2, NEW[1]: 1}), some(exemplars(train), {BASE[0]: 1})])
+    split = DataSplit.of(space, new, exemplars(train), doubled, 0)
+    assert len(split.dev) + len(split.test) == len(other)
+    (notice,) = split.notices
+    assert notice.startswith("4 validation images are identical to training images")
+    assert DataSplit.of(space, new, exemplars(train), other, 0).notices == ()
+    with pytest.raises(BranchoutError, match=rf"{len(new)} of {len(new)} validation images are identical.*--val"):
+        DataSplit.of(space, new, None, new, 0)
+    assert DataSplit.of(space, new, exemplars(train), None, 0).notices == ()  # held out of the same folder

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -355,6 +356,27 @@ def test_epochs_go_round_the_cached_views_and_exemplars_are_seen_in_more_of_them
     for order in seen[1::2]:  # each exemplar as often as any other, whatever its view
         counts = np.bincount(order % len(old.labels), minlength=len(old.labels))
         assert counts.max() - counts.min() <= 1
+
+
+def test_a_finished_stage_one_is_read_back_without_running_the_trunk(
+    models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model, settings = models["base"], settings_of(BRANCHOUT.stage_one)
+    new, old = labelled(model, NEW, train.of_classes(NEW)), labelled(model, NEW, exemplars(train))
+    calls = []
+    run = Frozen.__call__
+    monkeypatch.setattr(Frozen, "__call__", lambda frozen, images: (calls.append(len(images)), run(frozen, images))[1])
+    results = []
+    for _ in range(2):
+        step, losses = train_branch(
+            model, NEW, new, settings, exemplars=old, views=2, device=CPU, checkpoint=tmp_path / "c.safetensors"
+        )
+        results.append((losses, snapshot(step.branch) | snapshot(step.head), len(calls)))
+        calls.clear()
+    assert results[0][2] > 0
+    assert results[1][2] == 0
+    assert results[0][0] == results[1][0]
+    assert same(results[0][1], results[1][1])
 
 
 # Linear heads.

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers import CPU, same, snapshot
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from branchout.errors import BranchoutError
@@ -223,10 +225,10 @@ def test_a_checkpoint_cut_short_means_starting_anew(kept: float, tmp_path: Path)
 def test_a_kill_while_the_checkpoint_is_written_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from branchout.training import loop
+    from branchout.training import checkpoints
 
     path = tmp_path / "c.safetensors"
-    whole, written = loop.save_file, []
+    whole, written = checkpoints.save_file, []
 
     def halfway(tensors: object, file: Path, about: object) -> None:
         whole(tensors, file, about)
@@ -235,7 +237,7 @@ def test_a_kill_while_the_checkpoint_is_written_leaves_the_one_before(
             file.write_bytes(file.read_bytes()[:50])
             raise StoppedError
 
-    monkeypatch.setattr(loop, "save_file", halfway)
+    monkeypatch.setattr(checkpoints, "save_file", halfway)
     with pytest.raises(StoppedError):
         Run().fit(SETTINGS[0], path)
     monkeypatch.undo()
@@ -265,3 +267,88 @@ def test_a_checkpoint_from_before_there_was_a_choice_of_optimisers_is_used(tmp_p
     resumed = Run()
     assert resumed.fit(SETTINGS[0], path) == fresh(SETTINGS[0])[0]
     assert resumed.epochs == [3, 4, 5]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_stops_training_and_keeps_the_last_good_state(bad: float, tmp_path: Path) -> None:
+    path = tmp_path / "c.safetensors"
+    run = Run()
+    good, steps = run.loss, iter(range(1000))
+    run.loss = lambda batch: good(batch) * (bad if next(steps) == 2 * STEPS + 1 else 1.0)  # type: ignore[method-assign]
+    with pytest.raises(BranchoutError, match=r"stopped in epoch 3.*not a finite number.*epoch 2.*lower learning rate"):
+        run.fit(SETTINGS[0], path)
+    again = Run()
+    assert again.fit(SETTINGS[0], path) == fresh(SETTINGS[0])[0]
+    assert again.epochs == [2, 3, 4, 5]
+
+
+def test_weights_that_are_not_finite_stop_training_too() -> None:
+    with pytest.raises(BranchoutError, match=r"stopped in epoch 1.*lower learning rate"):
+        Run().fit(replace(SETTINGS[2], lr=1e38))
+
+
+def changed(data: bytes, rng: np.random.Generator) -> bytes:
+    """A file with some bytes changed, cut out, added, or all of it cut short."""
+    kind, at = rng.integers(4), int(rng.integers(len(data) if rng.random() < 0.3 else 800))
+    if kind == 0:
+        return data[:at]
+    if kind == 1:
+        return data[:at] + bytes(rng.integers(256, size=int(rng.integers(1, 20))).astype(np.uint8)) + data[at + 1 :]
+    if kind == 2:
+        return data[:at] + data[at + int(rng.integers(1, 9)) :]
+    return data[:at] + bytes([data[at] ^ (1 << int(rng.integers(8)))]) + data[at + 1 :]
+
+
+def test_changed_checkpoints_are_ignored_and_training_starts_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "c.safetensors"
+    stopped = Run()
+    stopped.stop_after = 3
+    with pytest.raises(StoppedError):
+        stopped.fit(SETTINGS[0], path)
+    whole, expected = path.read_bytes(), fresh(SETTINGS[0])
+    rng = np.random.default_rng(0)
+    ignored = 0
+    for _ in range(100):
+        path.write_bytes(changed(whole, rng))
+        run = Run()
+        assert run.fit(SETTINGS[0], path) == expected[0]
+        assert same(snapshot(run.network), expected[1])
+        ignored += run.epochs == list(range(EPOCHS))
+    assert ignored > 60
+    assert "Training starts over" in caplog.text
+
+
+@pytest.mark.parametrize("change", ["shape", "dtype", "missing", "nan", "losses", "no metadata", "folder"])
+def test_a_checkpoint_of_another_network_is_ignored(
+    change: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "c.safetensors"
+    Run().fit(SETTINGS[0], path)
+    tensors = load_file(path)
+    with safe_open(path, "pt") as file:
+        about = dict(file.metadata())
+    del about["checksum"]
+    key = "state/0.weight"
+    if change == "shape":
+        tensors[key] = tensors[key][:3].clone()
+    if change == "dtype":
+        tensors[key] = tensors[key].double()
+    if change == "missing":
+        del tensors["momentum/1"]
+    if change == "nan":
+        tensors[key][0, 0] = math.nan
+    if change == "losses":
+        about["losses"] = '{"a": 1}'
+    path.unlink()
+    run = Run()
+    if change == "folder":
+        path.mkdir()
+        with pytest.raises(BranchoutError, match=r"c\.safetensors"):  # nothing can be written there either
+            run.fit(SETTINGS[0], path)
+    else:
+        save_file(tensors, path, None if change == "no metadata" else about)
+        assert run.fit(SETTINGS[0], path) == fresh(SETTINGS[0])[0]
+        assert run.epochs == list(range(EPOCHS))
+    assert "Training starts over" in caplog.text

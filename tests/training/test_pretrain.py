@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from branchout.bench.given_base import GivenBase
 from helpers import BASE, CPU, NEW, SIZES, exemplars, same, snapshot, tiles
 
 from branchout import api
-from branchout.bench.given_base import GivenBase
 from branchout.data.images import open_images
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
@@ -31,7 +31,7 @@ def test_a_transformer_learns_and_grows_a_branch(tmp_path: Path) -> None:
     losses: list[float] = []
 
     def watch(event: Event) -> None:
-        if event.work == "pretrain":
+        if event.work == "Training the base model":
             losses.append(event.figures["loss"])
 
     optimisation = replace(TRANSFORMER, epochs=8, lr=0.05)  # which few images turn into a rate of 0.0016

@@ -80,9 +80,10 @@ def test_a_run_that_is_stopped_says_so(tmp_path: Path, error: type[BaseException
 
 
 def test_a_disk_that_takes_nothing_does_not_end_the_run(tmp_path: Path) -> None:
-    with recorded(tmp_path / "nowhere", silent) as report:
+    (tmp_path / "file").write_text("a folder cannot be made below it")
+    with recorded(tmp_path / "file" / "work", silent) as report:
         report(Event("branch", 1, 3))
-    assert not (tmp_path / "nowhere").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_without_a_folder_it_is_the_same_report() -> None:
