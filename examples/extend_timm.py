@@ -1,10 +1,10 @@
-"""Teach a network that timm brings along the classes of a folder of photographs.
+"""Add the classes of a folder of photographs to a timm network.
 
     python examples/extend_timm.py new_photos/ --memory old_photos/ --out v2/
 
-`new_photos/` has one folder per class (robin/*.jpg, wren/*.jpg); `old_photos/`, if there is one, a few images of
-classes the network knows, in folders named as it names them. The default base needs no download; with a network
-connection any timm name does, such as --base resnet50.a1_in1k.
+`new_photos/` has one folder per class (robin/*.jpg, wren/*.jpg); `old_photos/` is optional: a few images of
+classes that the network knows, in folders named as it names them. The default base needs no download; with a network
+connection any timm name works, such as --base resnet50.a1_in1k.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from branchout.training.loop import Event
 
 
 def show(event: Event) -> None:
-    """Whatever reports progress calls this; the command line draws its bars in the same way."""
+    """Print progress. The command line draws its bars from the same events."""
     figures = "  ".join(f"{name} {value:.3f}" for name, value in event.figures.items())
     print(f"\r{event.work}: {event.done}/{event.total}  {figures}", end="\n" if event.done == event.total else "")
 
@@ -30,13 +30,13 @@ def main() -> None:
     options = parser.parse_args()
 
     base = branchout.load(options.base)
-    print(f"{options.base}: {len(base.classes):,} classes, pictures of {base.classifier.preprocessing.size} pixels")
+    print(f"{options.base}: {len(base.classes):,} classes, images of {base.classifier.preprocessing.size} pixels")
 
-    # Only a copy of the last stage is trained; the network itself stays as it is, to the bit.
+    # Only a copy of the last stage is trained; the network itself does not change.
     model = base.extend(options.new, memory=options.memory, out=options.out, epochs=options.epochs, report=show)
     print(f"now {len(model.classes):,} classes; saved in {options.out}")
 
-    # What the dial can reach, on the images that were held out to choose with. `model.tune("avg")` would go there.
+    # The operating points, measured on held-out images. `model.tune("avg")` chooses another.
     for goal in ("all", "balanced", "avg"):
         figures = model.frontier.at(model.frontier.choose(goal))
         print(f"{goal}: " + ", ".join(f"{name} {value:.1%}" for name, value in figures.items() if value is not None))
@@ -45,5 +45,5 @@ def main() -> None:
     print(f"{photo}: " + ", ".join(f"{name} {probability:.1%}" for name, probability in answers))
 
 
-if __name__ == "__main__":  # photographs are decoded by worker processes, which import this file anew
+if __name__ == "__main__":  # photographs are decoded by worker processes, which import this file again
     main()

@@ -1,4 +1,4 @@
-"""Small things that several tests need: few pictures of few characters, tiny networks, and ways to compare them."""
+"""What several tests need: few images of few characters, tiny networks, and ways to compare them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ARCH = {"family": "resnet", "name": "resnet10", "stem": "small", "width": 8, "in
 
 
 def drawn(train: int, val: int) -> tuple[Samples, Samples]:
-    """Pictures of all the characters above, drawn once and kept as arrays."""
+    """Images of all the characters above, drawn once and kept as arrays."""
     data = glyphs(train, val, classes=[*BASE, *NEW, *LATER])
     tables = []
     for table in (data.train, data.val):
@@ -94,7 +94,7 @@ def untrained(*branches: Sequence[str], where: Sequence[str] = (), seed: int = 0
 
 
 def fixed_batch(count: int = 12, seed: int = 5) -> Tensor:
-    """Random pictures for asking whether two models are the same."""
+    """Random images to compare two models with."""
     return torch.randn(count, 1, 32, 32, generator=torch.Generator().manual_seed(seed))
 
 
@@ -154,14 +154,14 @@ def typed(*words: str | Path) -> Answer:
 
 
 def well(answer: Answer) -> str:
-    """What an answer without complaint says."""
+    """The output of a command that succeeded without a message on stderr."""
     assert answer.status == 0, answer.err
     assert answer.err == ""
     return answer.out
 
 
 def refused(answer: Answer, *words: str) -> None:
-    """A kind error: status 1, nothing but a sentence, and these words in it."""
+    """Assert an error for users: status 1, a sentence without a traceback, and these words in it."""
     assert answer.status == 1, answer
     assert answer.err.startswith("error: ")
     assert "Traceback" not in answer.err

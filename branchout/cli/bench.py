@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from branchout.cli.app import app, console, open_dataset, say
@@ -156,6 +155,8 @@ BUILT_ON = {"ours": "a new branch", "features": "the paper's branch", "network":
 
 
 def _list() -> None:
+    from rich.table import Table
+
     from branchout.bench.methods import methods
     from branchout.bench.tables import figures, tables
     from branchout.data.scenarios import NAMES
@@ -241,6 +242,8 @@ def _show(jobs: list[Job]) -> None:
     every = [row["metrics"] for each in rows.values() for row in each]
     measured = {name for metrics in every for name, value in metrics.items() if value is not None}
     metrics = [name for name in (*METRICS, *STEP_METRICS) if name in measured]
+    from rich.table import Table
+
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("method", overflow="fold")  # the only one that gives way where the window is narrow
     short = {"incremental": "all*", "avg_steps": "avg*"}

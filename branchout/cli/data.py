@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
-from branchout.cli.app import ClassFacts, Data, app, console, open_dataset, open_model, say
+from branchout.cli.app import ClassFacts, Data, Device, app, console, open_dataset, open_model, say
 from branchout.errors import BranchoutError, unknown
 
 
@@ -25,6 +24,8 @@ def data(
     from branchout.data.contact_sheet import contact_sheet
 
     dataset = open_dataset(data)
+    from rich.table import Table
+
     table = Table(title=Text(dataset.name), title_justify="left")
     for heading in ("", "classes", "images", "fewest", "median", "most", "pixels"):
         table.add_column(heading, justify="right" if heading else "left")
@@ -80,6 +81,7 @@ def scenario(
         Path | None, typer.Option(help="For clustered scenarios: a saved model of all classes, whose features serve.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the scenario to this JSON file.")] = None,
+    device: Device = None,
 ) -> None:
     """Draw one of the paper's scenarios, and write it to a file."""
     from branchout.data import scenarios
@@ -93,7 +95,7 @@ def scenario(
         from branchout.cli.display import progress
 
         with progress(console) as report:
-            rows = open_model(str(model)).features(dataset.train, report=report)
+            rows = open_model(str(model), device=device).features(dataset.train, report=report)
     plan = draw_scenario(
         name,
         dataset,
@@ -104,6 +106,8 @@ def scenario(
         seed=seed,
         features=rows,
     )
+    from rich.table import Table
+
     table = Table(title=Text(str(plan)), title_justify="left")
     for heading in ("split", "classes", "images"):
         table.add_column(heading, justify="left" if heading == "split" else "right")

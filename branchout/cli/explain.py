@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from branchout.cli.app import AsJson, Device, Pictures, Saved, app, console, open_model, readable, say, warn
 from branchout.errors import printable
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from branchout.data.samples import Samples
     from branchout.evaluate.explain import ClassScore, Column, Explanation
 
@@ -104,6 +105,8 @@ def _sums(why: Explanation) -> Table:
     pools = any(len(score.columns) > 1 for score in why.answers)
     several = len(why.branches) > 1
     headings = ["class", "branch", "own logit", "+ deltas", "+ dial", "= logit"] if several else ["class", "logit"]
+    from rich.table import Table
+
     table = Table(title="logits of the most probable classes" if several else None, title_justify="left")
     for heading in [*headings, *(["pooled"] if pools else [])]:
         table.add_column(heading, justify="left" if heading in ("class", "branch", "pooled") else "right")

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import typer
 
-from branchout.cli.app import app, open_model, quoted, say, then
+from branchout.cli.app import Device, app, open_model, quoted, say, then
 from branchout.errors import BranchoutError
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def serve(
     max_mb: Annotated[float, typer.Option(min=0.001, help="The largest image file to accept, in MB.")] = 20.0,
     batch: Annotated[int, typer.Option(min=1, help="The largest batch of images.")] = 32,
     name: Annotated[list[str] | None, typer.Option(help="Another host name of this machine to accept.")] = None,
+    device: Device = None,
 ) -> None:
     """Serve a model: a local page and an HTTP API.
 
@@ -55,7 +56,7 @@ def serve(
     try:
         token = _token(host, public, token)
         limits = Limits(file_bytes=int(max_mb * 1e6), batch=batch, waiting=max(256, 4 * batch))
-        _serve(model, test, (host, port), watch, limits, name or [], token)
+        _serve(model, test, (host, port), watch, limits, name or [], token, device)
     except KeyboardInterrupt:
         sys.exit(0)  # the way to stop it, even while it is loading
 
@@ -84,6 +85,7 @@ def _serve(
     limits: Limits,
     names: list[str],
     token: str | None,
+    device: str | None,
 ) -> None:
     from branchout.serve.access import HostNames
     from branchout.serve.app import create_app
@@ -96,7 +98,7 @@ def _serve(
     if test is not None and not test.is_dir():
         raise BranchoutError(f"Folder {test} does not exist. TEST holds labelled images, one folder per class.")
     with listen(host, port, again=f"branchout serve {quoted(place)}") as sock:
-        opened, watch = _open(model, watch)
+        opened, watch = _open(model, watch, device)
         served = create_app(
             opened,
             names=HostNames(host, names),
@@ -118,7 +120,7 @@ def _serve(
         serve(served, sock)
 
 
-def _open(model: str | None, watch: Path | None) -> tuple[Model | None, Path | None]:
+def _open(model: str | None, watch: Path | None, device: str | None) -> tuple[Model | None, Path | None]:
     """The model, or None while it is being made; and the folder to watch, if there is one."""
     from branchout.model.checkpoint import is_saved_model
     from branchout.training.work import work_folder
@@ -128,10 +130,10 @@ def _open(model: str | None, watch: Path | None) -> tuple[Model | None, Path | N
             raise BranchoutError(f"{folder} has no name. Give the folder by its name.")
     if model is None:
         assert watch is not None
-        return (open_model(str(watch)) if is_saved_model(watch) else None), watch
+        return (open_model(str(watch), device=device) if is_saved_model(watch) else None), watch
     place = Path(model)
     if not place.exists() and work_folder(place).is_dir():
         if watch not in (None, place):
             raise BranchoutError(f"{place} is not finished and is watched itself. Leave out --watch {watch}.")
         return None, place
-    return open_model(model), watch
+    return open_model(model, device=device), watch
