@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +14,8 @@ from branchout.files import check_output
 from branchout.training.loop import Event, Report, silent
 
 if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
     from branchout.method.choose import Measured
 
 
@@ -33,19 +35,19 @@ def event_files(folder: Path | None) -> Iterator[Report]:
         yield silent
         return
     check(folder)
-    from torch.utils.tensorboard import SummaryWriter
+    with ExitStack() as opened:
+        writers: list[SummaryWriter] = []  # made when there is something to write
 
-    writer = SummaryWriter(str(folder))
+        def report(event: Event) -> None:
+            from torch.utils.tensorboard import SummaryWriter
 
-    def report(event: Event) -> None:
-        for name, value in event.figures.items():
-            tag = f"{event.work}/{name}".replace(" ", "_")  # TensorBoard would do so too, with a warning
-            writer.add_scalar(tag, value, event.done)
+            if event.figures and not writers:
+                writers.append(opened.enter_context(SummaryWriter(str(folder))))
+            for name, value in event.figures.items():
+                tag = f"{event.work}/{name}".replace(" ", "_")  # TensorBoard would do so too, with a warning
+                writers[0].add_scalar(tag, value, event.done)
 
-    try:
         yield report
-    finally:
-        writer.close()
 
 
 def goals(measured: Measured | None) -> Iterator[Event]:

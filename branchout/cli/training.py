@@ -22,7 +22,6 @@ from branchout.cli.app import (
     Where,
     app,
     console,
-    open_dataset,
     open_model,
     quoted,
     say,
@@ -57,41 +56,27 @@ def pretrain(
 
     Interrupted, the same command resumes.
     """
-    from branchout.training.work import check_out
-
-    check_out(out)
     from branchout import api
     from branchout.cli import tensorboard as boards
     from branchout.cli.display import progress
-    from branchout.data.scenarios import Scenario
-    from branchout.model import architectures
     from branchout.training.loop import Event
-    from branchout.training.pretrain import schedule_for
 
-    architectures.check(arch, size, width)
-    schedule_for(arch, schedule)
     boards.check(tensorboard)
-    dataset = open_dataset(data)
-    train, val = dataset.train, dataset.val
-    if scenario:
-        plan = Scenario.load(scenario)
-        placed = plan.train(dataset)
-        train, val = placed.select(placed.origin == 0), plan.test(dataset, step=0)
     with progress(console) as shown, boards.event_files(tensorboard) as kept:
         model = api.pretrain(
-            train,
-            val=val,
+            data,
+            scenario=scenario,
             out=out,
             arch=arch,
             width=width,
             size=size,
-            kind=dataset.kind,
             schedule=schedule,
             epochs=epochs,
             half=half,
             seed=seed,
             device=device,
             report=boards.both(shown, kept),
+            warn=lambda line: warn([line]),
         )
         found = model.validation
         if found is not None:

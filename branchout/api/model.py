@@ -1,24 +1,19 @@
-"""The Python API: load or pretrain a model, then predict, extend, tune, evaluate, report and export."""
+"""A model that predicts, and that can be extended, tuned, evaluated, reported on and exported."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
 import torch
 
-from branchout import __version__
-from branchout.data.datasets import Dataset, resolve
 from branchout.data.decode import decode
 from branchout.data.folders import images_in, scan
 from branchout.data.images import Images, open_images
-from branchout.data.preprocess import Preprocessing
-from branchout.data.samples import Samples, as_samples
+from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.evaluate.compare import Comparison, check_classes, compare, logits
 from branchout.evaluate.explain import Explanation, LabelledFeatures, explain
@@ -31,24 +26,19 @@ from branchout.method.frontier import Frontier
 from branchout.method.prepared import Prepared, now
 from branchout.method.split import DataSplit
 from branchout.method.two_fold import Scored, score_dial
-from branchout.model import architectures, bases, checkpoint, hub
-from branchout.model.checkpoint import SavedModel, is_saved_model
+from branchout.model import checkpoint, hub
+from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
 from branchout.model.staged import branch_point
 from branchout.report import page as reports
 from branchout.report.data import ReportData, collect
 from branchout.report.other_methods import read_results
-from branchout.training import pretrain as pretraining
-from branchout.training.device import Device, device_named
 from branchout.training.loop import Report, best_device, silent
-from branchout.training.optimisation import Optimisation, settings_dict
 from branchout.training.progress_file import recorded
-from branchout.training.work import check_out, work_folder, working_on
+from branchout.training.work import check_out, working_on
 
 if TYPE_CHECKING:
     from branchout.export import Exported
-
-__all__ = ["Model", "Prepared", "as_samples", "load", "pretrain", "work_folder"]
 
 Source = str | Path | Samples
 """A folder with one folder of images per class, or samples."""
@@ -57,102 +47,6 @@ Image = str | Path | np.ndarray
 Several = Iterable[Image]
 Prediction = list[tuple[str, float]]
 """Class names and probabilities, the most probable first."""
-WEIGHTS = (".safetensors", ".pth", ".pt", ".bin")
-
-
-def load(
-    base: str | Path, *, arch: str | None = None, classes: Sequence[str] | None = None, device: Device = None
-) -> Model:
-    """Open a model: a saved one (a folder), `glyphs` (built in), a timm name, or a checkpoint file with `arch`.
-
-    `hf-hub:owner/name` is a saved model on the Hugging Face hub.
-    """
-    place = device_named(device)
-    if hub.is_hub_name(base):
-        return Model(checkpoint.load(hub.fetch(str(base))), None, place)  # not in a folder of the user's own
-    path = Path(base)
-    if is_saved_model(path):
-        return Model(checkpoint.load(path), path, place)
-    if str(base) == "glyphs":
-        with as_file(files("branchout") / "assets" / "glyphs-base") as folder:
-            return Model(checkpoint.load(folder), folder, place)
-    weights = path if path.suffix in WEIGHTS and path.is_file() else None
-    if weights is not None and arch is None:
-        raise BranchoutError(f"{path} holds weights of an unknown network. Name its timm architecture: --arch resnet18")
-    if weights is None and (path.exists() or "/" in str(base)):
-        checkpoint.load(path)  # raises: says what a saved model is and what was found instead
-    opened = bases.open_timm(arch if arch and weights else str(base), checkpoint=weights, classes=classes)
-    classifier = Classifier(opened.arch, opened.backbone, opened.head, opened.classes, opened.preprocessing)
-    event = {"what": "opened", "base": str(base), "version": __version__}
-    return Model(SavedModel(classifier, (), (event,)), None, place)
-
-
-def pretrain(
-    data: Source | Dataset,
-    *,
-    val: Source | None = None,
-    out: str | Path | None = None,
-    arch: str = "resnet10",
-    width: int | None = None,
-    size: int | None = None,
-    kind: str | None = None,
-    schedule: str = "fast",
-    epochs: int | None = None,
-    optimisation: Optimisation | None = None,
-    half: bool = False,
-    seed: int = 0,
-    device: Device = None,
-    report: Report = silent,
-) -> Model:
-    """Train a base model from scratch: one of our ResNets, or a small vision transformer, with a cosine head.
-
-    `data` is a folder with one folder of images per class, a benchmark's folder, `glyphs`, or samples. Validation
-    images are those of `val`, or of the dataset; they measure the accuracy. With `out` the model is saved there (in
-    half precision with `half`), and a run that was stopped resumes when it is called again.
-    """
-    architectures.check(arch, size, width)
-    optimisation = optimisation or pretraining.schedule_for(arch, schedule)
-    optimisation = optimisation if epochs is None else replace(optimisation, epochs=epochs)
-    out = None if out is None else Path(out)
-    if out is not None:
-        check_out(out)
-    place = device_named(device)
-    dataset = None if isinstance(data, Samples) else data if isinstance(data, Dataset) else resolve(str(data))
-    train = data if isinstance(data, Samples) else dataset.train  # type: ignore[union-attr]
-    test = samples_in(val) if val is not None else None if dataset is None else dataset.val
-    kind = kind or ("photo" if dataset is None else dataset.kind)
-    size = size or (32 if kind == "glyph" else 64)
-    channels = 1 if kind == "glyph" else 3
-    preprocessing = Preprocessing(size, channels, (0.5,) * channels, (0.25,) * channels)
-    settings = {"command": "pretrain", "arch": arch, "width": width, "size": size, "seed": seed,
-                "optimisation": repr(optimisation), "images": train.fingerprint()}  # fmt: skip
-    with working_on(out, settings) as work:
-        start = time.perf_counter()
-        with recorded(work, report) as reported:
-            trained = pretraining.pretrain(
-                open_images(train, preprocessing, place, cache=cache_folder()),
-                train.labels,
-                train.classes,
-                preprocessing,
-                arch=arch,
-                width=width,
-                kind=kind,
-                optimisation=optimisation,
-                seed=seed,
-                device=place,
-                checkpoint=None if work is None else work / "pretrain.safetensors",
-                report=reported,
-            )
-        seconds = round(time.perf_counter() - start, 1)
-        event = {"what": "pretrain", "when": now(), "images": len(train), "seed": seed,
-                 **settings_dict(optimisation), "seconds": seconds, "version": __version__}  # fmt: skip
-        model = Model(SavedModel(trained.cpu(), (), (event,)), None, place)
-        known = None if test is None else test.of_classes(train.classes)
-        if known is not None and len(known):
-            model.validation = model.evaluate(known, report=report)
-            accuracy = round(model.validation.after.all, 4)
-            model.saved = replace(model.saved, history=({**event, "accuracy": accuracy},))
-        return model if out is None else model.save(out, half=half)
 
 
 def samples_in(source: Source, problems: list[str] | None = None, known: Sequence[str] = ()) -> Samples:

@@ -1,0 +1,21 @@
+"""The Python API: load or pretrain a model, then predict, extend, tune, evaluate, report and export."""
+
+from branchout.api.model import Image, Model, Prediction, Source, samples_in, some_of
+from branchout.api.opening import load, pretrain
+from branchout.data.samples import as_samples
+from branchout.method.prepared import Prepared
+from branchout.training.work import work_folder
+
+__all__ = [
+    "Image",
+    "Model",
+    "Prediction",
+    "Prepared",
+    "Source",
+    "as_samples",
+    "load",
+    "pretrain",
+    "samples_in",
+    "some_of",
+    "work_folder",
+]

@@ -1,0 +1,146 @@
+"""Where models come from: `load` opens one, `pretrain` trains one from scratch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from branchout import __version__
+from branchout.api.model import Model, Source, samples_in
+from branchout.data.datasets import resolve
+from branchout.data.images import open_images
+from branchout.data.preprocess import Preprocessing
+from branchout.data.samples import Samples
+from branchout.data.scenarios import Scenario
+from branchout.errors import BranchoutError
+from branchout.files import cache_folder
+from branchout.method.prepared import now
+from branchout.model import architectures, bases, checkpoint, hub
+from branchout.model.checkpoint import SavedModel, is_saved_model
+from branchout.model.classifier import Classifier
+from branchout.training import pretrain as pretraining
+from branchout.training.device import Device, device_named
+from branchout.training.loop import Report, silent
+from branchout.training.optimisation import Optimisation, settings_dict
+from branchout.training.progress_file import recorded
+from branchout.training.work import check_out, working_on
+
+WEIGHTS = (".safetensors", ".pth", ".pt", ".bin")
+
+
+def load(
+    base: str | Path, *, arch: str | None = None, classes: Sequence[str] | None = None, device: Device = None
+) -> Model:
+    """Open a model: a saved one (a folder), `glyphs` (built in), a timm name, or a checkpoint file with `arch`.
+
+    `hf-hub:owner/name` is a saved model on the Hugging Face hub.
+    """
+    place = device_named(device)
+    if hub.is_hub_name(base):
+        return Model(checkpoint.load(hub.fetch(str(base))), None, place)  # not in a folder of the user's own
+    path = Path(base)
+    if is_saved_model(path):
+        return Model(checkpoint.load(path), path, place)
+    if str(base) == "glyphs":
+        with as_file(files("branchout") / "assets" / "glyphs-base") as folder:
+            return Model(checkpoint.load(folder), folder, place)
+    weights = path if path.suffix in WEIGHTS and path.is_file() else None
+    if weights is not None and arch is None:
+        raise BranchoutError(f"{path} holds weights of an unknown network. Name its timm architecture: --arch resnet18")
+    if weights is None and (path.exists() or "/" in str(base)):
+        checkpoint.load(path)  # raises: says what a saved model is and what was found instead
+    opened = bases.open_timm(arch if arch and weights else str(base), checkpoint=weights, classes=classes)
+    classifier = Classifier(opened.arch, opened.backbone, opened.head, opened.classes, opened.preprocessing)
+    event = {"what": "opened", "base": str(base), "version": __version__}
+    return Model(SavedModel(classifier, (), (event,)), None, place)
+
+
+def pretrain(
+    data: Source,
+    *,
+    val: Source | None = None,
+    scenario: str | Path | None = None,
+    out: str | Path | None = None,
+    arch: str = "resnet10",
+    width: int | None = None,
+    size: int | None = None,
+    kind: str | None = None,
+    schedule: str = "fast",
+    epochs: int | None = None,
+    optimisation: Optimisation | None = None,
+    half: bool = False,
+    seed: int = 0,
+    device: Device = None,
+    report: Report = silent,
+    warn: Callable[[str], None] = lambda _: None,
+) -> Model:
+    """Train a base model from scratch: one of our ResNets, or a small vision transformer, with a cosine head.
+
+    `data` is a folder with one folder of images per class, a benchmark's folder, `glyphs`, or samples; with `scenario`,
+    a file, only its base classes are used. Validation images are those of `val`, or of the dataset; they measure the
+    accuracy. With `out` the model is saved there (in half precision with `half`), and a run that was stopped resumes
+    when it is called again. `warn` is called with problems of files.
+    """
+    architectures.check(arch, size, width)
+    optimisation = optimisation or pretraining.schedule_for(arch, schedule)
+    optimisation = optimisation if epochs is None else replace(optimisation, epochs=epochs)
+    out = None if out is None else Path(out)
+    if out is not None:
+        check_out(out)
+    place = device_named(device)
+    train, test, kind_of_data = _base_images(data, val, scenario, warn)
+    preprocessing = _preprocessing(kind or kind_of_data, size)
+    settings = {"command": "pretrain", "arch": arch, "width": width, "size": preprocessing.size, "seed": seed,
+                "optimisation": repr(optimisation), "images": train.fingerprint()}  # fmt: skip
+    with working_on(out, settings) as work:
+        start = time.perf_counter()
+        with recorded(work, report) as reported:
+            trained = pretraining.pretrain(
+                open_images(train, preprocessing, place, cache=cache_folder()),
+                train.labels,
+                train.classes,
+                preprocessing,
+                arch=arch,
+                width=width,
+                kind=kind or kind_of_data,
+                optimisation=optimisation,
+                seed=seed,
+                device=place,
+                checkpoint=None if work is None else work / "pretrain.safetensors",
+                report=reported,
+            )
+        seconds = round(time.perf_counter() - start, 1)
+        event = {"what": "pretrain", "when": now(), "images": len(train), "seed": seed,
+                 **settings_dict(optimisation), "seconds": seconds, "version": __version__}  # fmt: skip
+        model = Model(SavedModel(trained.cpu(), (), (event,)), None, place)
+        known = None if test is None else test.of_classes(train.classes)
+        if known is not None and len(known):
+            model.validation = model.evaluate(known, report=report)
+            accuracy = round(model.validation.after.all, 4)
+            model.saved = replace(model.saved, history=({**event, "accuracy": accuracy},))
+        return model if out is None else model.save(out, half=half)
+
+
+def _base_images(
+    data: Source, val: Source | None, scenario: str | Path | None, warn: Callable[[str], None]
+) -> tuple[Samples, Samples | None, str]:
+    """Images to train with, images to validate with, and their kind."""
+    if isinstance(data, Samples):
+        return data, None if val is None else samples_in(val), "photo"
+    problems: list[str] = []
+    dataset = resolve(str(data), report=lambda found: problems.extend(found.summary()))
+    for line in problems:
+        warn(line)
+    if scenario is None:
+        return dataset.train, dataset.val if val is None else samples_in(val), dataset.kind
+    plan = Scenario.load(Path(scenario))
+    placed = plan.train(dataset)
+    return placed.select(placed.origin == 0), plan.test(dataset, step=0), dataset.kind
+
+
+def _preprocessing(kind: str, size: int | None) -> Preprocessing:
+    channels = 1 if kind == "glyph" else 3
+    return Preprocessing(size or (32 if kind == "glyph" else 64), channels, (0.5,) * channels, (0.25,) * channels)
