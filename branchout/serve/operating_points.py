@@ -6,9 +6,7 @@ current when it arrives, so no lock is needed when the point changes.
 
 from __future__ import annotations
 
-import json
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +23,7 @@ from branchout.model import checkpoint
 from branchout.model.checkpoint import Deltas, SavedModel
 from branchout.model.classifier import Classifier
 from branchout.model.heads import FusedHead
+from branchout.model.manifest import MANIFEST, read_manifest
 from branchout.report.data import goal_for
 
 LARGEST_B = 1e4
@@ -53,7 +52,7 @@ class OperatingPoints:
         self.model = model
         self.frontier: Frontier | None = None
         self._heads: dict[int, FusedHead] = {}
-        self._files = None if model.folder is None else _manifest(model.folder)[0]
+        self._files = None if model.folder is None else read_manifest(model.folder)[0].files
         self._stamp = None if model.folder is None else _stamp(model.folder)
         self._same_model = model.folder is not None
         if model.saved.fusions:
@@ -118,7 +117,7 @@ class OperatingPoints:
                 f"Only points of the frontier can be saved, and b={about['b']:g} is none. "
                 f"The nearest has b={about['nearest']['b']!r}."
             )
-        if _manifest(folder)[0] != self._files:
+        if read_manifest(folder)[0].files != self._files:
             raise BranchoutError(f"{folder} now holds another model than the one being served. Restart the server.")
         kept = self._with_choice(about["point"], about["goal"])
         try:
@@ -136,12 +135,13 @@ class OperatingPoints:
             return
         self._stamp = stamp
         try:
-            files, choice = _manifest(folder)
+            manifest, _ = read_manifest(folder)
+            self._same_model = manifest.files == self._files
         except BranchoutError:
-            files, choice = {}, None
-        self._same_model = files == self._files
-        if self._same_model and self.frontier and choice and 0 <= choice[0] < len(self.frontier):
-            self.model.saved = self._with_choice(*choice)
+            self._same_model = False
+        if self._same_model and self.frontier is not None:
+            chosen = manifest.fusions[-1]
+            self.model.saved = self._with_choice(chosen.point, chosen.goal)
 
     def _with_choice(self, point: int, goal: str) -> SavedModel:
         saved = self.model.saved
@@ -198,20 +198,10 @@ def _head(classifier: Classifier, deltas: Deltas | None, offsets: Sequence[float
     return head.to(device)
 
 
-def _manifest(folder: Path) -> tuple[Mapping[str, str], tuple[int, str] | None]:
-    """The checksums of the model's files, and the saved choice: point and goal of the last step."""
-    try:
-        manifest = json.loads((folder / checkpoint.MANIFEST).read_text(encoding="utf-8"))
-        fusions = manifest["fusions"]
-        return manifest["files"], (operator.index(fusions[-1]["point"]), fusions[-1]["goal"]) if fusions else None
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise BranchoutError(f"{folder / checkpoint.MANIFEST} cannot be read: {error!r}") from None
-
-
 def _stamp(folder: Path) -> tuple[int, ...] | None:
     """Changes whenever the manifest is replaced."""
     try:
-        found = (folder / checkpoint.MANIFEST).stat()
+        found = (folder / MANIFEST).stat()
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size
