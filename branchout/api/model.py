@@ -17,7 +17,7 @@ from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.evaluate.compare import Comparison, check_classes, compare, logits
 from branchout.evaluate.explain import Explanation, LabelledFeatures, explain
-from branchout.files import cache_folder
+from branchout.files import cache_folder, write_text
 from branchout.method.choose import apply_fusion
 from branchout.method.config import ExtendConfig
 from branchout.method.extend import Extended, extend
@@ -290,9 +290,8 @@ class Model:
         if out is None and self.folder is None:
             raise BranchoutError("This model is not saved, so its report needs a name: out='report.html'")
         page = reports.check_report(reports.default_path(self.folder) if out is None else Path(out))  # type: ignore[arg-type]
-        reports.write(
-            reports.render(self.facts(test, results=results, gallery=gallery, typed=typed, report=report)), page
-        )
+        data = self.facts(test, results=results, gallery=gallery, typed=typed, report=report)
+        write_text(page, reports.render(data))
         return page
 
     # Extending.

@@ -93,6 +93,8 @@ class LabelledResults:
     """Classes with a smaller index were known before the last step."""
     before: list[int] | None
     """Answers of the model before its last step; None for a base model."""
+    were_right: list[bool]
+    """Images that were right before the last step."""
     answers: PointValues
     figures: dict[str, list[float | None]]
     figures_before: dict[str, float | None] | None
@@ -151,6 +153,7 @@ def labelled_results(
         labels=labels.tolist(),
         known=known,
         before=None if before is None else before.tolist(),
+        were_right=were_right.tolist(),
         answers=answers,
         figures={name: [getattr(each, name) for each in measured] for name in METRICS},
         figures_before=None if found.before is None else asdict(found.before),

@@ -13,16 +13,17 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from branchout.errors import BranchoutError
-from branchout.files import atomic_write, check_output
+from branchout.files import check_output
 from branchout.metrics import MEASURED_ON, METRICS
 from branchout.report import charts, formatting, operating_points
 from branchout.report.answers_by_point import count_at
 from branchout.report.data import ReportData
-from branchout.report.gallery import KINDS
+from branchout.report.gallery import KINDS, members
 from branchout.report.labelled_results import LabelledResults, Pair, accuracy_at
 
 GENERATOR = "Branchout report"
@@ -93,11 +94,6 @@ def check_report(out: Path) -> Path:
         if not is_report:
             raise BranchoutError(f"{out} already exists and is not a report. Choose another --out, or delete it")
     return out
-
-
-def write(page: str, out: Path) -> None:
-    with atomic_write(out) as partial:
-        partial.write_text(page, encoding="utf-8")
 
 
 # What the templates use.
@@ -248,15 +244,8 @@ def _parts_without_images(report: ReportData) -> list[str]:
 
 def _shown(test: LabelledResults, kind: str, point: int) -> list[int]:
     """The images of a gallery at a point."""
-    answers = test.answers.at(point).tolist()
-    assert test.before is not None
-    shown = []
-    for image in test.galleries[kind].images:
-        label = test.labels[image]
-        was_right = label < test.known and test.before[image] == label
-        if (was_right, answers[image] == label) == ((True, False) if kind == "forgotten" else (False, True)):
-            shown.append(image)
-    return shown[: test.gallery]
+    here = members(kind, test.answers.at(point), np.array(test.labels), np.array(test.were_right))
+    return [image for image in test.galleries[kind].images if here[image]][: test.gallery]
 
 
 # What the script looks up.
@@ -309,14 +298,15 @@ def _counts(report: ReportData, test: LabelledResults) -> dict[str, Any]:
             key: [[each.label, each.answer, each.images, each.were_right] for each in pairs]
             for key, pairs in (("to_later", test.to_later), ("to_earlier", test.to_earlier))
         },
+        "mostPairs": MOST_PAIRS,
         "galleries": {kind: asdict(gallery) for kind, gallery in test.galleries.items()},
         "gallery": test.gallery,
         "images": {
             image: {
-                "label": (label := test.labels[image]),
-                "part": report.part_of_class[label],
+                "label": test.labels[image],
+                "part": report.part_of_class[test.labels[image]],
                 "before": test.before[image],
-                "wasRight": label < test.known and test.before[image] == label,
+                "wasRight": test.were_right[image],
                 "answer": answer,
             }
             for image, answer in changes.items()

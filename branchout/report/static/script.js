@@ -25,7 +25,7 @@ const countAt = (pairs, point) => {
   return value;
 };
 
-// The report. `data` is what `script_data` in page.py describes. The served page also gives `start`, the point to begin
+// The report. `data` is what `_script_data` in page.py gives. The served page also gives `start`, the point to begin
 // at; `imageAddress`, the address of an image without a thumbnail; `onMove`, called at every point the dial comes to; and
 // `onDrawn`, called when the tables have followed.
 const showReport = (data, { start, imageAddress, onMove, onDrawn } = {}) => {
@@ -191,7 +191,6 @@ const showReport = (data, { start, imageAddress, onMove, onDrawn } = {}) => {
     }
   };
 
-  const MOST_PAIRS = 20;
   const movePairs = (point) => {
     for (const box of all("[data-pairs]")) {
       const pairs = counts.pairs[box.dataset.pairs]
@@ -200,10 +199,10 @@ const showReport = (data, { start, imageAddress, onMove, onDrawn } = {}) => {
         .sort((a, b) => b[2] - a[2]);
       box.querySelector("[data-total]").textContent = grouped(pairs.reduce((sum, pair) => sum + pair[2], 0));
       box.querySelector("[data-shown]").textContent =
-        pairs.length > MOST_PAIRS
-          ? `the ${MOST_PAIRS} most frequent of ${grouped(pairs.length)} pairs`
+        pairs.length > counts.mostPairs
+          ? `the ${counts.mostPairs} most frequent of ${grouped(pairs.length)} pairs`
           : `${grouped(pairs.length)} ${pairs.length === 1 ? "pair" : "pairs"}`;
-      const rows = pairs.slice(0, MOST_PAIRS).map(([label, answer, images, before]) => {
+      const rows = pairs.slice(0, counts.mostPairs).map(([label, answer, images, before]) => {
         const row = element("tr");
         const head = element("th", named(label), "name");
         head.scope = "row";
