@@ -158,13 +158,13 @@ def compare(
     """Run both models over the images once. `labels` are class indices of the newer model."""
     batches = in_order(len(images), 256)
     answers, old_answers, columns = [], [], []
-    for number, pictures in enumerate(images.plain(batches)):
-        pictures = model.backbone.arrange(pictures)
-        seen = [model.features(view) for view in ([pictures, pictures.flip(3)] if flip else [pictures])]
+    for number, batch in enumerate(images.plain(batches)):
+        batch = model.backbone.arrange(batch)
+        seen = [model.features(view) for view in ([batch, batch.flip(3)] if flip else [batch])]
         answers.append(torch.stack([model.fused(h) for h in seen]).mean(0).argmax(1).cpu())
         columns.append(torch.stack([model.fused.columns(h) for h in seen]).mean(0).double().cpu())
         if before is not None:
-            old_answers.append(logits(before, pictures, flip).argmax(1).cpu())
+            old_answers.append(logits(before, batch, flip).argmax(1).cpu())
         report(Event("evaluate", number + 1, len(batches)))
     old = None
     if before is not None:

@@ -278,7 +278,7 @@ def _thumbnails(
             copy = thumbnail(samples.read(image))
             size += len(copy)
             found[image] = Thumbnail(copy, printable(str(samples.ids[image])))
-        report(Event("pictures", number + 1, len(wanted)))
+        report(Event("thumbnails", number + 1, len(wanted)))
     return found
 
 
