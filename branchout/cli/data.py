@@ -1,9 +1,9 @@
-"""Looking at data and drawing scenarios."""
+"""Commands that show data and draw scenarios."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -11,21 +11,29 @@ from rich.text import Text
 from branchout.cli.app import ClassFacts, Data, Device, app, console, open_dataset, open_model, say
 from branchout.errors import BranchoutError, unknown
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from branchout.data.samples import Samples
+
 
 @app.command(epilog="Example: branchout data photos/ --sheet sheet.png")
 def data(
     data: Data,
-    sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet to this picture file.")] = None,
+    sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet to this image file.")] = None,
     classes: Annotated[int, typer.Option(min=1, help="How many classes the sheet shows.")] = 60,
 ) -> None:
     """Show what is in a dataset: classes, counts, sizes, problems."""
     import numpy as np
-
-    from branchout.data.contact_sheet import contact_sheet
-
-    dataset = open_dataset(data)
     from rich.table import Table
 
+    from branchout.data.contact_sheet import contact_sheet
+    from branchout.files import check_output
+
+    if sheet:
+        check_output(sheet, such_as="sheet.png")
+    dataset = open_dataset(data)
     table = Table(title=Text(dataset.name), title_justify="left")
     for heading in ("", "classes", "images", "fewest", "median", "most", "pixels"):
         table.add_column(heading, justify="right" if heading else "left")
@@ -45,11 +53,11 @@ def data(
         say(f"{attribute}: {listed}{', …' if len(values) > 8 else ''}")
     if sheet:
         shown = contact_sheet(dataset.train, sheet, classes=classes)
-        say(f"{shown} of {len(dataset.train.classes):,} classes are on {sheet}")
+        say(f"{shown} of {len(dataset.train.classes):,} classes are shown in {sheet}")
 
 
-def _sizes(samples: Any) -> str:
-    """The common size of all pictures, or the smallest, median and largest."""
+def _sizes(samples: Samples) -> str:
+    """The common size of all images, or the smallest, median and largest."""
     import numpy as np
 
     if samples.pixels.shape is not None:
@@ -72,42 +80,37 @@ def scenario(
     novel: Annotated[int, typer.Option(help="Novel classes, at each step.")] = 40,
     overlap: Annotated[int, typer.Option(help="How many of the novel classes are base classes too.")] = 5,
     steps: Annotated[int, typer.Option(help="Number of steps, for the scenario 'steps'.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Draws classes and halves.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the draw.")] = 0,
     classes: ClassFacts = None,
     features: Annotated[
         Path | None, typer.Option(help="For clustered scenarios: a .npy file with a row per training sample.")
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="For clustered scenarios: a saved model of all classes, whose features serve.")
+        Path | None,
+        typer.Option(help="For clustered scenarios: a saved model of all classes, whose features are used."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the scenario to this JSON file.")] = None,
     device: Device = None,
 ) -> None:
     """Draw one of the paper's scenarios, and write it to a file."""
+    from rich.table import Table
+
     from branchout.data import scenarios
     from branchout.data.draw_scenario import draw_scenario
+    from branchout.files import check_output
 
+    if out:
+        check_output(out, such_as="scenario.json")
     if name not in scenarios.NAMES:
         raise unknown("scenario", name, scenarios.NAMES)
     dataset = open_dataset(data, classes)
-    rows = _array(features) if features else None
+    rows = _features(features) if features else None
     if model and name in scenarios.CLUSTERED:
         from branchout.cli.display import progress
 
         with progress(console) as report:
             rows = open_model(str(model), device=device).features(dataset.train, report=report)
-    plan = draw_scenario(
-        name,
-        dataset,
-        base=base,
-        novel=novel,
-        overlap=overlap,
-        steps=steps,
-        seed=seed,
-        features=rows,
-    )
-    from rich.table import Table
-
+    plan = draw_scenario(name, dataset, base=base, novel=novel, overlap=overlap, steps=steps, seed=seed, features=rows)
     table = Table(title=Text(str(plan)), title_justify="left")
     for heading in ("split", "classes", "images"):
         table.add_column(heading, justify="left" if heading == "split" else "right")
@@ -116,13 +119,19 @@ def scenario(
     console.print(table)
     if out:
         plan.save(out)
-        say(f"written to {out}")
+        say(f"Scenario written to {out}")
 
 
-def _array(path: Path) -> Any:
+def _features(path: Path) -> npt.NDArray[np.floating]:
     import numpy as np
 
+    from branchout.files import open_regular
+
     try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        with open_regular(path) as file:
+            rows = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError, MemoryError) as error:
         raise BranchoutError(f"{path} is not a readable .npy file of features: {error}") from None
+    if not isinstance(rows, np.ndarray) or rows.ndim != 2 or rows.dtype.kind != "f" or not np.isfinite(rows).all():
+        raise BranchoutError(f"{path} is not a table of features: expected finite numbers, one row per training sample")
+    return rows

@@ -1,8 +1,8 @@
-"""Random views of pictures, a whole batch at a time on the device, with its own randomness for every sample.
+"""Random views of images, a whole batch at a time on the device, with its own randomness for every sample.
 
 Cropping and colour are the paper's: random resized crop, flip, colour jitter (.4, .4, .4, .2). A mirrored or
 discoloured character is another character, so glyphs are cropped, shifted and re-contrasted only. Under the name
-`padded` there is also what CIFAR's literature trains with: a picture padded, cut to its size again, and flipped.
+`padded` there is also what CIFAR's literature trains with: an image padded, cut to its size again, and flipped.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ NAMES = (PADDED,)
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How far a random view may depart from the picture."""
+    """How far a random view may depart from the image."""
 
     area: tuple[float, float]
-    """Share of the picture that a crop covers."""
+    """Share of the image that a crop covers."""
     flip: bool
     brightness: float = 0.0
     contrast: float = 0.0
@@ -38,17 +38,17 @@ class Augmentation:
     hue: float = 0.0
     """In turns of the colour circle, as torchvision has it."""
     pad: int = 0
-    """Pixels that a picture is padded by, mirrored at its edges, before it is cut to its own size again at a random
+    """Pixels that an image is padded by, mirrored at its edges, before it is cut to its own size again at a random
     whole pixel; nothing is scaled then, and `area` says nothing. 0: random resized crops."""
 
 
 def for_kind(kind: str, size: int, *, few: bool = False, named: str | None = None) -> Augmentation:
-    """The augmentation a kind of picture declares; with `few`, for a branch that learns from few pictures.
+    """The augmentation a kind of image declares; with `few`, for a branch that learns from few images.
 
     With `named` it is the one of that name, for few and for many; glyphs are not mirrored in it either.
 
     Small photographs hold too little to lose most of it: the paper's jitter is made for larger ones, and takes two
-    points from a base model trained at 64 pixels. A new branch sees far fewer pictures, overfits, and gains by more.
+    points from a base model trained at 64 pixels. A new branch sees far fewer images, overfits, and gains by more.
     """
     if named not in (None, *NAMES):
         raise unknown("augmentation", named, NAMES)
@@ -62,11 +62,11 @@ def for_kind(kind: str, size: int, *, few: bool = False, named: str | None = Non
         return Augmentation((0.08, 1.0), True, 0.4, 0.4, 0.4, 0.2)
     if kind == "glyph":
         return Augmentation((0.7, 1.0), False, 0.2, 0.3)
-    raise BranchoutError(f"no augmentation is known for pictures of kind {kind!r}; known are: photo, glyph")
+    raise BranchoutError(f"no augmentation is known for images of kind {kind!r}; known are: photo, glyph")
 
 
 def crop_boxes(count: int, area: tuple[float, float], generator: torch.Generator) -> Tensor:
-    """`count` random boxes (left, top, width, height) as shares of the picture, on the generator's device."""
+    """`count` random boxes (left, top, width, height) as shares of the image, on the generator's device."""
     draw = torch.rand(count, 4, generator=generator, device=generator.device)
     share = area[0] + (area[1] - area[0]) * draw[:, 0]
     low, high = math.log(RATIO[0]), math.log(RATIO[1])
@@ -77,7 +77,7 @@ def crop_boxes(count: int, area: tuple[float, float], generator: torch.Generator
 
 
 def crop(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
-    """Cut each picture (N, C, H, W; float) to its box, scale back to full size, and mirror where asked."""
+    """Cut each image (N, C, H, W; float) to its box, scale back to full size, and mirror where asked."""
     left, top, width, height = boxes.to(images.dtype).unbind(1)
     sign = torch.where(mirrored, -1.0, 1.0).to(images.dtype)
     zero = torch.zeros_like(left)
@@ -89,7 +89,7 @@ def crop(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
 
 
 def shift(images: Tensor, places: Tensor, pad: int, mirrored: Tensor) -> Tensor:
-    """Cut each padded picture to its own size with its corner (left, top) at its place, and mirror where asked.
+    """Cut each padded image to its own size with its corner (left, top) at its place, and mirror where asked.
 
     Pixels are taken, never mixed.
     """
@@ -104,7 +104,7 @@ def shift(images: Tensor, places: Tensor, pad: int, mirrored: Tensor) -> Tensor:
 
 
 def cut(images: Tensor, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
-    """A random part of each picture, scaled or shifted as the augmentation has it, and maybe mirrored."""
+    """A random part of each image, scaled or shifted as the augmentation has it, and maybe mirrored."""
     count = len(images)
     if augmentation.pad:
         high = 2 * augmentation.pad + 1
@@ -115,13 +115,13 @@ def cut(images: Tensor, augmentation: Augmentation, generator: torch.Generator) 
 
 
 def mirrors(count: int, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
-    """Which of `count` pictures to mirror."""
+    """Which of `count` images to mirror."""
     draw = torch.rand(count, generator=generator, device=generator.device)
     return draw < (0.5 if augmentation.flip else 0.0)
 
 
 def recolour(images: Tensor, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
-    """Colour jitter of pictures with values 0–1: brightness, contrast, saturation, then hue, clipped at the end."""
+    """Colour jitter of images with values 0–1: brightness, contrast, saturation, then hue, clipped at the end."""
     count, channels = images.shape[:2]
     draw = torch.rand(count, 4, generator=generator, device=generator.device) * 2 - 1
     light = 1 + augmentation.brightness * draw[:, 0]
@@ -147,7 +147,7 @@ def recolour(images: Tensor, augmentation: Augmentation, generator: torch.Genera
 
 @lru_cache(maxsize=8)
 def _yiq(device: torch.device) -> tuple[Tensor, Tensor]:
-    """RGB → YIQ and back. Hue is an angle in the IQ plane, so the whole jitter is one 3×3 matrix for each picture."""
+    """RGB → YIQ and back. Hue is an angle in the IQ plane, so the whole jitter is one 3×3 matrix for each image."""
     there = [(0.299, 0.587, 0.114), (0.595716, -0.274453, -0.321263), (0.211456, -0.522591, 0.311135)]
     matrix = torch.tensor(there, device=device)
     return matrix, torch.linalg.inv(matrix)

@@ -1,4 +1,4 @@
-"""A contact sheet: a few pictures of every class under its name, on one page."""
+"""A contact sheet: a few images of every class under its name, on one page."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import numpy as np
 
 from branchout.data.samples import Image, Samples
 from branchout.errors import BranchoutError
+from branchout.files import atomic_write
 
 PICTURE, GAP, CAPTION, COLUMNS = 64, 4, 20, 4
 INK, PAPER = (40, 40, 40), (255, 255, 255)
 
 
 def contact_sheet(samples: Samples, path: Path, *, classes: int = 60, each: int = 5) -> int:
-    """Draw `each` pictures of up to `classes` classes, evenly spread over all; returns how many classes are shown."""
+    """Draw `each` images of up to `classes` classes, evenly spread over all; returns how many classes are shown."""
     from PIL import Image as Pillow
     from PIL import ImageDraw, ImageFont
 
@@ -33,15 +34,17 @@ def contact_sheet(samples: Samples, path: Path, *, classes: int = 60, each: int 
         for place, index in enumerate(members[np.linspace(0, len(members) - 1, min(each, len(members))).astype(int)]):
             picture = _thumbnail(samples.read(int(index)))
             sheet.paste(Pillow.fromarray(picture), (left + place * (PICTURE + GAP), top + CAPTION))
+    format = Pillow.registered_extensions().get(path.suffix.lower())
     try:
-        sheet.save(path)
-    except (OSError, ValueError, KeyError) as error:  # KeyError: a format that Pillow only reads
-        raise BranchoutError(f"the sheet could not be written to {path}: {error}. Try: --sheet sheet.png") from None
+        with atomic_write(path) as partial:
+            sheet.save(partial, format or "")
+    except (ValueError, KeyError):  # an unknown format, or one that Pillow only reads
+        raise BranchoutError(f"{path}: images cannot be written in this format. Try: --sheet sheet.png") from None
     return len(shown)
 
 
 def _thumbnail(picture: Image) -> Image:
-    """The middle square of a picture, in colour, at the sheet's size."""
+    """The middle square of an image, in colour, at the sheet's size."""
     from PIL import Image as Pillow
 
     side = min(picture.shape[:2])

@@ -6,15 +6,17 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from branchout.data.folders import scan
-from branchout.data.problems import Problems
 from branchout.data.samples import Samples, digest
 from branchout.errors import BranchoutError
 from branchout.files import read_json
 from branchout.labels import unknown_class
+
+if TYPE_CHECKING:
+    from branchout.data.problems import Problems
 
 FACTS = "classes.json"
 """What a dataset's folder may say of its classes."""
@@ -141,6 +143,8 @@ def with_facts(dataset: Dataset, path: Path, *, partial: bool = False) -> Datase
 
 
 def _scan(root: Path, verify: bool, report: Callable[[Problems], None] | None) -> Samples:
+    from branchout.data.folders import scan  # it loads Pillow, which the built-in dataset's table does not need
+
     samples, problems = scan(root, verify=verify)
     if report:
         report(problems)

@@ -37,7 +37,7 @@ class FilePixels:
     paths: Strings
     """Relative to the root, with forward slashes."""
     shapes: Ints | None = None
-    """Height, width and channels of every picture, where the files were verified."""
+    """Height, width and channels of every image, where the files were verified."""
     max_pixels: int = MAX_PIXELS
 
     def __len__(self) -> int:
@@ -45,7 +45,7 @@ class FilePixels:
 
     @property
     def sizes(self) -> Ints | None:
-        """Height and width of every picture: n × 2."""
+        """Height and width of every image: n × 2."""
         return None if self.shapes is None else self.shapes[:, :2]
 
     @property
@@ -277,7 +277,7 @@ def _measure_one(path: Path, max_pixels: int) -> _Measured | UnreadableImage:
 
 
 def _without_duplicates(measured: dict[str, _Measured], owner: dict[str, str], problems: Problems) -> list[str]:
-    """The first copy in each class. A picture in two classes stays in both: which is right is not ours to say."""
+    """The first copy in each class. An image in two classes stays in both: which is right is not ours to say."""
     kept = []
     seen: dict[int, dict[str, str]] = {}
     for path, file in measured.items():

@@ -1,8 +1,8 @@
-"""Pictures on their way to the network: decoded, augmented, normalised, in batches.
+"""Images for the network: decoded, augmented, normalised, in batches.
 
-Small pictures are decoded once into a compact array on disk and stay on the device if they fit there; large ones are
-decoded afresh by workers, each time cropped differently. Both kinds answer the same two questions: `views` (random,
-for training) and `plain` (for everything else), one tensor per batch of positions.
+Small images are decoded once into an array that is cached on disk and stays on the device if it fits there
+(`ResidentImages`); large ones are decoded again for every view by worker processes (`StreamedImages`). Both have the
+same two methods: `views` (random, for training) and `plain` (for everything else), one tensor per batch of positions.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from branchout.files import load_cached, store_cached
 
 Ints = npt.NDArray[np.int64]
 SMALL = 128
-"""Up to this input size pictures are kept decoded: 100,000 of them take 5 GB at 128×128, 1.2 GB at 64×64."""
+"""Up to this input size images are kept decoded: 100,000 of them take 5 GB at 128×128, 1.2 GB at 64×64."""
 
 
 class Images(Protocol):
-    """The pictures of one sample table, ready for one network."""
+    """The images of one sample table, ready for one network."""
 
     def __len__(self) -> int: ...
 
     def plain(self, batches: Sequence[Ints]) -> Iterator[Tensor]:
-        """The pictures at each batch of positions as the network sees them at test time, on the device."""
+        """The images at each batch of positions as the network sees them at test time, on the device."""
 
     def views(self, batches: Sequence[Ints], augmentation: Augmentation, seed: int) -> Iterator[Tensor]:
         """A random view of each; the same seed and batches give the same views."""
@@ -51,7 +51,7 @@ def open_images(
     cache: Path | None = None,
     workers: int = -1,
 ) -> Images:
-    """Resident pictures where the network's input is small, streamed ones otherwise."""
+    """Resident images where the network's input is small, streamed ones otherwise."""
     if preprocessing.size <= SMALL:
         pixels = decoded(samples, preprocessing, cache)
         if device.type != "cuda" or pixels.nbytes < torch.cuda.mem_get_info(device)[0] // 2:
@@ -61,7 +61,7 @@ def open_images(
 
 
 class ResidentImages:
-    """All pictures decoded, as one uint8 tensor; cropped and recoloured in batches on the device."""
+    """All images decoded, as one uint8 tensor; cropped and recoloured in batches on the device."""
 
     def __init__(self, pixels: Tensor, preprocessing: Preprocessing, device: torch.device) -> None:
         self.pixels = pixels
@@ -87,7 +87,7 @@ class ResidentImages:
 
 
 class Gallery:
-    """Pictures of many tables that share their sources: each picture is decoded once, tables are picked from them."""
+    """Images of many tables that share their sources: each image is decoded once, tables are picked from them."""
 
     def __init__(self, preprocessing: Preprocessing, device: torch.device, cache: Path | None = None) -> None:
         self.preprocessing = preprocessing
@@ -102,8 +102,7 @@ class Gallery:
 
     def _pick(self, pixels: Pixels, rows: Ints) -> Tensor:
         if isinstance(pixels, JoinedPixels):
-            part_of = np.searchsorted(pixels.starts, rows, side="right") - 1
-            inner = rows - pixels.starts[part_of]
+            part_of, inner = pixels.locate(rows)
             joined = torch.cat([self._pick(part, inner[part_of == n]) for n, part in enumerate(pixels.parts)])
             back = np.argsort(np.argsort(part_of, kind="stable"), kind="stable")
             return joined[torch.from_numpy(back).to(joined.device)]
@@ -118,7 +117,7 @@ class Gallery:
             known, fresh = source.decoded, resident.pixels
             source.decoded = fresh if known is None else torch.cat([known, fresh.to(known.device)])
             source.place[missing] = (0 if known is None else len(known)) + np.arange(len(missing))
-        if source.decoded is None:  # nothing was ever asked for, and nothing is now
+        if source.decoded is None:  # no image was ever asked for
             return torch.empty((0, self.preprocessing.channels, *[self.preprocessing.size] * 2), dtype=torch.uint8)
         return source.decoded[torch.from_numpy(source.place[rows]).to(source.decoded.device)]
 
@@ -134,7 +133,7 @@ class Source:
 
 
 class StreamedImages:
-    """Pictures decoded again for every view by worker processes; only cropping happens there."""
+    """Images decoded again for every view by worker processes; only cropping happens there."""
 
     def __init__(self, samples: Samples, preprocessing: Preprocessing, device: torch.device, workers: int) -> None:
         self.samples = samples
@@ -153,7 +152,7 @@ class StreamedImages:
         boxing = torch.Generator().manual_seed(seed)
         jobs: list[list[Job]] = []
         for positions in batches:
-            if augmentation.pad:  # whole pictures, which are shifted on the device
+            if augmentation.pad:  # whole images, which are shifted on the device
                 jobs.append([(int(i), None) for i in positions])
                 continue
             boxes = augment.crop_boxes(len(positions), augmentation.area, boxing).tolist()
@@ -173,11 +172,11 @@ class StreamedImages:
 
 
 Job = tuple[int, tuple[float, ...] | None]
-"""A position, and the box to crop it to (left, top, width, height as shares) or None for the plain picture."""
+"""A position, and the box to crop it to (left, top, width, height as shares) or None for the plain image."""
 
 
 class CroppedSamples(torch.utils.data.Dataset[Tensor]):
-    """What a worker does: decode one picture and cut it to the network's size."""
+    """What a worker does: decode one image and crop it to the network's size."""
 
     def __init__(self, samples: Samples, preprocessing: Preprocessing) -> None:
         self.samples = samples
@@ -188,7 +187,7 @@ class CroppedSamples(torch.utils.data.Dataset[Tensor]):
         return self.preprocessing.prepare(self.samples.read(position), box)
 
     def __getitems__(self, jobs: list[Job]) -> Tensor | BranchoutError:
-        """A whole batch. An error is handed over as it is: raised in a worker, it would arrive as a traceback."""
+        """A whole batch. An error is returned: raised in a worker, it would arrive as a traceback."""
         try:
             return torch.stack([self[job] for job in jobs])
         except BranchoutError as error:
@@ -226,7 +225,7 @@ def cores() -> int:
 
 
 def decoded(samples: Samples, preprocessing: Preprocessing, cache: Path | None) -> npt.NDArray[np.uint8]:
-    """All pictures at the network's size (N, C, size, size), read from `cache` if they were decoded before."""
+    """All images at the network's size (N, C, size, size), read from `cache` if they were decoded before."""
     shape = (len(samples), preprocessing.channels, preprocessing.size, preprocessing.size)
     kept = f"pixels/{digest(samples.fingerprint(), repr(preprocessing))}" if cache else ""
     stored = load_cached(cache, kept, shape, np.uint8)
@@ -234,7 +233,7 @@ def decoded(samples: Samples, preprocessing: Preprocessing, cache: Path | None) 
         return stored
     pixels = np.empty(shape, dtype=np.uint8)
     jobs: list[list[Job]] = [[(int(i), None) for i in positions] for positions in in_order(len(samples), 512)]
-    workers = cores() if len(jobs) > 4 else 0  # starting processes costs more than decoding a few pictures
+    workers = cores() if len(jobs) > 4 else 0  # starting processes costs more than decoding a few images
     for positions, images in zip(in_order(len(samples), 512), load(samples, preprocessing, jobs, workers), strict=True):
         pixels[positions] = images.numpy()
     store_cached(cache, kept, pixels)

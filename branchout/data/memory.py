@@ -1,17 +1,18 @@
-"""Which old samples to keep: the exemplars. Features and predictions are passed in as arrays."""
+"""Exemplars: which old samples to keep. A rule is one entry of RULES; what it needs is passed in as arrays."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from branchout.data.samples import Samples
+from branchout.data.samples import Ints, Samples
 from branchout.errors import BranchoutError, unknown
 
 Floats = npt.NDArray[np.floating]
-Ints = npt.NDArray[np.int64]
-
-RULES = ("random", "herding", "uncertainty")
 
 
 def keep(
@@ -23,35 +24,29 @@ def keep(
     features: Floats | None = None,
     predictions: Ints | None = None,
 ) -> Samples:
-    """Choose exemplars, `per_class` for every class.
+    """Choose exemplars, `per_class` for every class; classes with fewer samples keep them all.
 
-    A class that came from several origins is kept from each: its old look and its new one. Classes with fewer samples
-    keep them all. `herding` needs `features` (samples × k), `uncertainty` needs `predictions` (copies × samples).
+    A class that came from several origins is kept from each: its old look and its new one. `herding` needs `features`
+    (samples × k), `uncertainty` needs `predictions` (copies × samples).
     """
-    groups, group_of = np.unique(np.stack([samples.labels, samples.origin]), axis=1, return_inverse=True)
     if per_class < 1:
-        raise BranchoutError(f"at least one exemplar a class is needed, found {per_class}")
+        raise BranchoutError(f"expected at least one exemplar per class, found {per_class}")
     if rule not in RULES:
         raise unknown("memory rule", rule, RULES)
-    if rule == "herding" and (features is None or len(features) != len(samples)):
-        raise BranchoutError(f"herding needs one feature vector for each of the {len(samples)} samples")
-    if rule == "uncertainty" and (predictions is None or predictions.shape[1] != len(samples)):
-        raise BranchoutError(f"the uncertainty rule needs predictions for each of the {len(samples)} samples")
-
+    needs = RULES[rule].needs
+    rows: npt.NDArray[Any] | None = np.empty(len(samples))
+    if needs == "features":
+        rows = features
+    elif needs == "predictions":
+        rows = None if predictions is None else predictions.T
+    if rows is None or len(rows) != len(samples):
+        raise BranchoutError(f"the memory rule {rule!r} needs {needs} for each of the {len(samples)} samples")
     rng = np.random.default_rng(seed)
+    groups, group_of = np.unique(np.stack([samples.labels, samples.origin]), axis=1, return_inverse=True)
     kept = []
     for group in range(groups.shape[1]):
         members = np.flatnonzero(group_of.ravel() == group)
-        number = min(per_class, len(members))
-        if rule == "herding":
-            assert features is not None
-            chosen = herd(features[members], number)
-        elif rule == "uncertainty":
-            assert predictions is not None
-            chosen = spread(uncertainty(predictions[:, members]), number)
-        else:
-            chosen = rng.permutation(len(members))[:number]
-        kept.append(members[chosen])
+        kept.append(members[RULES[rule].choose(rows[members], min(per_class, len(members)), rng)])
     return samples.select(np.concatenate(kept))
 
 
@@ -78,6 +73,23 @@ def uncertainty(predictions: Ints) -> npt.NDArray[np.float64]:
 
 
 def spread(uncertainties: npt.NDArray[np.float64], number: int) -> Ints:
-    """Samples at even distances along the order of uncertainty: certain, doubtful and all between."""
+    """Samples at even distances along the order of uncertainty: from certain to uncertain."""
     order = np.argsort(uncertainties, kind="stable")
     return order[np.arange(number) * len(order) // number]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A way to choose exemplars."""
+
+    needs: str
+    """What is known of each sample: `features`, `predictions` of perturbed copies, or nothing."""
+    choose: Callable[[npt.NDArray[Any], int, np.random.Generator], Ints]
+    """From what is known of a class's samples (one row each) and a number: the positions to keep."""
+
+
+RULES = {
+    "random": Rule("", lambda rows, number, rng: rng.permutation(len(rows))[:number]),
+    "herding": Rule("features", lambda rows, number, rng: herd(rows, number)),
+    "uncertainty": Rule("predictions", lambda rows, number, rng: spread(uncertainty(rows.T), number)),
+}

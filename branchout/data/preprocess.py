@@ -1,4 +1,4 @@
-"""From a decoded picture to what a network was trained to see."""
+"""From a decoded image to the input of a network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from branchout.errors import BranchoutError
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 LONGEST = 16
-"""Of a picture longer than this many times its shorter side only the middle is looked at, where the crop lies."""
+"""Of an image longer than this many times its shorter side only the middle is looked at, where the crop lies."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Preprocessing:
     std: tuple[float, ...]
     interpolation: str = "bilinear"
     crop: float = 1.0
-    """The share of the resized picture's shorter side that the centre crop keeps."""
+    """The share of the resized image's shorter side that the centre crop keeps."""
 
     def __post_init__(self) -> None:
         if self.channels not in (1, 3):
@@ -53,13 +53,13 @@ class Preprocessing:
         return cls(**{**fields, "mean": tuple(fields["mean"]), "std": tuple(fields["std"])})
 
     def prepare(self, image: npt.NDArray[np.uint8], box: Sequence[float] | None = None) -> Tensor:
-        """One picture (H×W, or H×W×C with 1, 3 or 4 channels) as a uint8 tensor C×size×size.
+        """One image (H×W, or H×W×C with 1, 3 or 4 channels) as a uint8 tensor C×size×size.
 
         Without a box it is what the network sees at test time; with one (left, top, width and height as shares of the
-        picture) that part of it.
+        image) that part of it.
         """
         if image.dtype != np.uint8:
-            raise BranchoutError(f"pictures are 8-bit (uint8), not {image.dtype}")
+            raise BranchoutError(f"images are 8-bit (uint8), not {image.dtype}")
         if image.ndim == 3 and image.shape[2] == 1:
             image = image[:, :, 0]
         picture = Image.fromarray(image).convert("L" if self.channels == 1 else "RGB")
@@ -87,7 +87,7 @@ class Preprocessing:
 
 
 def _shortened(picture: Image.Image) -> Image.Image:
-    """The middle of a very long or tall picture: resized whole, one a pixel wide would grow by its length squared."""
+    """The middle of a very long or tall image: resized as a whole it could take far too much memory."""
     width, height = picture.size
     most = LONGEST * min(width, height)
     if max(width, height) <= most:

@@ -109,7 +109,7 @@ def test_a_folder_with_a_broken_file_is_shown_and_the_file_is_named(photos: Path
     numbers = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in answer.out.splitlines() if "│" in line}
     assert [cell.strip() for cell in numbers["train"]] == ["4", "32", "8", "8", "8", "32×24"]
     assert [cell.strip() for cell in numbers["val"]] == ["4", "8", "2", "2", "2", "32×24"]
-    assert f"4 of 4 classes are on {tmp_path / 'out.png'}" in answer.out
+    assert f"4 of 4 classes are shown in {tmp_path / 'out.png'}" in answer.out
     with Image.open(tmp_path / "out.png") as sheet:
         assert sheet.size == (4 * 356 + 8, 96 + 8)
 
@@ -131,15 +131,16 @@ def test_pictures_of_many_sizes_are_summed_up_and_the_sheet_shows_some_classes(p
     answer = run("data", photos, "--sheet", tmp_path / "out.png", "--classes", "2")
     assert answer.status == 0
     assert re.search(r"\d+×\d+ … 32×24 … \d+×\d+", answer.out)
-    assert "2 of 4 classes are on" in answer.out
+    assert "2 of 4 classes are shown in" in answer.out
 
 
 def test_a_sheet_that_cannot_be_written_is_an_error(photos: Path, tmp_path: Path) -> None:
-    for name in ("sheet.nonsense", "no/such/folder/sheet.png"):
+    (tmp_path / "file").write_text("")
+    for name, words in (("sheet.nonsense", "--sheet sheet.png"), ("file/sheet.png", "file, not a folder")):
         answer = run("data", photos, "--sheet", tmp_path / name)
         assert answer.status == 1
-        assert "error: the sheet could not be written to" in answer.err
-        assert "--sheet sheet.png" in answer.err
+        assert words in answer.err
+        assert not (tmp_path / name).exists()
 
 
 def test_a_folder_that_is_no_dataset_shows_the_layout_expected(photos: Path) -> None:
@@ -199,6 +200,14 @@ def test_features_that_cannot_be_read_are_an_error(photos: Path, tmp_path: Path,
     answer = run("scenario", "overlap-full", photos, "--novel", "2", "--features", tmp_path / "f.npy")
     assert answer.status == 1
     assert "f.npy is not a readable .npy file" in answer.err
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(4), np.full((4, 2), np.nan), np.array([["a"]])])
+def test_features_that_are_no_table_of_numbers_are_an_error(photos: Path, tmp_path: Path, wrong: np.ndarray) -> None:
+    np.save(tmp_path / "f.npy", wrong)
+    answer = run("scenario", "overlap-full", photos, "--novel", "2", "--features", tmp_path / "f.npy")
+    assert answer.status == 1
+    assert "f.npy is not a table of features" in answer.err
 
 
 # scenario --classes

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import glyph_classes
 from branchout.data import glyphs as module
 from branchout.data.datasets import Dataset
-from branchout.data.glyphs import ALIKE, SANS, SERIF, GlyphPixels, character_of, faces_of_classes, glyphs
+from branchout.data.glyphs import SANS, SERIF, GlyphPixels, character_of, faces_of_classes, glyphs
 from branchout.errors import BranchoutError
 
 ZHE = "cyrillic capital letter zhe"
@@ -38,23 +39,24 @@ def pixels_of(split: str = "train", per_class: int = 24, seed: int = 0, names: l
 def test_shipped_classes_are_what_the_installed_typefaces_give() -> None:
     """But for the few pairs that a hair's breadth in another version of the drawing library moves past the limit."""
     shipped = {character_of(name): faces for name, faces in faces_of_classes().items()}
-    found = module.find_classes()
+    found = glyph_classes.find_classes()
     assert len(found.keys() ^ shipped.keys()) <= 10
     assert all(found[character] == shipped[character] for character in found.keys() & shipped.keys())
 
 
 def test_no_two_classes_look_alike() -> None:
-    looks = [module.looks_of(character_of(name), faces) for name, faces in faces_of_classes().items()]
+    looks = [glyph_classes.looks_of(character_of(name), faces) for name, faces in faces_of_classes().items()]
     owner = np.repeat(np.arange(len(looks)), [len(look) for look in looks])
     every = np.concatenate(looks)
     correlation = every @ every.T
     correlation[owner[:, None] == owner] = 0
-    assert correlation.max() < ALIKE + 0.005  # another version of the drawing library may differ by a hair
+    assert correlation.max() < glyph_classes.ALIKE + 0.005
 
 
 def test_look_alikes_are_told_by_their_drawings() -> None:
     def alike(one: str, other: str) -> bool:
-        return bool((module.looks_of(one, SANS) @ module.looks_of(other, SANS).T).max() >= ALIKE)
+        products = glyph_classes.looks_of(one, SANS) @ glyph_classes.looks_of(other, SANS).T
+        return bool(products.max() >= glyph_classes.ALIKE)
 
     assert alike("A", "Α")  # Latin, Greek
     assert alike("A", "А")  # Latin, Cyrillic
@@ -155,7 +157,7 @@ def test_every_class_can_be_seen_in_both_styles(full: Dataset, monkeypatch: pyte
 def test_no_face_draws_a_box_for_a_character_it_lacks() -> None:
     from matplotlib.ft2font import FT2Font
 
-    carried = {face: FT2Font(module._path(face)).get_charmap() for face in (*SANS, *SERIF)}
+    carried = {face: FT2Font(module.font_file(face)).get_charmap() for face in (*SANS, *SERIF)}
     for name, faces in faces_of_classes().items():
         assert all(ord(character_of(name)) in carried[face] for face in faces)
 

@@ -68,7 +68,7 @@ def test_a_class_from_two_origins_is_kept_from_each() -> None:
     [
         ({"per_class": 0}, "at least one"),
         ({"per_class": 1, "rule": "best"}, "random, herding, uncertainty"),
-        ({"per_class": 1, "rule": "herding"}, "feature vector"),
+        ({"per_class": 1, "rule": "herding"}, "'herding' needs features"),
         ({"per_class": 1, "rule": "uncertainty", "predictions": np.zeros((2, 3), dtype=int)}, "predictions"),
     ],
 )
