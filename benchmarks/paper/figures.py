@@ -8,8 +8,9 @@ from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.paper.lines import Row
 from benchmarks.paper.measurements import alone
-from benchmarks.paper.report import Row, read
+from benchmarks.paper.report import read
 from branchout.bench.tables import figures
 from branchout.files import atomic_write
 

@@ -7,18 +7,9 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from benchmarks.paper.claims import Case, Check
+from benchmarks.paper.lines import NAMES, Line, cell, columns
 from benchmarks.paper.paper_numbers import misprints
-from benchmarks.paper.report import (
-    NAMES,
-    Figure,
-    Line,
-    Report,
-    Section,
-    address,
-    anchor,
-    cell,
-    columns,
-)
+from benchmarks.paper.report import Figure, Report, Section, address, anchor
 from branchout.bench.rows import number
 
 FOLDS = {

@@ -13,9 +13,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from benchmarks.paper.claims import Case
+from benchmarks.paper.lines import NAMES, Line, Row, cell, columns
 from benchmarks.paper.markdown import AGAIN, CLAIMS, FOLDS, TERMS, UNKNOWN
 from benchmarks.paper.paper_numbers import misprints
-from benchmarks.paper.report import NAMES, Line, Report, Row, address, anchor, cell, columns
+from benchmarks.paper.report import Report, address, anchor
 from branchout.bench.rows import number
 from branchout.errors import BranchoutError
 from branchout.files import check_output

@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from benchmarks.paper.claims import Case, Check, checks
+from benchmarks.paper.lines import IN_TURN, Line, Row
 from benchmarks.paper.measurements import OUTDATED, alone_rows
 from benchmarks.paper.paper_numbers import BEST, network, paper_label, paper_number, paper_rows
 from branchout.bench.methods import Method, methods
@@ -21,17 +21,6 @@ from branchout.bench.tables import BY_BASE, Table, figures, networks_of, tables
 from branchout.errors import BranchoutError
 from branchout.files import read_json
 
-Row = Mapping[str, Any]
-IN_TURN = {"turn_all": "all", "turn_balanced": "balanced", "turn_avg": "avg"}
-"""Goals, where each half of the validation images chooses for the other."""
-METRICS = ("all", "base", "novel", "overlap", "avg", "incremental", "avg_steps", "alone", "parameters", *IN_TURN)
-NAMES = {
-    "avg_steps": "avg over steps",
-    "alone": "new classes alone",
-    "parameters": "params (M)",
-    **{name: f"{goal} in turn" for name, goal in IN_TURN.items()},
-}
-"""How a column is headed where its metric's name would not do."""
 FIGURES = {
     "fig-base-classes": "Figure 2, left",
     "fig-finetune-depth": "Figure 2, right",
@@ -44,21 +33,6 @@ VERDICTS = ("holds", "does not hold", "too close to tell", "holds so far", "not 
 OTHER_BASE = "‡"
 """Marks rows that rest on another training of the base than most of their folder."""
 SAID_OF_IT = f" {OTHER_BASE} Measured with another training of the base model."
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of a table: what the paper says, what was measured, and where that is written."""
-
-    label: str
-    paper: Mapping[str, float] | None
-    ours: Row | None
-    path: Path | None
-    kind: str = "rival"
-    """Whose it is: `rival`, `fusion` (the paper's), `ours` (the default recipe), `joint`."""
-    oracle: bool = False
-    fold: str = ""
-    """Empty in the main table; `dial` or `variant` for what would drown it."""
 
 
 @dataclass(frozen=True)
@@ -380,25 +354,6 @@ def _kept(row: Row) -> str:
     if settings.get("total"):
         return f"{settings['total']} exemplars in total"
     return f"{settings['exemplars']} exemplars a class" if "exemplars" in settings else ""
-
-
-def columns(shown: Sequence[Line], *, of_paper: bool) -> list[str]:
-    """The metrics that one side of a table has; parameters stand beside accuracies, not beside scores in turn."""
-    found = [name for name in METRICS if any(cell(line, name, of_paper=of_paper) is not None for line in shown)]
-    return [name for name in found if name != "parameters" or "all" in found]
-
-
-def cell(line: Line, metric: str, *, of_paper: bool) -> float | None:
-    """One number of a line; parameters in millions."""
-    if of_paper:
-        return None if line.paper is None else line.paper.get({"parameters": "parameters_millions"}.get(metric, metric))
-    if line.ours is None:
-        return None
-    if metric == "parameters":
-        count = line.ours.get("parameters")
-        return None if not count else count / 1e6
-    value: float | None = line.ours["metrics"].get(metric)
-    return value
 
 
 def address(link: str, path: Path) -> str:

@@ -22,7 +22,9 @@ import torch
 
 from branchout.bench import rows as results
 from branchout.bench.experiment import Experiment
-from branchout.bench.methods import Measured, Method, measure, method_named
+from branchout.bench.measure import measure
+from branchout.bench.measured import Measured
+from branchout.bench.methods import Method, method_named
 from branchout.bench.plan import Plan, difference, flat
 from branchout.data.datasets import resolve
 from branchout.errors import BranchoutError, DoesNotApply

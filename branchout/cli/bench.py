@@ -90,13 +90,15 @@ def bench(
             "see benchmarks/README.md"
         )
     from branchout.bench.request import Request
+    from branchout.files import check_output
 
     options = {name: asked[name] for name in Request.__dataclass_fields__ if name not in ("methods", "seeds")}
     request = Request(**options, methods=tuple(method or ()), seeds=_numbers(seeds))
     request.check()
     dataset = open_dataset(data)
     jobs = _drawable(request, dataset)
-    _make_folder(out)
+    check_output(out, folder=True)
+    out.mkdir(parents=True, exist_ok=True)
     _run(jobs, workers, dask)
 
 
@@ -189,16 +191,6 @@ def _numbers(text: str) -> tuple[int, ...]:
     if len(set(numbers)) < len(numbers):
         raise BranchoutError(f"--seeds names a seed twice, which would make the spread too small; found {text!r}")
     return numbers
-
-
-def _make_folder(out: Path) -> None:
-    from branchout.files import check_output
-
-    check_output(out / "row.json")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BranchoutError(f"{out} cannot be made: {error.strerror}; name another folder with --out") from None
 
 
 @contextmanager

@@ -26,10 +26,10 @@ from branchout.baselines.networks import Network
 from branchout.baselines.registry import Baseline
 from branchout.baselines.task import Task
 from branchout.bench import experiment as module
-from branchout.bench import methods as methods
-from branchout.bench import runner, scenario_file
+from branchout.bench import measure_baseline, runner, scenario_file
 from branchout.bench.experiment import Experiment
-from branchout.bench.methods import GOALS, measure, method_named
+from branchout.bench.measure import measure
+from branchout.bench.methods import method_named
 from branchout.bench.plan import Plan
 from branchout.bench.rows import on_another_base, read_row
 from branchout.bench.runner import Job, forget_peak_memory, grouped, peak_memory, run, run_all, run_group
@@ -42,7 +42,7 @@ from branchout.errors import BranchoutError
 from branchout.files import lock
 from branchout.method.features import extract
 from branchout.method.recipes import PAPER, RECIPES
-from branchout.metrics import accuracies
+from branchout.metrics import PAPER_GOALS, accuracies
 from branchout.training.optimisation import Optimisation
 
 PLAN = Plan(
@@ -169,7 +169,7 @@ def test_herded_exemplars_of_a_step_are_those_its_own_network_would_keep(folder:
         return network
 
     torch.manual_seed(0)
-    for _ in methods._steps(Baseline("shaken", "", learn, on="network"), experiment, 1):
+    for _ in measure_baseline._steps(Baseline("shaken", "", learn, on="network"), experiment, 1):
         pass
 
     def of_base(pictures: torch.Tensor) -> torch.Tensor:
@@ -245,10 +245,11 @@ def test_what_a_method_stores_beside_its_parameters_counts(
         network = Network.of(before).widened(len(task.space.classes))
         return network if own is None else Keeper(network, own)
 
-    counts = [
-        methods._baseline(Baseline("x", "", partial(learn, own=own), on="network"), experiment, (1,)).parameters
-        for own in (None, 7, 0)
-    ]
+    counts = []
+    for own in (None, 7, 0):
+        baseline = Baseline("x", "", partial(learn, own=own), on="network")
+        measured = measure_baseline.measure_baseline(baseline, method_named("bic").points(), experiment, (1,))
+        counts.append(measured.parameters)
     assert [count - counts[0] for count in counts] == [0, 7, 99]
 
 
@@ -273,14 +274,14 @@ def test_our_rows_have_one_file_for_each_goal_and_keep_base_and_new_apart(
         done = run(job(folder, tmp_path, name), {(str(folder), PLAN): experiment})
         assert done is not None
         rows = [json.loads(path.read_text()) for path in done.written]
-        assert [row["point"] for row in rows] == list(GOALS)
+        assert [row["point"] for row in rows] == list(PAPER_GOALS)
         for row in rows:
             metrics = row["metrics"]
             test = experiment.scenario.test(experiment.dataset)
             new = np.isin(test.names, experiment.scenario.branches[1]).mean()
             assert metrics["all"] == pytest.approx((1 - new) * metrics["base"] + new * metrics["novel"], abs=0.01)
             assert metrics["avg"] == pytest.approx((metrics["base"] + metrics["novel"]) / 2, abs=0.01)
-            assert set(row["two_fold"]) == set(GOALS)
+            assert set(row["two_fold"]) == set(PAPER_GOALS)
         grid = name == "score-fusion-reference"
         assert all((row["alpha"] is not None) == grid and (row["b"] is None) == grid for row in rows)
 
@@ -532,7 +533,7 @@ def test_a_row_of_another_recipe_is_not_taken_for_todays(
         row = json.loads(asked.files()["all"].read_text())
         for path in asked.files().values():
             path.write_text(json.dumps({**row, "outdated": "a better rate"}))
-        assert asked.missing() == list(GOALS)  # to be made again, by today's
+        assert asked.missing() == list(PAPER_GOALS)  # to be made again, by today's
     for name, value in (("branch", "layer3"), ("pooler", "average")):
         for path in asked.files().values():
             path.write_text(json.dumps({**row, "settings": {**row["settings"], name: value}}))
