@@ -139,8 +139,8 @@ def test_a_port_that_is_taken_is_answered_with_a_free_one(
 
 def test_what_cannot_be_served_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "branchout serve MODEL" in refused(capsys, "--port", "0")
-    assert "There is no saved model" in refused(capsys, tmp_path / "nothing", "--port", "0")
-    assert "expected branchout.json" in refused(capsys, tmp_path, "--port", "0")
+    assert "no saved model" in refused(capsys, tmp_path / "nothing", "--port", "0")
+    assert "branchout.json" in refused(capsys, tmp_path, "--port", "0")
     assert "TEST holds labelled images" in refused(capsys, tmp_path, tmp_path / "nothing", "--port", "0")
 
 
