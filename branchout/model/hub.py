@@ -1,6 +1,6 @@
-"""Models on the Hugging Face hub: fetched and pushed as the folders they are.
+"""Models on the Hugging Face hub: model folders are downloaded and uploaded as they are.
 
-A saved model is safetensors and JSON with checksums, so one that a stranger pushed can be opened: nothing in it runs.
+A model folder holds safetensors and JSON, so opening one from an unknown source runs no code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from branchout.model.manifest import MANIFEST
 PREFIX = "hf-hub:"
 NAME = re.compile(r"^[\w.-]+/[\w.-]+$", re.ASCII)
 FILES = [MANIFEST, "*.safetensors", "README.md"]
-"""What a saved model consists of; whatever else lies beside it on the hub is not fetched."""
+"""The files of a model folder; others in the repository are not downloaded."""
 
 
 def is_hub_name(name: str | Path) -> bool:
@@ -23,33 +23,33 @@ def is_hub_name(name: str | Path) -> bool:
 
 
 def fetch(name: str) -> Path:
-    """The folder of `hf-hub:owner/name`, or of one state of it with `@revision`; downloaded unless it was before."""
+    """The local folder of `hf-hub:owner/name` or `hf-hub:owner/name@revision`; downloaded unless it is cached."""
     from huggingface_hub import snapshot_download
 
     place, _, revision = name.removeprefix(PREFIX).partition("@")
     _check(place)
     try:
         folder = Path(snapshot_download(place, revision=revision or None, allow_patterns=FILES))
-    except Exception as error:  # the hub's client fails in many ways, all of which mean: no model
+    except Exception as error:  # the hub client raises many kinds of errors
         raise BranchoutError(
-            f"{name} could not be had from the hub ({_first_line(error)}). Check the name and the network connection; "
-            "a private model needs `hf auth login` first. A model that was copied here opens by its folder's path"
+            f"Download of {name} failed: {_first_line(error)}. Check the name and the network connection; "
+            "for a private model, log in first with `hf auth login`"
         ) from error
     if not checkpoint.is_saved_model(folder):
         raise BranchoutError(
-            f"{name} is on the hub, but not a model that Branchout saved: it has no {MANIFEST}. "
-            "Weights of a timm network are opened by their timm name"
+            f"{name} is not a model saved by Branchout: the repository has no {MANIFEST}. "
+            "To open a timm network, give its timm name"
         )
     return folder
 
 
 def push(folder: Path, name: str, *, private: bool = False) -> str:
-    """Push a saved model, after checking that it is whole. Returns the address of its page."""
+    """Upload a model folder, after checking it as `load` does. Returns the address of its page."""
     from huggingface_hub import HfApi
 
     place = name.removeprefix(PREFIX)
     _check(place)
-    checkpoint.load(folder)  # every checksum, and whether its parts fit together
+    checkpoint.load(folder)
     try:
         api = HfApi()
         page = str(api.create_repo(place, private=private, exist_ok=True))
@@ -61,15 +61,15 @@ def push(folder: Path, name: str, *, private: bool = False) -> str:
         )
     except Exception as error:
         raise BranchoutError(
-            f"{folder} could not be pushed to {place} ({_first_line(error)}). Type `hf auth login` once, with a token "
-            "that may write, and check that the owner is you or an organisation of yours"
+            f"Upload of {folder} to {place} failed: {_first_line(error)}. Log in with `hf auth login` and a token with "
+            "write access, and check that the owner is you or an organisation of yours"
         ) from error
     return page
 
 
 def _check(place: str) -> None:
     if not NAME.match(place):
-        raise BranchoutError(f"a model on the hub is named owner/name, such as anna/birds-v2, not {place!r}")
+        raise BranchoutError(f"Expected a model name owner/name, such as anna/birds-v2, found {place!r}")
 
 
 def _first_line(error: Exception) -> str:

@@ -1,8 +1,8 @@
-"""Cutting a network and growing a branch from it.
+"""A network as a sequence of named stages, and branches cloned from its last ones.
 
-Any network is a row of named stages, the last of which ends in the pooled feature vector h; a head turns h into
-logits. A branch is a clone of the last stage or stages that stands beside the original, reads the same activation and
-learns a feature vector of its own. It may also clone a single module and share everything around it.
+The last stage ends in the pooled feature vector h; a head computes logits from h. A branch is a clone of the last stage
+or stages: it has the same input as the original and learns a feature vector of its own. A branch may also clone a
+single module and share all others with the backbone.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from branchout.errors import BranchoutError
+from branchout.model.weights import check_shapes, some
 
 SAFE_CHANNELS = 8
 """Input channels a strided 1×1 convolution needs to be trained in `channels_last` on a CPU.
@@ -27,8 +28,8 @@ With fewer, oneDNN's backward pass writes beyond its memory on processors withou
 class StageSequence(nn.Module):
     """Named stages, one after the other.
 
-    A stage's name is its path in the row, dots included (`layer4`, `blocks.5`), so the keys of the state dict are the
-    names that people type: `layer4.0.conv2.weight`.
+    A stage's name is its path, dots included (`layer4`, `blocks.5`), so that the keys of the state dict begin with the
+    names that users type: `layer4.0.conv2.weight`.
     """
 
     def __init__(self, stages: Sequence[tuple[str, nn.Module]]) -> None:
@@ -48,7 +49,7 @@ class StageSequence(nn.Module):
         return [self.get_submodule(name) for name in self.names]
 
     def run(self, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """What stages[start:stop] make of x."""
+        """The output of stages[start:stop] for the input x."""
         for stage in self._stages()[start:stop]:
             x = stage(x)
         return x
@@ -58,17 +59,17 @@ class StageSequence(nn.Module):
         return self.run(x)
 
     def train(self, mode: bool = True) -> Self:
-        """As ever, but in vain on a frozen row: it stays in eval mode, whatever happens around it."""
+        """As in torch, but frozen stages stay in eval mode."""
         return super().train(mode and not self.frozen)
 
     def freeze(self) -> Self:
-        """Nothing in here changes any more: no gradients, no BatchNorm statistics, no dropout."""
+        """From now on nothing changes: no gradients, no BatchNorm statistics, no dropout."""
         self.frozen = True
         return self.requires_grad_(False).eval()
 
 
 class Backbone(StageSequence):
-    """A network as a row of named stages; the last one ends in the pooled feature vector h of length `features`."""
+    """A network as named stages; the last one ends in the pooled feature vector h of length `features`."""
 
     def __init__(self, stages: Sequence[tuple[str, nn.Module]], features: int) -> None:
         super().__init__(stages)
@@ -82,9 +83,9 @@ class Backbone(StageSequence):
         )
 
     def layout(self, device: torch.device) -> torch.memory_format:
-        """The memory layout this network runs in on a device: the same for its weights, its branches and its images.
+        """The memory layout of this network on a device, for its weights, its branches and its images.
 
-        One layout everywhere: another would round differently, and a model must answer as it did when saved.
+        One layout everywhere: another one rounds differently, and a loaded model must give the same logits.
         """
         return torch.contiguous_format if self.narrow and device.type == "cpu" else torch.channels_last
 
@@ -95,7 +96,7 @@ class Backbone(StageSequence):
     def index(self, name: str) -> int:
         """The number of the stage called `name`."""
         if name not in self.names:
-            raise BranchoutError(f"no stage is called {name!r}; {_what_can_be_named(self)}")
+            raise BranchoutError(f"no stage is called {name!r}; {_branch_points(self)}")
         return self.names.index(name)
 
 
@@ -108,10 +109,11 @@ class BranchPoint:
 
 
 def branch_point(backbone: Backbone, text: str = "last") -> BranchPoint:
-    """Reads where to branch.
+    """Parse a branch point.
 
-    `last`: the last stage. A stage (`layer3`): from there to the end. A module inside a stage (`layer4.0.conv2`): that
-    module alone, with the normalisation that follows it. `fc`: nothing, the old features serve the new classes too.
+    `last`: clone the last stage. A stage (`layer3`): clone it and all later ones. A module inside a stage
+    (`layer4.0.conv2`): clone that module and the normalisation after it. `fc`: clone nothing; the new head uses the
+    base's features.
     """
     if text in ("", "last"):
         return BranchPoint(len(backbone.names) - 1)
@@ -124,15 +126,14 @@ def branch_point(backbone: Backbone, text: str = "last") -> BranchPoint:
             inside = {path: module for path, module in stage.named_modules(prefix=name) if _has_parameters(module)}
             if text in inside:
                 return BranchPoint(start, text)
-            raise BranchoutError(f"{name} has no module {text!r} with weights to clone; it has {_some(list(inside))}")
-    raise BranchoutError(f"cannot branch at {text!r}; {_what_can_be_named(backbone)}")
+            raise BranchoutError(f"{name} has no module {text!r} with weights to clone; it has {some(inside, 12)}")
+    raise BranchoutError(f"cannot branch at {text!r}; {_branch_points(backbone)}")
 
 
 class Branch(StageSequence):
-    """Stages that were cloned from a backbone to learn something new; make one with `Branch.clone`.
+    """Stages cloned from a backbone to be trained; made with `Branch.clone`.
 
-    `own` names the modules that belong to the branch. Whatever else it runs through is the backbone's, the very same
-    modules, and stays as frozen as the backbone is.
+    `own` names the modules that belong to the branch. All others are the backbone's own modules and stay frozen.
     """
 
     def __init__(self, stages: Sequence[tuple[str, nn.Module]], own: Sequence[str]) -> None:
@@ -144,10 +145,10 @@ class Branch(StageSequence):
 
     @classmethod
     def clone(cls, backbone: Backbone, point: BranchPoint) -> Branch:
-        """A trainable copy of the backbone's stages from `point` on; the backbone itself is frozen from now on."""
+        """A trainable copy of the backbone's stages from `point` on. The backbone is frozen."""
         backbone.freeze()
         own = backbone.names[point.start :] if point.only is None else _with_norm(backbone, point.only)
-        shared: dict[int, object] = {}  # deepcopy hands these on as they are instead of copying them
+        shared: dict[int, object] = {}  # deepcopy does not copy these
         for path, module in backbone.named_modules():
             if any(_within(path, name) for name in own):
                 continue
@@ -160,7 +161,7 @@ class Branch(StageSequence):
         return cls(list(zip(backbone.names[point.start :], stages, strict=True)), own)
 
     def train(self, mode: bool = True) -> Self:
-        """Concerns the branch's own modules only: shared ones are the backbone's and stay in eval mode."""
+        """Sets the mode of the branch's own modules; shared ones are the backbone's and stay in eval mode."""
         self.training = mode and not self.frozen
         for name in self.own:
             self.get_submodule(name).train(self.training)
@@ -176,19 +177,13 @@ class Branch(StageSequence):
         return sum(parameter.numel() for parameter in self.own_parameters())
 
     def own_state_dict(self) -> dict[str, Tensor]:
-        """The branch's own tensors: all that has to be saved beside the backbone."""
+        """The branch's own tensors, which are saved beside the backbone's."""
         return {key: value for key, value in self.state_dict().items() if any(_within(key, name) for name in self.own)}
 
     def load_own(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes back what `own_state_dict` gave; anything missing, left over or of another shape is an error."""
-        expected = {key: tuple(value.shape) for key, value in self.own_state_dict().items()}
-        found = {key: tuple(value.shape) for key, value in tensors.items()}
-        if expected != found:
-            differing = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
-            raise BranchoutError(
-                f"these weights are not those of a branch with {', '.join(self.own) or 'nothing'} cloned: "
-                f"{_some(differing)} missing, unexpected or of another shape"
-            )
+        """Load what `own_state_dict` returned; missing, unexpected and differently shaped tensors are errors."""
+        owned = ", ".join(self.own) or "nothing"
+        check_shapes(self.own_state_dict(), tensors, f"These are not the weights of a branch that clones {owned}")
         self.load_state_dict(tensors, strict=False)
 
 
@@ -229,14 +224,10 @@ def _within(path: str, outer: str) -> bool:
     return outer in ("", path) or path.startswith(f"{outer}.")
 
 
-def _what_can_be_named(backbone: Backbone) -> str:
+def _branch_points(backbone: Backbone) -> str:
     last = backbone.names[-1]
     inner = [
         path for path, module in backbone._stages()[-1].named_modules(prefix=last) if isinstance(module, nn.Conv2d)
     ]
     example = f" (such as {inner[-1]})" if inner else ""
     return f"name a stage ({', '.join(backbone.names)}), a module inside one{example}, last or fc"
-
-
-def _some(names: Sequence[str], most: int = 12) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -25,11 +25,12 @@ def mixed(pooler: str, where: tuple[str, ...] = ("last", "last"), *, deltas: boo
     model = plain.rebuilt(plain.steps, pooler)
     generator = torch.Generator().manual_seed(seed)
     if deltas:
-        model.fused.deltas = [
+        trained: list[torch.Tensor | None] = [
             torch.randn(len(sources) * model.backbone.features, len(names), generator=generator) * 0.3
             for sources, names in zip(model.fused.sources, BRANCHES, strict=True)
         ]
-        model.fused.deltas[1] = None  # nothing was learned for step 1
+        trained[1] = None  # no deltas were trained for step 1
+        model.fused.deltas = trained
     model.fused.set_bias([0.7, -0.4])
     return model.placed(torch.device("cpu"))
 

@@ -89,6 +89,6 @@ def test_parameter_counts_add_up(where: str) -> None:
     assert counts["base"] + counts["step 1"] + counts["heads"] == sum(own.values())
     assert counts["heads"] == 64 * (len(BASE) + len(NEW))
     assert counts["deltas"] == 0
-    model.fused.deltas[0] = torch.zeros(64, len(BASE))
+    model.fused.deltas = [torch.zeros(64, len(BASE)), None]
     assert model.parameter_counts()["deltas"] == 64 * len(BASE)
     assert model.steps[0].start == branch_point(model.backbone, where).start

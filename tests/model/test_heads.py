@@ -90,6 +90,20 @@ def test_zero_deltas_and_no_overlap_are_the_concatenated_logits_exactly() -> Non
     assert torch.equal(fused(features), concatenated)
 
 
+def test_deltas_move_with_the_head() -> None:
+    fused = FusedHead(LabelSpace.of(["a", "b"], ["c"]), [CosineHead(8, 2), CosineHead(8, 1)], [0, 1])
+    fused.deltas = [torch.ones(8, 2), None]
+    assert not fused.state_dict().keys() & {"delta_0", "delta_1"}  # saved for every operating point, not here
+    fused.to(torch.float64)
+    assert fused.deltas[0] is not None
+    assert fused.deltas[0].dtype == torch.float64
+    fused.to("meta")
+    assert fused.deltas[0].is_meta
+    assert fused.deltas[1] is None
+    with pytest.raises(BranchoutError, match="1 deltas were given for 2 branches"):
+        fused.deltas = [None]
+
+
 def test_a_cosine_logit_is_sixteen_cosines() -> None:
     head = CosineHead(3, 1)
     h = head.weight.detach() * 0.01
