@@ -13,6 +13,7 @@ from rich.console import Console
 
 from branchout import demo
 from branchout.bench import rows as results
+from branchout.metrics import METRICS
 
 
 def main() -> None:
@@ -26,7 +27,7 @@ def main() -> None:
     measured = event["measured"]
     space = model.classifier.space
     figures = {
-        name: {part: results.percent(value) for part, value in each.items() if part in results.METRICS}
+        name: {part: results.percent(value) for part, value in each.items() if part in METRICS}
         for name, each in {"before": measured["before"], **measured["goals"]}.items()
     }
     content = {

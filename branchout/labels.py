@@ -1,7 +1,7 @@
-"""Names of classes ↔ columns of logits: which branch owns which column, and which classes several branches know.
+"""Class names ↔ columns of logits: which branch has which column, and which classes several branches share.
 
 Every branch d has one column per class of its own label set Y_d; the columns of all branches stand side by side, the
-base first. A class that several branches know has several columns and one place in the list of all classes Y_a. This
+base first. A class that several branches share has several columns and one entry in the list of all classes Y_a. This
 is the only place with label arithmetic.
 """
 
@@ -31,20 +31,20 @@ class LabelSpace:
 
     def __post_init__(self) -> None:
         if not self.branches:
-            raise BranchoutError("a label space needs at least the base's classes")
+            raise BranchoutError("A label space needs at least the classes of the base.")
         for number, names in enumerate(self.branches):
             if not names:
-                raise BranchoutError(f"{branch_name(number)} has no classes")
+                raise BranchoutError(f"{branch_name(number)} has no classes.")
             repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
             if repeated:
-                raise BranchoutError(f"{branch_name(number)} names a class twice: {', '.join(repeated[:5])}")
+                raise BranchoutError(f"{branch_name(number)} has the same class twice: {', '.join(repeated[:5])}")
 
     @classmethod
     def of(cls, *branches: Iterable[str]) -> LabelSpace:
         return cls(tuple(tuple(names) for names in branches))
 
     def extend(self, names: Iterable[str]) -> LabelSpace:
-        """The label space after one more step that teaches `names`, new or already known."""
+        """The label space after one more step with the classes `names`, new or already known."""
         return LabelSpace((*self.branches, tuple(names)))
 
     def upto(self, step: int) -> LabelSpace:
@@ -63,7 +63,7 @@ class LabelSpace:
         return {name: index for index, name in enumerate(self.classes)}
 
     def index(self, names: Sequence[str]) -> Ints:
-        """Class numbers of `names`; a name nobody knows is an error that lists the nearest known ones."""
+        """Class numbers of `names`; an unknown name is an error that lists the nearest known ones."""
         missing = [name for name in dict.fromkeys(names) if name not in self._index]
         if missing:
             raise BranchoutError(unknown_class(missing[0], self.classes))
@@ -104,12 +104,12 @@ class LabelSpace:
 
 
 def branch_name(number: int) -> str:
-    """How a branch is called in messages and tables."""
+    """The name of a branch in messages and tables."""
     return "the base" if number == 0 else f"step {number}"
 
 
 def unknown_class(name: str, known: Sequence[str]) -> str:
-    """The sentence that answers a class name nobody knows."""
+    """The error message for an unknown class name."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, known, n=3)

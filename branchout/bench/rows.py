@@ -21,10 +21,9 @@ import numpy as np
 
 from branchout.errors import BranchoutError
 from branchout.files import atomic_write, read_json, write_json
-from branchout.metrics import Accuracies
+from branchout.metrics import METRICS, Accuracies
 from branchout.training.optimisation import settings_dict
 
-METRICS = ("all", "base", "novel", "overlap", "avg")
 PACKAGE = Path(__file__).parents[1]
 
 

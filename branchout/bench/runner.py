@@ -29,7 +29,7 @@ from branchout.bench.plan import Plan, difference, flat
 from branchout.data.datasets import resolve
 from branchout.errors import BranchoutError, DoesNotApply
 from branchout.files import lock
-from branchout.metrics import average_over_steps, incremental
+from branchout.metrics import PAPER_GOALS, average_over_steps, incremental
 from branchout.training.loop import Report, silent
 from branchout.training.optimisation import settings_dict
 
@@ -232,7 +232,7 @@ def row(job: Job, method: Method, experiment: Experiment, measured: Measured, po
     prefix = "dial-" if point.startswith("dial-") else ""
     folds = {
         goal: results.percent(float(np.mean([steps[-1].two_fold for steps in measured.points[prefix + goal]])))
-        for goal in ("all", "balanced", "avg")
+        for goal in PAPER_GOALS
         if prefix + goal in measured.points
     }
     chosen = [scored.setting for scored in last]

@@ -30,13 +30,14 @@ class Prepared:
         memory, base = self.split.memory, self.base
         settings = asdict(self.config)
         del settings["goal"], settings["pooler"]
+        parts = (self.split.dev, self.split.test, self.split.calibration)
         return {
             **settings,
             "pooler": base.fused.pooler.kind,
             "base": weights_digest(base.backbone, base.branches, base.fused.heads),
             "new images": self.split.new.fingerprint(),
             "memory": "none" if memory is None else memory.fingerprint(),
-            "validation": digest(self.split.dev.fingerprint(), self.split.test.fingerprint()),
+            "validation": digest(*(part.fingerprint() for part in parts if part is not None)),
         }
 
     def event(self, outcome: Extended) -> dict[str, Any]:

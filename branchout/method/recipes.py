@@ -1,10 +1,12 @@
-"""Recipes: how stages I and II are trained. One code path, three named settings of it.
+"""Recipes: how stages I and II are trained (paper, sections 3.3, 4.2 and 5.1). One code path, three settings of it.
 
 - `paper`: the text to the letter;
 - `reference`: the authors' published experiments, where they differ from the text;
 - `branchout`: ours, the default. Exemplars and distillation enter stage I, and one dial replaces the α×β grid.
 
 Optimiser settings that the text leaves open are those of the authors' experiments.
+
+Symbols: (α, β) → `Stage2.grid` · W_r,aux → `Stage2.learned_router` · λ, T → `Stage1.distillation`, `.temperature`
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ GRID = tuple((alpha / 5, beta / 5) for alpha in range(6) for beta in range(6))
 
 @dataclass(frozen=True)
 class Stage1:
-    """How a new branch is learned."""
+    """How a new branch is trained."""
 
     optimisation: Optimisation
     replay: bool
-    """Exemplars and distillation enter; the clone carries a head over all classes."""
+    """Train on exemplars too, with distillation; the clone carries a head over all classes."""
     distillation: float = 0.0
     """Weight of T²·KL from the frozen logits to the clone's own rows of the old classes."""
     temperature: float = 2.0
@@ -32,7 +34,7 @@ class Stage1:
 
 @dataclass(frozen=True)
 class Stage2:
-    """How the deltas between branches are learned."""
+    """How the deltas between branches are trained."""
 
     optimisation: Optimisation
     grid: tuple[tuple[float, float], ...]

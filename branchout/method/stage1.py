@@ -1,8 +1,7 @@
 """Stage I: train a new branch beside the frozen network (paper, section 3.3, "Feature augmentation").
 
-The paper trains the clone Φ_n and its head W_n on new images alone, with cross-entropy. With `replay` (our default)
-exemplars are added, the loss is taken over frozen and new logits together, and the clone also carries a copy of the
-old heads, trained by distillation alone, so that its features keep what the frozen network knows.
+The paper trains the clone Φ_n and its head W_n on new images alone. With `replay` (our default) exemplars are added,
+the loss is over frozen and new logits together, and copies of the old heads on the new features are distilled.
 
 Symbols: h(x; Φ_s) → `batch.x` · Φ_n → `NewBranch.branch` · W_n → `NewBranch.head` · h_n → `h` · z_n = W_nᵀh_n → `z_n`
 · frozen logits z_b, z_n1, … → `batch.z` · y → `batch.y` · D_n → `new` · E → `exemplars`

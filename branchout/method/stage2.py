@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from branchout.data.images import class_balanced
+from branchout.errors import BranchoutError
 from branchout.method.recipes import Stage2
 from branchout.method.score_fusion import FusionData, Problem, fused_columns, stage2_loss
 from branchout.model.classifier import Classifier
@@ -72,6 +73,8 @@ def fuse(
         report = None if on_epoch is None else lambda epoch, done=done: on_epoch(done + epoch, epochs)
         trained.append(_train(problem, data, settings, chunk, seed, per_class, report))
     deltas = tuple(torch.cat([part[d] for part in trained], dim=1) for d in range(len(problem.space.branches)))
+    if not all(bool(torch.isfinite(delta).all()) for delta in deltas):
+        raise BranchoutError("Stage II diverged: its weights are not finite numbers. Check the images of --memory.")
     return Fused(settings.grid, deltas)
 
 
