@@ -31,10 +31,10 @@ def progress(console: Console) -> Iterator[Report]:
     if not console.is_terminal:
         yield _lines(console)
         return
-    roomy = console.width >= 76
+    roomy = console.width >= 84
     bars = Progress(
-        TextColumn("{task.description:<16}"),
-        BarColumn(bar_width=32 if roomy else 8),
+        TextColumn("{task.description:<26}" if roomy else "{task.description}"),
+        BarColumn(bar_width=20 if roomy else 8),
         MofNCompleteColumn(),
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
         TextColumn("{task.fields[figures]}"),
