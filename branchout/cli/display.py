@@ -32,14 +32,14 @@ def progress(console: Console) -> Iterator[Report]:
         yield _lines(console)
         return
     roomy = console.width >= 84
-    bars = Progress(
+    columns = [
         TextColumn("{task.description:<26}" if roomy else "{task.description}"),
         BarColumn(bar_width=20 if roomy else 8),
         MofNCompleteColumn(),
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
         TextColumn("{task.fields[figures]}"),
-        console=console,
-    )
+    ]
+    bars = Progress(*(columns if console.width >= 60 else [columns[0], columns[2]]), console=console)
     tasks: dict[str, TaskID] = {}
 
     def report(event: Event) -> None:
