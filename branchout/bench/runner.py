@@ -29,6 +29,7 @@ from branchout.bench.plan import Plan, difference, flat
 from branchout.data.datasets import resolve
 from branchout.errors import BranchoutError, DoesNotApply
 from branchout.files import lock
+from branchout.method.two_fold import Scored
 from branchout.metrics import PAPER_GOALS, average_over_steps, incremental
 from branchout.training.loop import Report, silent
 from branchout.training.optimisation import settings_dict
@@ -235,7 +236,6 @@ def row(job: Job, method: Method, experiment: Experiment, measured: Measured, po
         for goal in PAPER_GOALS
         if prefix + goal in measured.points
     }
-    chosen = [scored.setting for scored in last]
     before = experiment.before()
     steps_of = [[before, *(scored.test for scored in steps)] for steps in per_seed]
     over_steps = {
@@ -257,11 +257,7 @@ def row(job: Job, method: Method, experiment: Experiment, measured: Measured, po
         "label": method.label,
         "recipe": method.recipe,
         "point": point,
-        "dial": bool(chosen[0]) and len(chosen[0]) == 1,
-        "alpha": [each[0] for each in chosen] if len(chosen[0]) == 2 else None,
-        "beta": [each[1] for each in chosen] if len(chosen[0]) == 2 else None,
-        "b": [each[0] for each in chosen] if len(chosen[0]) == 1 else None,
-        "shifts": [list(scored.shifts) for scored in last] if last[0].shifts else None,
+        **_operating_point(last),
         "metrics": {**means, **(over_steps if every_step else dict.fromkeys(over_steps))},
         "both_halves": both,
         "two_fold": folds or None,
@@ -286,6 +282,18 @@ def row(job: Job, method: Method, experiment: Experiment, measured: Measured, po
             "model": Path(plan.model).name if plan.model else None,
             **method.settings(),
         },
+    }
+
+
+def _operating_point(scored: Sequence[Scored]) -> dict[str, Any]:
+    """The chosen settings, one for each seed: (α, β) of a grid, or b of the dial with the offsets of the steps."""
+    chosen = [each.setting for each in scored]
+    return {
+        "dial": len(chosen[0]) == 1,
+        "alpha": [each[0] for each in chosen] if len(chosen[0]) == 2 else None,
+        "beta": [each[1] for each in chosen] if len(chosen[0]) == 2 else None,
+        "b": [each[0] for each in chosen] if len(chosen[0]) == 1 else None,
+        "shifts": [list(each.shifts) for each in scored] if scored[0].shifts else None,
     }
 
 
