@@ -32,7 +32,7 @@ from branchout.method.recipes import PAPER, recipe_named
 from branchout.model.heads import POOLERS
 from branchout.model.resnet import build
 from branchout.model.staged import Branch, branch_point
-from branchout.model.timm_adapters import CUTS
+from branchout.model.timm_adapters import SPLITTERS
 from branchout.serve.limits import Limits
 
 ROOT = Path(__file__).parent.parent
@@ -522,7 +522,7 @@ def test_the_page_lists_every_family_that_can_be_cut() -> None:
     page = (ROOT / "docs" / "branch-depth.md").read_text(encoding="utf-8")
     table = page.split("| class in timm |", 1)[1].split("\n\n", 1)[0]
     listed = {line.split("|")[1].strip() for line in table.splitlines()[2:]}
-    assert listed == set(CUTS) - {"VisionTransformerDistilled"}  # which is there to be refused
+    assert listed == set(SPLITTERS) - {"VisionTransformerDistilled"}  # which is there to be refused
 
 
 def test_the_servers_limits_are_those_of_the_page() -> None:

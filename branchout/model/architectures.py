@@ -1,4 +1,4 @@
-"""Which networks can be trained from scratch, and what a model says of the one it has."""
+"""The networks that can be trained from scratch, and their descriptions in saved models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from branchout.model import resnet, vit
 
 ARCHITECTURES = (*resnet.ARCHITECTURES, *vit.ARCHITECTURES)
 FAMILIES = ("resnet", "vit")
-"""Whose descriptions are made here."""
+"""The families that `describe` covers."""
 
 
 def is_transformer(arch: str) -> bool:
@@ -18,7 +18,7 @@ def is_transformer(arch: str) -> bool:
 
 
 def check(arch: str, size: int | None = None, width: int | None = None) -> None:
-    """An unknown name is answered with the known ones, sizes that do not go together before anything is read."""
+    """Raise for an unknown architecture, or for a size and width that it cannot have, before any data is read."""
     if arch not in ARCHITECTURES:
         raise unknown("architecture", arch, ARCHITECTURES)
     if is_transformer(arch) and size is not None:
@@ -28,7 +28,7 @@ def check(arch: str, size: int | None = None, width: int | None = None) -> None:
 def describe(
     arch: str, preprocessing: Preprocessing, *, width: int | None = None, last_relu: bool = True
 ) -> dict[str, Any]:
-    """The description from which `bases.rebuild` makes the network for such pictures."""
+    """The description from which `bases.rebuild` makes the network for images of this size."""
     check(arch)
     size, channels = preprocessing.size, preprocessing.channels
     if is_transformer(arch):

@@ -25,7 +25,7 @@ from branchout.errors import BranchoutError, explain_os_error
 from branchout.model import architectures, resnet, vit
 from branchout.model.manifest import ResNetArch, TimmArch, ViTArch, read_arch
 from branchout.model.staged import Backbone
-from branchout.model.timm_adapters import cut_network
+from branchout.model.timm_adapters import split_network
 from branchout.model.weights import check_finite, check_shapes, shapes_only, some
 
 LITE_SIZES = {"efficientnet_lite0": 224, "efficientnet_lite1": 240, "efficientnet_lite2": 260}
@@ -66,7 +66,7 @@ def open_timm(
         raise BranchoutError(f"{name} has {count} classes, but {len(names)} names were given")
     preprocessing = lite_preprocessing(name) if name in LITE_SIZES else _timm_preprocessing(network)
     arch = {"family": "timm", "name": _timm_name(name), "num_classes": count}
-    backbone, head = cut_network(network)
+    backbone, head = split_network(network)
     return OpenedBase(backbone.eval(), head.eval(), names, preprocessing, arch)
 
 
@@ -83,7 +83,7 @@ def rebuild(arch: Mapping[str, Any]) -> tuple[Backbone, nn.Linear | None]:
         case TimmArch():
             if not is_timm_name(settings.name):
                 raise BranchoutError(f"timm has no network called {settings.name!r}; a newer timm may have it")
-            return cut_network(_empty(settings.name, settings.num_classes))
+            return split_network(_empty(settings.name, settings.num_classes))
         case ResNetArch():
             return resnet.build(settings.name, **chosen), None
         case ViTArch():

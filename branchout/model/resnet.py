@@ -84,16 +84,16 @@ def build(
     width: int | None = None,
     last_relu: bool = True,
 ) -> Backbone:
-    """A freshly initialised network.
+    """A randomly initialised network.
 
-    `stem` is small (3×3, stride 1, for pictures up to about 64 pixels) or large (7×7, stride 2, then pooling); `width`
-    is the number of channels of the first stage. Without `last_relu` the very last block has none, so that features
-    can be negative; a model's description must then say so (`"last_relu": False`), for its weights are the same.
+    `stem` is small (3×3, stride 1, for images up to about 64 pixels) or large (7×7, stride 2, then pooling); `width`
+    is the number of channels of the first stage. Without `last_relu` the last block has no ReLU, so that features can
+    be negative; a saved model records this (`"last_relu": False`), because its weights do not show it.
     """
     if name not in ARCHITECTURES:
         raise unknown("architecture", name, ARCHITECTURES)
     if stem not in STEMS:
-        raise BranchoutError(f"a stem is {' or '.join(STEMS)}, not {stem!r}")
+        raise BranchoutError(f"stem must be {' or '.join(STEMS)}, not {stem!r}")
     architecture = ARCHITECTURES[name]
     width = width or architecture.width
     stages: list[tuple[str, nn.Module]] = [("stem", _stem(stem, in_channels, width))]

@@ -1,9 +1,9 @@
-"""How each timm family is cut into named stages.
+"""How each timm family is split into named stages.
 
-To teach Branchout another family, write a function here that takes the network apart and returns its stages, in order,
-and its final linear layer; register it under the network's class name with `@cut_for`. The last stage takes along all
-that stands between it and that layer (a last convolution, normalisation, pooling, dropout), so it gives the pooled
-feature vector, and head(backbone(x)) equals network(x) exactly.
+To support another family, write a function here that returns the network's stages, in order, and its final linear
+layer; register it under the network's class name with `@splitter_for`. The last stage includes everything before that
+layer (a last convolution, normalisation, pooling, dropout): its output is the pooled feature vector, and
+head(backbone(x)) equals network(x) exactly.
 """
 
 from __future__ import annotations
@@ -18,99 +18,99 @@ from branchout.errors import BranchoutError
 from branchout.model.staged import Backbone
 
 Stages = list[tuple[str, nn.Module]]
-Cut = Callable[[Any], tuple[Stages, nn.Module]]
+Splitter = Callable[[Any], tuple[Stages, nn.Module]]
 
-CUTS: dict[str, Cut] = {}
+SPLITTERS: dict[str, Splitter] = {}
 
 
-def cut_for(*class_names: str) -> Callable[[Cut], Cut]:
-    """Registers a cut for networks of these classes."""
+def splitter_for(*class_names: str) -> Callable[[Splitter], Splitter]:
+    """Register a splitter for networks of these classes."""
 
-    def register(cut: Cut) -> Cut:
-        CUTS.update(dict.fromkeys(class_names, cut))
-        return cut
+    def register(splitter: Splitter) -> Splitter:
+        SPLITTERS.update(dict.fromkeys(class_names, splitter))
+        return splitter
 
     return register
 
 
-def cut_network(network: nn.Module) -> tuple[Backbone, nn.Linear]:
-    """Takes a timm network apart into backbone and head. They are made of its modules: do not use it afterwards."""
+def split_network(network: nn.Module) -> tuple[Backbone, nn.Linear]:
+    """Split a timm network into backbone and head. They reuse its modules: do not use the network afterwards."""
     family = type(network).__name__
-    if family not in CUTS:
+    if family not in SPLITTERS:
         raise BranchoutError(
-            f"cannot cut a {family} into stages; known are {', '.join(sorted(CUTS))}. "
-            "To add it, write a function with @cut_for in branchout/model/timm_adapters.py"
+            f"Cannot split a {family} into stages; supported are {', '.join(sorted(SPLITTERS))}. "
+            "To add it, write a function with @splitter_for in branchout/model/timm_adapters.py"
         )
     training = network.training
-    stages, head = CUTS[family](network)
+    stages, head = SPLITTERS[family](network)
     if not isinstance(head, nn.Linear):
-        raise BranchoutError(f"this {family} ends in a {type(head).__name__}; a base must end in a linear layer")
+        raise BranchoutError(f"This {family} ends in a {type(head).__name__}; a base must end in a linear layer")
     return Backbone(stages, head.in_features).train(training), head
 
 
-@cut_for("ResNet")
+@splitter_for("ResNet")
 def _resnet(net: Any) -> tuple[Stages, nn.Module]:
-    stem = _row(conv1=net.conv1, bn1=net.bn1, act1=net.act1, maxpool=net.maxpool)
-    last = _row(**_children(net.layer4), global_pool=net.global_pool, drop=nn.Dropout(net.drop_rate))
+    stem = _sequence(conv1=net.conv1, bn1=net.bn1, act1=net.act1, maxpool=net.maxpool)
+    last = _sequence(**_children(net.layer4), global_pool=net.global_pool, drop=nn.Dropout(net.drop_rate))
     stages = [("layer1", net.layer1), ("layer2", net.layer2), ("layer3", net.layer3), ("layer4", last)]
     return [("stem", stem), *stages], net.fc
 
 
-@cut_for("RegNet")
+@splitter_for("RegNet")
 def _regnet(net: Any) -> tuple[Stages, nn.Module]:
     fc = _take_fc(net.head)
-    last = _row(**_children(net.s4), final_conv=net.final_conv, head=net.head)
+    last = _sequence(**_children(net.s4), final_conv=net.final_conv, head=net.head)
     return [("stem", net.stem), ("s1", net.s1), ("s2", net.s2), ("s3", net.s3), ("s4", last)], fc
 
 
-@cut_for("ConvNeXt")
+@splitter_for("ConvNeXt")
 def _convnext(net: Any) -> tuple[Stages, nn.Module]:
     fc = _take_fc(net.head)
     *stages, (name, last) = _numbered("stages", net.stages)
-    return [("stem", net.stem), *stages, (name, _row(**_children(last), norm_pre=net.norm_pre, head=net.head))], fc
+    return [("stem", net.stem), *stages, (name, _sequence(**_children(last), norm_pre=net.norm_pre, head=net.head))], fc
 
 
-@cut_for("EfficientNet")
+@splitter_for("EfficientNet")
 def _efficientnet(net: Any) -> tuple[Stages, nn.Module]:
     tail = {"conv_head": net.conv_head, "bn2": net.bn2, "global_pool": net.global_pool}
     *blocks, (name, last) = _numbered("blocks", net.blocks)
-    last = _row(**_children(last), **tail, drop=nn.Dropout(net.drop_rate))
-    return [("stem", _row(conv_stem=net.conv_stem, bn1=net.bn1)), *blocks, (name, last)], net.classifier
+    last = _sequence(**_children(last), **tail, drop=nn.Dropout(net.drop_rate))
+    return [("stem", _sequence(conv_stem=net.conv_stem, bn1=net.bn1)), *blocks, (name, last)], net.classifier
 
 
-@cut_for("MobileNetV3")
+@splitter_for("MobileNetV3")
 def _mobilenetv3(net: Any) -> tuple[Stages, nn.Module]:
     tail = {name: getattr(net, name) for name in ("global_pool", "conv_head", "norm_head", "act2", "flatten")}
     *blocks, (name, last) = _numbered("blocks", net.blocks)
-    last = _row(**_children(last), **tail, drop=nn.Dropout(net.drop_rate))
-    return [("stem", _row(conv_stem=net.conv_stem, bn1=net.bn1)), *blocks, (name, last)], net.classifier
+    last = _sequence(**_children(last), **tail, drop=nn.Dropout(net.drop_rate))
+    return [("stem", _sequence(conv_stem=net.conv_stem, bn1=net.bn1)), *blocks, (name, last)], net.classifier
 
 
-@cut_for("SwinTransformer")
+@splitter_for("SwinTransformer")
 def _swin(net: Any) -> tuple[Stages, nn.Module]:
     fc = _take_fc(net.head)
     *layers, (name, last) = _numbered("layers", net.layers)
-    return [("stem", net.patch_embed), *layers, (name, _row(**_children(last), norm=net.norm, head=net.head))], fc
+    return [("stem", net.patch_embed), *layers, (name, _sequence(**_children(last), norm=net.norm, head=net.head))], fc
 
 
-@cut_for("VisionTransformer")
+@splitter_for("VisionTransformer")
 def _vit(net: Any) -> tuple[Stages, nn.Module]:
     *blocks, (name, block) = _numbered("blocks", net.blocks)
-    last = _row(block=block, norm=net.norm, pool=_TokenPool(net), fc_norm=net.fc_norm, head_drop=net.head_drop)
+    last = _sequence(block=block, norm=net.norm, pool=_TokenPool(net), fc_norm=net.fc_norm, head_drop=net.head_drop)
     head = net.head
     return [("stem", _Embedding(net)), *blocks, (name, last)], head
 
 
-@cut_for("VisionTransformerDistilled")
+@splitter_for("VisionTransformerDistilled")
 def _distilled(net: Any) -> tuple[Stages, nn.Module]:
     raise BranchoutError(
-        "a distilled transformer averages two heads, and a base must have one; "
-        "take the plain network, such as deit_tiny_patch16_224 for deit_tiny_distilled_patch16_224"
+        "A distilled transformer averages two heads, and a base must have one; "
+        "use the network without distillation, such as deit_tiny_patch16_224 for deit_tiny_distilled_patch16_224"
     )
 
 
 class _Embedding(nn.Module):
-    """A vision transformer's way in: patches, class token, positions. Keeps the network, emptied of all the rest."""
+    """A vision transformer's input: patches, class token, positions. Holds the network without its other parts."""
 
     def __init__(self, net: Any) -> None:
         super().__init__()
@@ -144,12 +144,12 @@ class _TokenPool(nn.Module):
         return x
 
 
-def _row(**modules: nn.Module) -> nn.Sequential:
+def _sequence(**modules: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(modules))
 
 
 def _children(stage: nn.Module) -> dict[str, nn.Module]:
-    """The parts of a stage that does nothing but run them in order, to put more behind them under the same name."""
+    """The modules of a sequential stage, to append more modules to them under the same names."""
     return dict(stage.named_children())
 
 
@@ -158,7 +158,7 @@ def _numbered(prefix: str, stages: nn.Sequential) -> Stages:
 
 
 def _take_fc(head: Any) -> nn.Module:
-    """Takes the last layer out of timm's head module, which then ends in the pooled features."""
+    """Remove the last layer from timm's head module, which then returns the pooled features."""
     fc: nn.Module = head.fc
     head.fc = nn.Identity()
     return fc

@@ -1,4 +1,4 @@
-"""Vision transformers small enough to be trained from scratch: timm's, cut into one stage for each block."""
+"""Vision transformers small enough to be trained from scratch: timm's, with one stage for each block."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from branchout.errors import BranchoutError, unknown
 from branchout.model.staged import Backbone
-from branchout.model.timm_adapters import cut_network
+from branchout.model.timm_adapters import split_network
 
 HEAD = 64
 """The width of one attention head, as in all common vision transformers."""
@@ -23,24 +23,24 @@ ARCHITECTURES = {"vit_tiny": Architecture(width=192, depth=12)}
 
 
 def patch_for(size: int) -> int:
-    """The side of a patch: 8 pixels for small pictures, or they would be cut into very few."""
+    """The side of a patch: 8 pixels for small images, which would otherwise have very few patches."""
     return 8 if size <= 96 else 16
 
 
 def check(name: str, size: int, width: int | None = None, patch: int | None = None) -> None:
-    """Pictures are cut into whole patches, and tokens into whole heads."""
+    """Raise if images do not divide into whole patches, or tokens into whole heads."""
     if name not in ARCHITECTURES:
         raise unknown("transformer", name, ARCHITECTURES)
     width, patch = width or ARCHITECTURES[name].width, patch or patch_for(size)
     if size % patch:
         near = max(round(size / patch), 1) * patch
         raise BranchoutError(
-            f"{name} cuts pictures into patches of {patch}×{patch} pixels, which {size} pixels are no multiple of; "
-            f"take --size {near}"
+            f"{name} divides images into patches of {patch}×{patch} pixels, and {size} pixels are not a multiple of "
+            f"{patch}. Use --size {near}"
         )
     if width % heads_of(width):
         raise BranchoutError(
-            f"the width of {name}, {width}, does not divide into {heads_of(width)} heads; take a multiple of {HEAD}"
+            f"The width of {name}, {width}, does not divide into {heads_of(width)} heads. Use a multiple of {HEAD}"
         )
 
 
@@ -57,7 +57,7 @@ def build(
     width: int | None = None,
     depth: int | None = None,
 ) -> Backbone:
-    """A freshly initialised network for pictures of exactly `size` pixels; its features are the mean of all patches."""
+    """A randomly initialised network for images of exactly `size` pixels; features are the mean of all patches."""
     from timm.models.vision_transformer import VisionTransformer
 
     check(name, size, width, patch)
@@ -67,11 +67,11 @@ def build(
         img_size=size,
         patch_size=patch or patch_for(size),
         in_chans=in_channels,
-        num_classes=1,  # a head to cut off: ours takes its place
+        num_classes=1,  # its head is removed; ours replaces it
         global_pool="avg",
         class_token=False,
         embed_dim=width,
         depth=depth or architecture.depth,
         num_heads=heads_of(width),
     )
-    return cut_network(network)[0]
+    return split_network(network)[0]

@@ -15,7 +15,7 @@ from branchout.baselines.task import Task
 from branchout.data.memory import keep
 from branchout.errors import BranchoutError, DoesNotApply
 from branchout.model.classifier import Classifier
-from branchout.model.timm_adapters import cut_network
+from branchout.model.timm_adapters import split_network
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def transformer(classifier: Classifier) -> Classifier:
     network = VisionTransformer(
         img_size=32, patch_size=8, in_chans=1, num_classes=12, embed_dim=48, depth=2, num_heads=4, global_pool="avg"
     )
-    backbone, head = cut_network(network.eval())
+    backbone, head = split_network(network.eval())
     arch = {"family": "timm", "name": "tiny", "num_classes": 12}
     return Classifier(arch, backbone, head, classifier.space.classes, classifier.preprocessing, "glyph")
 

@@ -7,7 +7,7 @@ from torch import nn
 from branchout.errors import BranchoutError
 from branchout.model.resnet import build
 from branchout.model.staged import Backbone, Branch, BranchPoint, branch_point
-from branchout.model.timm_adapters import cut_network
+from branchout.model.timm_adapters import split_network
 
 SMALL_VIT = {"img_size": 64, "depth": 3, "embed_dim": 64, "num_heads": 2}
 FAMILIES = {
@@ -83,7 +83,7 @@ def test_cut_network_computes_the_same_with_the_same_tensors(name):
     with torch.inference_mode():
         expected = network(x)
     before = sorted(tensor.data_ptr() for tensor in network.state_dict().values())
-    backbone, head = cut_network(network)
+    backbone, head = split_network(network)
     after = sorted(t.data_ptr() for t in (*backbone.state_dict().values(), *head.state_dict().values()))
     assert after == before
     assert len(set(after)) == len(after)
@@ -111,7 +111,7 @@ def test_cut_network_computes_the_same_with_the_same_tensors(name):
 def test_stages_have_timms_names_and_begin_the_state_dicts_keys(name, names):
     import timm
 
-    backbone, _ = cut_network(timm.create_model(name, **FAMILIES[name]))
+    backbone, _ = split_network(timm.create_model(name, **FAMILIES[name]))
     assert backbone.names == names
     assert all(key.startswith(tuple(f"{stage}." for stage in names)) for key in backbone.state_dict())
 
@@ -119,7 +119,7 @@ def test_stages_have_timms_names_and_begin_the_state_dicts_keys(name, names):
 def test_cloned_last_stage_of_a_timm_network_gives_the_same_features():
     import timm
 
-    backbone, _ = cut_network(shaken(timm.create_model("efficientnet_b0")))
+    backbone, _ = split_network(shaken(timm.create_model("efficientnet_b0")))
     point = branch_point(backbone)
     branch = Branch.clone(backbone, point)
     x = torch.randn(2, 3, 64, 64)
@@ -134,7 +134,7 @@ def test_cloned_last_stage_of_a_timm_network_gives_the_same_features():
 def test_a_tensor_beside_the_one_cloned_module_is_shared():
     import timm
 
-    backbone, _ = cut_network(timm.create_model("convnext_atto"))
+    backbone, _ = split_network(timm.create_model("convnext_atto"))
     branch = Branch.clone(backbone, branch_point(backbone, "stages.3.blocks.1.conv_dw"))
     assert branch.own == ("stages.3.blocks.1.conv_dw", "stages.3.blocks.1.norm")
     block, original = (row.get_submodule("stages.3.blocks.1") for row in (branch, backbone))
@@ -145,17 +145,17 @@ def test_a_tensor_beside_the_one_cloned_module_is_shared():
 
 
 def test_unknown_family_says_which_are_known_and_how_to_add_one():
-    with pytest.raises(BranchoutError, match=r"ConvNeXt, EfficientNet.*@cut_for in branchout/model/timm_adapters.py"):
-        cut_network(nn.Sequential(nn.Linear(2, 2)))
+    with pytest.raises(BranchoutError, match=r"ConvNeXt, EfficientNet.*@splitter_for in branchout/model/"):
+        split_network(nn.Sequential(nn.Linear(2, 2)))
 
 
 def test_networks_without_one_linear_head_are_refused():
     import timm
 
     with pytest.raises(BranchoutError, match="two heads"):
-        cut_network(timm.create_model("deit_tiny_distilled_patch16_224", depth=1))
+        split_network(timm.create_model("deit_tiny_distilled_patch16_224", depth=1))
     with pytest.raises(BranchoutError, match="linear layer"):
-        cut_network(timm.create_model("resnet18", num_classes=0))
+        split_network(timm.create_model("resnet18", num_classes=0))
 
 
 # Naming.

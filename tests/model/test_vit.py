@@ -93,11 +93,9 @@ def test_memory_layout_and_compilation_change_nothing() -> None:
 
 
 def test_what_cannot_be_built_is_answered_with_what_can() -> None:
-    with pytest.raises(
-        BranchoutError, match="patches of 8×8 pixels, which 28 pixels are no multiple of; take --size 32"
-    ):
+    with pytest.raises(BranchoutError, match=r"patches of 8×8 pixels, and 28 .*--size 32"):
         build("vit_tiny", size=28)
-    with pytest.raises(BranchoutError, match="200, does not divide into 3 heads; take a multiple of 64"):
+    with pytest.raises(BranchoutError, match=r"200, does not divide into 3 heads.*multiple of 64"):
         build("vit_tiny", size=32, width=200)
     with pytest.raises(BranchoutError, match="known are: vit_tiny"):
         build("vit_small", size=32)
