@@ -7,7 +7,7 @@ LOCK   := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
           --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" pyproject.toml
 EXTRAS := --extra lite --extra serve --extra export --extra cluster --extra dev
 
-.PHONY: help setup demo test lint types docs format lock lowest newest clean
+.PHONY: help setup demo test lint types docs format lock lowest newest torture clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -58,14 +58,17 @@ lock: | $(BIN)/python  ## refresh both lock files to the newest versions that py
 	echo setuptools | $(LOCK) - --constraint requirements-dev.lock --upgrade --output-file requirements.lock
 
 # A few tests of every room with the oldest and with the newest versions that pyproject.toml allows.
-QUICK := tests/test_labels.py tests/test_metrics.py tests/test_files.py tests/test_api.py tests/test_export.py \
-         tests/model tests/method tests/data/test_images.py
+QUICK := tests/test_labels.py tests/test_metrics.py tests/test_files.py tests/test_api.py tests/model/test_checkpoint.py \
+         tests/model/test_staged.py tests/method/test_stage2.py tests/method/test_stage1.py tests/data/test_images.py
 
 lowest: $(VENV)/.dev  ## quick tests with the oldest allowed versions
 	.ci/versions lowest-direct $(QUICK)
 
 newest: $(VENV)/.dev  ## quick tests with the newest versions
 	.ci/versions highest $(QUICK)
+
+torture: $(VENV)/.dev  ## attack the commands, files and server for half an hour; counts in results/torture.json
+	$(BIN)/python -m benchmarks.torture --minutes 30 --out results/torture.json
 
 clean:  ## remove environments and caches
 	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
