@@ -26,7 +26,7 @@ from branchout.baselines.task import Task
 from branchout.data.images import in_order
 from branchout.data.samples import Samples
 from branchout.errors import DoesNotApply
-from branchout.method.stage1 import Labelled
+from branchout.method.new_branch import Labelled
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead
 from branchout.model.staged import Backbone

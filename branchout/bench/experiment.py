@@ -32,10 +32,11 @@ from branchout.data.scenarios import CLUSTERED, Scenario
 from branchout.errors import BranchoutError
 from branchout.files import cache_folder, lock
 from branchout.labels import LabelSpace
-from branchout.method.extend import VIEWS
+from branchout.method.config import VIEWS
 from branchout.method.features import extract, weights_digest
+from branchout.method.new_branch import Labelled
 from branchout.method.recipes import PAPER, Stage1
-from branchout.method.stage1 import Labelled, train_branch
+from branchout.method.stage1 import train_branch
 from branchout.metrics import Accuracies, accuracies
 from branchout.model import checkpoint
 from branchout.model.checkpoint import SavedModel, is_saved_model

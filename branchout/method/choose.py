@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from branchout.method.dial import dial_frontier, shifted, step_shifts
+from branchout.method.dial import dial_frontier, predict, shifted, step_shifts
 from branchout.method.features import logit_columns, predictions
-from branchout.method.frontier import Frontier, Ints, grid_frontier
+from branchout.method.frontier import Floats, Frontier, Ints, grid_frontier
 from branchout.method.recipes import Recipe
 from branchout.method.stage2 import Fused, grid_answers
 from branchout.metrics import PAPER_GOALS, Accuracies, accuracies
@@ -30,15 +30,18 @@ def choose(
     recipe: Recipe,
     goal: str,
     measured: str = "dev",
+    by_class: bool = False,
 ) -> tuple[Fusion, Frontier]:
     """The frontier on dev images, given by features (N, feature vectors, k) and labels, and the goal's point on it.
 
-    `measured` says what these images are: a key of `metrics.MEASURED_ON`.
+    `measured` says what these images are: a key of `metrics.MEASURED_ON`. `by_class` has the goal judged by classes
+    instead of images: see `metrics.judged_by_class`.
     """
     if recipe.dial or fused is None:
         deltas = [] if fused is None else [_on_cpu(fused.at(0, 0))]
         model.fused.deltas = list(deltas[0]) if deltas else [None] * len(model.fused.heads)
-        curve, shifts = dial_curve(model, features, labels, recipe.balanced, measured)
+        columns = logit_columns(model, features)
+        curve, shifts = dial_curve(model, columns, labels, recipe.balanced, measured, by_class)
         points = curve.select(curve.pareto())  # no goal would choose another
         return Fusion(points.to_dict(), deltas, points.choose(goal), goal, shifts), points
     answers = grid_answers(model, features, fused, 0).cpu().numpy()
@@ -52,15 +55,15 @@ def choose(
 
 
 def dial_curve(
-    model: Classifier, features: Tensor, labels: Ints, balanced_by: str, measured: str
+    model: Classifier, columns: Floats, labels: Ints, balanced_by: str, measured: str, by_class: bool
 ) -> tuple[Frontier, tuple[float, ...]]:
     """The dial's exact curve, and the offset of each step's branch where there are several."""
-    columns, pooler = logit_columns(model, features), model.fused.pooler.kind
+    space, pooler = model.space, model.fused.pooler.kind
     shifts: tuple[float, ...] = ()
     if len(model.steps) > 1:
-        shifts = tuple(step_shifts(columns, labels, model.space, pooler).tolist())
-        columns = shifted(columns, model.space, shifts)
-    curve = dial_frontier(columns, labels, model.space, pooler, balanced_by=balanced_by, measured=measured)
+        shifts = tuple(step_shifts(columns, labels, space, pooler, by_class=by_class).tolist())
+        columns = shifted(columns, space, shifts)
+    curve = dial_frontier(columns, labels, space, pooler, balanced_by=balanced_by, measured=measured, by_class=by_class)
     return curve, shifts
 
 
@@ -115,3 +118,30 @@ def measure(
     goals = {goal: frontier.choose(goal) for goal in PAPER_GOALS}
     results = {goal: GoalResult(point, at(point)) for goal, point in goals.items()}
     return Measured(len(labels), before, at(fusion.point), results)
+
+
+Half = tuple[Tensor, Ints]
+"""Features (N, feature vectors, k) and labels of half of the held-out images."""
+
+
+def cross_fit(
+    model: Classifier, halves: tuple[Half, Half], fusion: Fusion, frontier: Frontier, before: Accuracies | None
+) -> Measured:
+    """Accuracies of held-out images that also chose: each half is measured at the point that the other one chooses."""
+    space, pooler = model.space, model.fused.pooler.kind
+    goals = list(dict.fromkeys([*PAPER_GOALS, fusion.goal]))
+    predicted: dict[str, list[Ints]] = {goal: [] for goal in goals}
+    columns = [logit_columns(model, features) for features, _ in halves]
+    for here, there in ((1, 0), (0, 1)):
+        by_class = frontier.judged is not None
+        curve, shifts = dial_curve(
+            model, columns[here], halves[here][1], frontier.balanced_by, frontier.measured, by_class
+        )
+        steps = np.array(shifts or [0.0] * len(model.steps))
+        for goal in goals:
+            b = curve.settings[curve.choose(goal), 0]
+            predicted[goal].append(predict(columns[there], space, (steps + b).tolist(), pooler))
+    labels = np.concatenate([labels for _, labels in halves])
+    found = {goal: accuracies(np.concatenate(parts), labels, space) for goal, parts in predicted.items()}
+    results = {goal: GoalResult(frontier.choose(goal), found[goal]) for goal in PAPER_GOALS}
+    return Measured(len(labels), before, found[fusion.goal], results)

@@ -29,12 +29,13 @@ class ExtendConfig:
     pooler: str | None = None
     """`max` or `average`; None is the model's own, which its first step sets."""
 
-    def full_recipe(self) -> Recipe:
-        """The recipe, with these epochs."""
+    def full_recipe(self, epochs: int | None = None) -> Recipe:
+        """The recipe, with these epochs, or `epochs` where ours is asked for and none are set."""
         recipe = recipe_named(self.recipe)
-        if self.epochs is None:
+        epochs = self.epochs or (epochs if recipe.stage_one.replay else None)
+        if epochs is None:
             return recipe
-        optimisation = replace(recipe.stage_one.optimisation, epochs=self.epochs)
+        optimisation = replace(recipe.stage_one.optimisation, epochs=epochs)
         return replace(recipe, stage_one=replace(recipe.stage_one, optimisation=optimisation))
 
     def __post_init__(self) -> None:

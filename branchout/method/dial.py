@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from branchout.labels import LabelSpace
-from branchout.method.frontier import Floats, Frontier, Ints
-from branchout.metrics import from_counts, part_of_class
+from branchout.method.frontier import TIE, Floats, Frontier, Ints
+from branchout.metrics import from_counts, judged_by_class, part_of_class
 
 Bools = npt.NDArray[np.bool_]
 
@@ -29,12 +29,13 @@ def dial_frontier(
     moving: Bools | None = None,
     balanced_by: str = "mean",
     measured: str = "dev",
+    by_class: bool = False,
 ) -> Frontier:
     """All accuracies that any b can reach, from logits of validation images before the dial (images × columns).
 
     Between two neighbouring edges, the values of b where an image becomes right or wrong, accuracies are constant;
     each point of the result lies in the middle of such an interval. `moving` says which columns b is added to: by
-    default those of all new branches.
+    default those of all new branches. `by_class` has goals judged by classes instead of images.
     """
     part = part_of_class(space)[labels]
     parts = len(space.branches) + 1
@@ -52,8 +53,10 @@ def dial_frontier(
     edges = b[last_of_equal]
     first = np.bincount(part[right[:, 0]], minlength=parts)
     correct = np.concatenate([first[None], first + np.cumsum(gains, 0)[last_of_equal]])
-    figures = from_counts(correct, np.bincount(part, minlength=parts))
-    return Frontier("dial", _midpoints(edges)[:, None], figures, len(labels), balanced_by, measured)
+    total = np.bincount(part, minlength=parts)
+    judged = judged_by_class(correct, total, space) if by_class else None
+    settings = _midpoints(edges)[:, None]
+    return Frontier("dial", settings, from_counts(correct, total), len(labels), balanced_by, measured, judged)
 
 
 def _midpoints(edges: Floats) -> Floats:
@@ -132,7 +135,15 @@ def predict(columns: Floats, space: LabelSpace, offsets: float | Sequence[float]
     return answer
 
 
-def step_shifts(columns: Floats, labels: Ints, space: LabelSpace, pooler: str = "max", rounds: int = 3) -> Floats:
+def step_shifts(
+    columns: Floats,
+    labels: Ints,
+    space: LabelSpace,
+    pooler: str = "max",
+    rounds: int = 3,
+    *,
+    by_class: bool = False,
+) -> Floats:
     """An offset for each step's branch, to which the dial is then added; 0 where there is one step.
 
     Each branch was trained so that its logits exceed those of all earlier branches on its own images, so logits grow
@@ -142,7 +153,7 @@ def step_shifts(columns: Floats, labels: Ints, space: LabelSpace, pooler: str = 
     steps = len(space.branches) - 1
     if steps < 2:
         return np.zeros(steps)
-    shared = dial_frontier(columns, labels, space, pooler)
+    shared = dial_frontier(columns, labels, space, pooler, by_class=by_class)
     start = shared.settings[shared.choose("balanced"), 0]
     shifts = np.full(steps, start)
     seen = [step for step in range(1, steps + 1) if np.isin(space.index(space.branches[step]), labels).any()]
@@ -152,9 +163,10 @@ def step_shifts(columns: Floats, labels: Ints, space: LabelSpace, pooler: str = 
             others = shifts.copy()
             others[step - 1] = 0.0
             moving = space.branch_of_column == step
-            curve = dial_frontier(shifted(columns, space, others), labels, space, pooler, moving=moving)
+            moved = shifted(columns, space, others)
+            curve = dial_frontier(moved, labels, space, pooler, moving=moving, by_class=by_class)
             score = curve.score("balanced")
-            best = curve.settings[score >= np.nanmax(score) - 1e-12, 0]
+            best = curve.settings[score >= np.nanmax(score) - (TIE if by_class else 1e-12), 0]
             shifts[step - 1] = best[np.abs(best - start).argmin()]
         if np.array_equal(before, shifts):
             break

@@ -12,28 +12,31 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from branchout.data import memory as memory_rules
 from branchout.data.images import Images, open_images
 from branchout.data.samples import Samples, concatenate
 from branchout.labels import LabelSpace
-from branchout.method.choose import Measured, apply_fusion, choose, measure
+from branchout.method.choose import Measured, apply_fusion, choose, cross_fit, measure
 from branchout.method.config import ExtendConfig
+from branchout.method.effort import effort_for
 from branchout.method.features import extract, predictions
 from branchout.method.frontier import Frontier
+from branchout.method.head_only import train_head
+from branchout.method.new_branch import Labelled
 from branchout.method.pseudo import Exemplars, pseudo_exemplars
 from branchout.method.score_fusion import fusion_data, problem_of
 from branchout.method.split import DataSplit
-from branchout.method.stage1 import Labelled, train_branch
+from branchout.method.stage1 import train_branch
 from branchout.method.stage2 import Fused, fuse
-from branchout.metrics import accuracies
+from branchout.metrics import Accuracies, accuracies
 from branchout.model.checkpoint import Fusion
 from branchout.model.classifier import Classifier, Step
 from branchout.training.loop import Event, Report, silent
 
-VIEWS = {"cuda": 15, "cpu": 4}
-"""Cached views in stage I: more take memory and time, fewer cost accuracy."""
+FEW_SHARED = 0.1
+"""Stage II is trained for overlapping classes only where they are more than this share of the new classes."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,8 @@ class Extension:
         self.images = images or (lambda samples: open_images(samples, base.preprocessing, device, cache=cache))
         self.report = report
         self.space: LabelSpace = base.space.extend(split.new.classes)
-        self.recipe = config.full_recipe()
+        self.effort = effort_for(device, base.preprocessing.size)
+        self.recipe = config.full_recipe(self.effort.epochs)
 
     def run(self) -> Extended:
         times = [time.perf_counter()]
@@ -98,13 +102,8 @@ class Extension:
         model = self.base.extended(step).to(self.device)
         fused = self.fuse(model) if self.needs_fusion() else None
         times.append(time.perf_counter())
-        features, labels = self.dev(model)
-        recipe, config = self.recipe, self.config
-        fusion, frontier = choose(
-            model, fused, features, labels, recipe=recipe, goal=config.goal, measured=self.split.measured
-        )
+        fusion, frontier, measured = self.choose(model, fused)
         apply_fusion(model, fusion)
-        measured = self.measure(model, fusion, frontier)
         times.append(time.perf_counter())
         seconds = dict(zip(("stage1", "fusion", "choice"), np.diff(times).tolist(), strict=True))
         return Extended(model, step, fusion, frontier, measured, losses, seconds)
@@ -133,28 +132,52 @@ class Extension:
 
     def train_branch(self) -> tuple[Step, list[float]]:
         """Stage I."""
-        split, views = self.split, self.config.views
+        split, effort, views = self.split, self.effort, self.config.views
+        exemplars = None if split.memory is None else self.labelled(split.memory)
+        if self.trains_head_only():
+            return train_head(
+                self.base,
+                split.new.classes,
+                self.labelled(split.new),
+                self.recipe.stage_one,
+                exemplars=exemplars,
+                seed=self.config.seed,
+                device=self.device,
+                report=self.report,
+            )
         return train_branch(
             self.base,
             split.new.classes,
             self.labelled(split.new),
             self.recipe.stage_one,
-            exemplars=None if split.memory is None else self.labelled(split.memory),
+            exemplars=exemplars,
             where=self.config.branch,
             seed=self.config.seed,
-            views=VIEWS.get(self.device.type, 4) if views is None else views,
+            views=effort.views if views is None else views,
+            exemplar_views=effort.exemplar_views if self.recipe.stage_one.replay else None,
+            exemplar_share=effort.exemplar_share if self.recipe.stage_one.replay else 1.0,
             device=self.device,
             checkpoint=self.work / "branch.safetensors" if self.work else None,
             report=self.report,
         )
 
+    def trains_head_only(self) -> bool:
+        """Nothing is cloned, and the head is linear: our recipe then needs no SGD."""
+        linear = isinstance(self.base.base_head, nn.Linear)
+        return linear and self.recipe.stage_one.replay and self.config.branch == "fc"
+
     def needs_fusion(self) -> bool:
-        """Always in the paper's recipes; in ours if classes overlap, old classes lack images, or deltas exist."""
+        """Always in the paper's recipes; in ours if classes overlap, old classes lack images, or deltas exist.
+
+        Linear heads of a thousand classes make stage II slow, and the dial alone serves them where images lack.
+        """
         lacking = self.split.measured == "pseudo" or self.split.memory is None
+        lacking = lacking and not isinstance(self.base.base_head, nn.Linear)
         # Heads that were balanced with deltas have other scales without them.
         begun = any(delta is not None for delta in self.base.fused.deltas)
         always = self.recipe.stage_two.when == "always" or self.config.fuse
-        return always or lacking or begun or bool(self.space.overlap)
+        shared = len(self.space.overlap) > FEW_SHARED * len(self.split.new.classes)
+        return always or lacking or begun or shared
 
     def fuse(self, model: Classifier) -> Fused:
         """Stage II, on exemplars of all classes; pseudo-exemplars stand for old classes without images."""
@@ -175,6 +198,26 @@ class Extension:
             per_class=config.exemplars,
             on_epoch=lambda done, total: self.report(Event("Learning cross-connections", done, total)),
         )
+
+    def choose(self, model: Classifier, fused: Fused | None) -> tuple[Fusion, Frontier, Measured | None]:
+        """The operating point, and its accuracies.
+
+        Validation images that were given choose with one half and measure with the other. Images held out from
+        training are few: all of them choose, and each half is measured at the point that the other half chooses.
+        """
+        config, measured = self.config, self.split.measured
+        both = measured == "held-out" and self.recipe.dial and len(self.split.test) > 0
+        halves = [self.dev(model)]
+        if both:
+            halves.append((self.features(model, self.split.test)[0], self.labels(self.split.test)))
+        features, labels = torch.cat([half[0] for half in halves]), np.concatenate([half[1] for half in halves])
+        fusion, frontier = choose(
+            model, fused, features, labels, recipe=self.recipe, goal=config.goal, measured=measured, by_class=True
+        )
+        if not both:
+            return fusion, frontier, self.measure(model, fusion, frontier)
+        before = self.before(concatenate([self.split.dev, self.split.test]))
+        return fusion, frontier, cross_fit(model, (halves[0], halves[1]), fusion, frontier, before)
 
     def dev(self, model: Classifier) -> tuple[Tensor, np.ndarray]:
         """Features and labels of the dev images, with pseudo-exemplars of the old classes if most have no images."""
@@ -203,9 +246,12 @@ class Extension:
         if not len(test):
             return None
         features = self.features(model, test)[0]
-        old = test.of_classes(self.base.space.classes)
-        before = None
-        if len(old):
-            answers = predictions(self.base, self.features(self.base, old)[0])
-            before = accuracies(answers, self.labels(old), self.space)
-        return measure(model, features, self.labels(test), fusion, frontier, before)
+        return measure(model, features, self.labels(test), fusion, frontier, self.before(test))
+
+    def before(self, samples: Samples) -> Accuracies | None:
+        """Accuracies of the base on the images of its own classes; None where there are none."""
+        old = samples.of_classes(self.base.space.classes)
+        if not len(old):
+            return None
+        answers = predictions(self.base, self.features(self.base, old)[0])
+        return accuracies(answers, self.labels(old), self.space)

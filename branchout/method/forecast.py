@@ -11,7 +11,8 @@ import torch
 
 from branchout.data.images import cores
 from branchout.method.config import ExtendConfig
-from branchout.method.extend import VIEWS, Extension
+from branchout.method.effort import VIEWS
+from branchout.method.extend import Extension
 from branchout.method.recipes import BRANCHOUT
 from branchout.method.split import DataSplit, listed
 from branchout.model.classifier import Classifier

@@ -21,6 +21,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 CONDITION = re.compile(rf"^\s*({'|'.join(METRICS)})\s*>=\s*([0-9.]+)\s*(%?)\s*$")
+TIE = 0.002
+"""Scores that differ by less are equal where a goal is judged by class."""
 UNCLEAR = 10
 """In a condition, a number up to 1 is a fraction and one from here on a percentage; between the two it is refused."""
 
@@ -41,25 +43,33 @@ class Frontier:
     """How the goal `balanced` combines Acc_all and Acc_avg: `mean` (paper) or `product` (reference)."""
     measured: str = "dev"
     """What the images are: a key of `metrics.MEASURED_ON`."""
+    judged: Mapping[str, Floats] | None = None
+    """What `all` and `avg` are chosen by where images are few and unevenly spread: see `metrics.judged_by_class`."""
 
     def __len__(self) -> int:
         return len(self.settings)
 
     def score(self, goal: str) -> Floats:
         """What a goal maximises, for every point."""
+        judged = {**self.figures, **(self.judged or {})}
         if goal == "balanced":
-            return combine(self.figures["all"], self.figures["avg"], self.balanced_by)
+            return combine(judged["all"], judged["avg"], self.balanced_by)
         if np.isnan(self.figures[goal]).all():
             raise BranchoutError(f"No validation images measure {goal!r} accuracy. Choose another goal or add images.")
-        return self.figures[goal]
+        return judged[goal]
 
     def choose(self, goal: str) -> int:
         """The best point for a goal, such as `balanced`, or for a condition, such as `novel>=0.80` or `novel>=80%`.
 
-        Under a condition it is the point with the best Acc_all among those that meet it.
+        Under a condition it is the point with the best Acc_all among those that meet it. Where the goal is judged by
+        class, points that differ by less than `TIE` are equal, and of these the one with the smallest b is chosen: few
+        images cannot tell them apart, and it changes the fewest old predictions.
         """
         condition = self.check_goal(goal)
         score = self.score(goal) if condition is None else self._all_where(*condition)
+        if self.judged is not None and condition is None:
+            equal = np.flatnonzero(score >= np.nanmax(score) - TIE)
+            return int(equal[np.argmin(self.settings[equal, 0])])
         best = np.flatnonzero(score >= np.nanmax(score) - 1e-12)
         return int(best[np.argmax(self.figures["all"][best])])
 
@@ -117,10 +127,11 @@ class Frontier:
 
     def select(self, points: Ints) -> Frontier:
         figures = {name: values[points] for name, values in self.figures.items()}
-        return replace(self, settings=self.settings[points], figures=figures)
+        judged = None if self.judged is None else {name: values[points] for name, values in self.judged.items()}
+        return replace(self, settings=self.settings[points], figures=figures, judged=judged)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
+        kept = {
             "kind": self.kind,
             "settings": self.settings.tolist(),
             "figures": {n: [None if np.isnan(x) else x for x in v.tolist()] for n, v in self.figures.items()},
@@ -128,6 +139,9 @@ class Frontier:
             "balanced_by": self.balanced_by,
             "measured": self.measured,
         }
+        if self.judged is not None:
+            kept["judged"] = {name: values.tolist() for name, values in self.judged.items()}
+        return kept
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Frontier:
@@ -135,7 +149,12 @@ class Frontier:
             n: np.array([np.nan if x is None else x for x in v], dtype=np.float64) for n, v in values["figures"].items()
         }
         settings = np.array(values["settings"], dtype=np.float64).reshape(len(values["settings"]), -1)
-        return cls(values["kind"], settings, figures, values["images"], values["balanced_by"], values["measured"])
+        judged = values.get("judged")
+        if judged is not None:
+            judged = {name: np.array(each, dtype=np.float64) for name, each in judged.items()}
+        return cls(
+            values["kind"], settings, figures, values["images"], values["balanced_by"], values["measured"], judged
+        )
 
 
 def grid_frontier(

@@ -18,6 +18,10 @@ HELD_OUT = 0.2
 """Share of each class held out when no validation images are given."""
 
 
+ENOUGH = 100
+"""Held-out images of old classes that can choose an operating point, even if most classes have none among them."""
+
+
 @dataclass(frozen=True)
 class DataSplit:
     """Which images train, which choose the operating point, which measure the result."""
@@ -58,13 +62,14 @@ class DataSplit:
         else:
             held = val
         if memory is not None and (val is None or not set(held.classes) & old):
-            memory, held_old = _hold_out(memory, rng)
+            memory, held_old = _hold_out(memory, rng, pairs=True)
             held = concatenate([held, held_old]) if len(held_old) else held
             measured = "held-out"
         held, notices = _without_training_images(held, new, memory)
+        of_old = int(np.isin(held.names, list(old)).sum())
         covered = len(set(held.classes) & old)
-        # Held-out images of a few old classes say little about the others. Images passed with --val are taken as given.
-        if not covered or (measured == "held-out" and 2 * covered < len(old)):
+        # A few held-out images of a few old classes say little about the others. Images of --val are taken as given.
+        if not covered or (measured == "held-out" and 2 * covered < len(old) and of_old < ENOUGH):
             measured = "pseudo"
         dev, test = _halve(held, new.classes, rng)
         calibration = None
@@ -93,13 +98,21 @@ def check_classes(space: LabelSpace, new: Samples, memory: Samples | None, val: 
         raise BranchoutError("--val has no images of the new classes. Add some, or leave --val out.")
 
 
-def _hold_out(samples: Samples, rng: np.random.Generator) -> tuple[Samples, Samples]:
-    """A fifth of each class, at least one image where it has three or more."""
+def _hold_out(samples: Samples, rng: np.random.Generator, *, pairs: bool = False) -> tuple[Samples, Samples]:
+    """A fifth of each class, at least one image where it has three or more.
+
+    With `pairs`, classes with two images give a fifth of their images too: one each, of classes drawn at random.
+    """
     held = np.zeros(len(samples), dtype=bool)
+    of_two: list[np.ndarray] = []
     for label in range(len(samples.classes)):
         members = rng.permutation(np.flatnonzero(samples.labels == label))
         count = max(1, round(HELD_OUT * len(members))) if len(members) >= 3 else 0
         held[members[:count]] = True
+        of_two += [members] if len(members) == 2 else []
+    if pairs and of_two:
+        drawn = rng.permutation(len(of_two))[: round(2 * HELD_OUT * len(of_two))]
+        held[[of_two[n][0] for n in drawn]] = True
     return samples.select(~held), samples.select(held)
 
 

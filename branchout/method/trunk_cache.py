@@ -86,6 +86,7 @@ class TrunkOutputs:
         frozen: Frozen,
         sources: Sequence[Images],
         views: int,
+        exemplar_views: int | None = None,
         *,
         limit: int | None = None,
         seed: int = 0,
@@ -94,6 +95,7 @@ class TrunkOutputs:
         self.frozen = frozen
         self.sources = sources
         self.views = views
+        self.exemplar_views = exemplar_views
         self.limit = default_limit(frozen.device) if limit is None else limit
         self.seed = seed
         self.report = report
@@ -130,8 +132,9 @@ class TrunkOutputs:
         room = self.limit // self.frozen.bytes_per_image(self.sources[0])
         sizes = [len(images) for images in self.sources]
         for views in range(self.views, min(self.views, FEWEST_VIEWS) - 1, -1):
-            if np.dot(views_per_source(views, sizes), sizes) <= room:
-                return views_per_source(views, sizes)
+            each = views_per_source(views, sizes, self.exemplar_views)
+            if np.dot(each, sizes) <= room:
+                return each
         return []
 
     @cached_property
@@ -167,12 +170,13 @@ def default_limit(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).total_memory) // 3
 
 
-def views_per_source(views: int, sizes: Sequence[int]) -> list[int]:
+def views_per_source(views: int, sizes: Sequence[int], exemplar_views: int | None = None) -> list[int]:
     """How many views of each new image are cached, and of each exemplar.
 
-    Exemplars are few and drawn often: they get more views, so that all sources have about as many rows.
+    Exemplars are few and drawn often: unless a number is given, they get more views, so that all sources have about as
+    many rows.
     """
-    return [views] + [max(1, round(views * sizes[0] / size)) for size in sizes[1:]]
+    return [views] + [exemplar_views or max(1, round(views * sizes[0] / size)) for size in sizes[1:]]
 
 
 def _rows(table: Sequence[Tensor], order: Sequence[Ints]) -> Iterator[list[Tensor]]:

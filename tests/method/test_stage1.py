@@ -17,9 +17,10 @@ from branchout.data import augment
 from branchout.data.augment import Augmentation
 from branchout.data.images import in_order, open_images, shuffled
 from branchout.data.samples import Samples
-from branchout.method import stage1, trunk_cache
+from branchout.method import new_branch, stage1, trunk_cache
+from branchout.method.new_branch import Labelled
 from branchout.method.recipes import BRANCHOUT, PAPER, Stage1
-from branchout.method.stage1 import Labelled, train_branch
+from branchout.method.stage1 import train_branch
 from branchout.method.trunk_cache import Frozen, TrunkOutputs
 from branchout.model.classifier import Classifier, Step
 from branchout.model.staged import branch_point
@@ -70,7 +71,7 @@ def test_only_the_branch_and_the_new_head_train(
     )
     assert same(snapshot(model), before)
 
-    fresh = stage1.Branch.clone(model.backbone, branch_point(model.backbone, where))
+    fresh = new_branch.Branch.clone(model.backbone, branch_point(model.backbone, where))
     unchanged, moved = fresh.own_state_dict(), step.branch.own_state_dict()
     assert all(not torch.equal(unchanged[key], moved[key]) for key in unchanged)
     shared = {key for key in step.branch.state_dict() if key not in moved}
@@ -239,7 +240,7 @@ def test_distillation_alone_is_nothing_at_the_start_in_eval_mode(models: dict[st
     """The clone starts where the frozen branch is, so its rows start by saying what the frozen network says."""
     model = models["after a step"]
     h = torch.randn(5, 64)
-    rows = torch.cat([head(h) for head in stage1.copied_heads(model)], dim=1)
+    rows = torch.cat([head(h) for head in new_branch.copied_heads(model)], dim=1)
     assert torch.equal(rows, torch.cat([head(h) for head in model.fused.heads], dim=1))
 
 
@@ -249,7 +250,7 @@ def test_copied_rows_of_linear_heads_say_the_same(bias: bool) -> None:
     head = nn.Linear(64, len(BASE), bias=bias)
     linear = Classifier(model.arch, model.backbone, head, BASE, SIZES, "glyph")
     h = torch.randn(5, 64)
-    (copied,) = stage1.copied_heads(linear)
+    (copied,) = new_branch.copied_heads(linear)
     assert torch.equal(copied(h), head(h))
     assert (copied.bias is None) == (not bias)
     assert all(a.data_ptr() != b.data_ptr() for a, b in zip(copied.parameters(), head.parameters(), strict=True))
@@ -392,8 +393,8 @@ def test_a_linear_head_starts_along_its_classes_and_no_louder_than_the_base(
     linear = Classifier(model.arch, model.backbone, base, BASE, SIZES, "glyph")
     new = labelled(linear, names, train.of_classes(names))
     space = linear.space.extend(names)
-    head = stage1.new_head(linear.base_head, len(names))
-    stage1.imprint(head, linear, new, space, CPU)  # type: ignore[arg-type]
+    head = new_branch.new_head(linear.base_head, len(names))
+    new_branch.imprint(head, linear, new, space, CPU)  # type: ignore[arg-type]
     with torch.no_grad():
         pictures = next(new.images.plain([np.arange(len(new.labels))]))
         h = linear.features(linear.backbone.arrange(pictures))[0]

@@ -1,0 +1,88 @@
+"""A new head on the base's own features, where nothing is cloned (`--branch fc`; paper, section 5.3, "fc-only").
+
+Only W_n is trained, so the loss of stage I is convex in it and is minimised to the end by L-BFGS over all images at
+once, instead of some epochs of SGD. Distillation is left out: it trains features, and here they are frozen.
+
+Symbols: h_b → `batch.x` · z_b → `batch.z` · W_n → `trained.head`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from branchout.data.augment import Augmentation
+from branchout.errors import BranchoutError
+from branchout.method.new_branch import Labelled, NewBranch, initial_branch
+from branchout.method.recipes import Stage1
+from branchout.method.stage1 import Batch, stage1_loss
+from branchout.method.trunk_cache import Frozen, TrunkOutputs
+from branchout.model.classifier import Classifier, Step
+from branchout.training.loop import Event, Report, silent
+
+ITERATIONS = 150
+DECAY = 3e-3
+"""Weight of the mean squared length of W_n's rows, which keeps them short where images are few."""
+
+
+VIEWS = 8
+"""Augmented views of each new image; each exemplar has half as many."""
+
+
+def train_head(
+    model: Classifier,
+    names: Sequence[str],
+    new: Labelled,
+    settings: Stage1,
+    *,
+    exemplars: Labelled | None = None,
+    seed: int = 0,
+    views: int = VIEWS,
+    augmentation: Augmentation | None = None,
+    device: torch.device,
+    report: Report = silent,
+) -> tuple[Step, list[float]]:
+    """Train a head for the classes `names` on the base's features; returns it with the loss before and after."""
+    trained = initial_branch(model, names, new, "fc", replay=True, seed=seed, device=device)
+    sources = [new] if exemplars is None else [new, exemplars]
+    end = len(model.backbone.names)
+    frozen = Frozen(model, end, logits=True, augmentation=augmentation, device=device)
+    images = [source.images for source in sources]
+    trunk = TrunkOutputs(frozen, images, views, max(1, views // 2), seed=seed, report=report)
+    labels = [torch.from_numpy(source.labels).to(device) for source in sources]
+    losses = minimise(trained, trunk, labels, settings, report)
+    return Step(tuple(names), "fc", end, trained.branch, trained.head), losses
+
+
+def minimise(
+    trained: NewBranch, trunk: TrunkOutputs, labels: list[Tensor], settings: Stage1, report: Report = silent
+) -> list[float]:
+    """Train the head on the cached views of all images; returns the loss before and after."""
+    outputs = [torch.cat(parts) for parts in zip(*trunk.tables, strict=True)]
+    y = torch.cat([of.repeat(views) for of, views in zip(labels, trunk.cached_views, strict=True)])
+    batch = Batch(outputs[0].float(), outputs[1], y, len(labels[0]) * trunk.cached_views[0])
+    alone = replace(settings, distillation=0.0)
+    weight = trained.head.weight
+    losses: list[float] = []
+    with torch.no_grad():
+        weight.zero_()
+    optimiser = torch.optim.LBFGS(
+        trained.head.parameters(), max_iter=ITERATIONS, history_size=20, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> float:
+        optimiser.zero_grad()
+        loss = stage1_loss(batch, trained, alone) + DECAY * weight.square().sum() / len(weight)
+        loss.backward()  # type: ignore[no-untyped-call]
+        losses.append(loss.item())
+        report(Event("Training the new head", min(len(losses), ITERATIONS), ITERATIONS, {"loss": losses[-1]}))
+        return losses[-1]
+
+    optimiser.step(closure)  # type: ignore[no-untyped-call]
+    if not torch.isfinite(weight).all():
+        raise BranchoutError("The new head has NaN or infinite weights. Check the images with: branchout data FOLDER")
+    report(Event("Training the new head", ITERATIONS, ITERATIONS, {"loss": losses[-1]}))
+    return [losses[0], losses[-1]]

@@ -1,0 +1,118 @@
+"""What stage I trains, and how it starts (paper, section 3.3: Φ_n is a clone of Φ_b, W_n is new).
+
+Symbols: Φ_n → `NewBranch.branch` · W_n → `NewBranch.head` · D_n → `Labelled`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from branchout.data.images import Images
+from branchout.labels import LabelSpace
+from branchout.method.features import extract
+from branchout.model.classifier import Classifier
+from branchout.model.heads import CosineHead, Head, Pooler, new_head
+from branchout.model.staged import Branch, branch_point
+from branchout.training.loop import precision, seed_for
+
+Ints = npt.NDArray[np.int64]
+IMPRINTED = 0.2
+"""Length of a linear head's first rows, as a share of the base's. Rows as long as the base's make the loss small at
+once and stay near the class means."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Images and their classes, as numbers of the label space after this step."""
+
+    images: Images
+    labels: Ints
+
+
+class NewBranch(nn.Module):
+    """All that stage I trains: the cloned branch, its head, and copies of the old heads for distillation."""
+
+    classes: Tensor
+    old_classes: Tensor
+
+    def __init__(self, branch: Branch, head: Head, memory: nn.Module, space: LabelSpace, pooler: str) -> None:
+        super().__init__()
+        self.branch, self.head, self.memory = branch, head, memory
+        self.pooler = Pooler(space, pooler)
+        own = space.slice_of(len(space.branches) - 1)
+        self.register_buffer("classes", torch.from_numpy(space.class_of_column[own]), persistent=False)
+        self.register_buffer("old_classes", torch.from_numpy(space.class_of_column[: own.start]), persistent=False)
+
+    def features(self, x: Tensor) -> Tensor:
+        with precision(x.device):
+            h: Tensor = self.branch(x)
+        return h.float()
+
+    def column_of(self, y: Tensor) -> Tensor:
+        """The columns of the new head that stand for classes y."""
+        return (y[:, None] == self.classes).int().argmax(1)
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        return [*self.branch.own_parameters(), *self.head.parameters(), *self.memory.parameters()]
+
+
+def initial_branch(
+    model: Classifier,
+    names: Sequence[str],
+    new: Labelled,
+    where: str,
+    *,
+    replay: bool,
+    seed: int,
+    device: torch.device,
+) -> NewBranch:
+    """Φ_n starts as a clone of Φ_b; a cosine head starts at random, a linear one at the means of its classes."""
+    torch.manual_seed(seed_for(seed, len(model.steps)))
+    branch = Branch.clone(model.backbone, branch_point(model.backbone, where))
+    branch.to(device, memory_format=model.backbone.layout(device))  # type: ignore[call-overload]
+    head = new_head(model.base_head, len(names)).to(device)
+    space = model.space.extend(names)
+    if isinstance(head, nn.Linear):
+        imprint(head, model, new, space, device)
+    memory = copied_heads(model) if replay else nn.Identity()
+    return NewBranch(branch, head, memory, space, model.fused.pooler.kind).to(device)
+
+
+@torch.no_grad()
+def imprint(head: nn.Linear, model: Classifier, new: Labelled, space: LabelSpace, device: torch.device) -> None:
+    """Start a linear head at the means of its classes, with logits on the scale of the earlier heads.
+
+    With a dozen images and a small learning rate, random rows would hardly move. Each row points from the mean of all
+    classes to the mean feature of its own and is `IMPRINTED` times as long as the base's rows; its bias gives it, on
+    its own images, the mean of the largest earlier logit, so that neither side starts above the other.
+    """
+    features = extract(model, new.images, device=device)[0]
+    largest = model.fused.frozen_columns(features.unbind(1)).amax(1)
+    names = torch.from_numpy(space.index(space.branches[-1])).to(device)
+    member = torch.from_numpy(new.labels).to(device)[:, None] == names
+    share = member.float() / member.sum(0).clamp(min=1)
+    means = share.T @ features[:, 0]
+    direction = means - means.mean(0) if len(means) > 1 else means
+    head.weight.copy_(F.normalize(direction, dim=1) * head.weight.norm(dim=1, keepdim=True) * IMPRINTED)
+    if head.bias is not None:
+        head.bias.copy_(share.T @ largest - (head.weight * means).sum(1))
+
+
+def copied_heads(model: Classifier) -> nn.ModuleList:
+    """Trainable copies of all heads, which will read the new branch's features."""
+    copies: list[Head] = []
+    for head in model.fused.heads:
+        classes, features = head.weight.shape  # type: ignore[misc]
+        copy: Head = CosineHead(features, classes)
+        if isinstance(head, nn.Linear):
+            copy = nn.Linear(features, classes, bias=head.bias is not None)
+        copy.load_state_dict(head.state_dict())
+        copies.append(copy)
+    return nn.ModuleList(copies)
