@@ -77,15 +77,16 @@ def crop_boxes(count: int, area: tuple[float, float], generator: torch.Generator
     return torch.stack([(1 - width) * draw[:, 2], (1 - height) * draw[:, 3], width, height], dim=1)
 
 
-def crop(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
-    """Cut each image (N, C, H, W; float) to its box, scale back to full size, and mirror where asked."""
+def crop(images: Tensor, boxes: Tensor, mirrored: Tensor, size: int | None = None) -> Tensor:
+    """Cut each image (N, C, H, W; float) to its box, scale it to `size`, or back to full size, and mirror where asked."""
     left, top, width, height = boxes.to(images.dtype).unbind(1)
     sign = torch.where(mirrored, -1.0, 1.0).to(images.dtype)
     zero = torch.zeros_like(left)
     theta = torch.stack([width * sign, zero, 2 * left + width - 1, zero, height, 2 * top + height - 1], dim=1).view(
         -1, 2, 3
     )
-    grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+    shape = list(images.shape) if size is None else [*images.shape[:2], size, size]
+    grid = F.affine_grid(theta, shape, align_corners=False)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
 
 
@@ -104,7 +105,7 @@ def shift(images: Tensor, places: Tensor, pad: int, mirrored: Tensor) -> Tensor:
     return padded[each[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
-def cut(images: Tensor, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
+def cut(images: Tensor, augmentation: Augmentation, generator: torch.Generator, size: int | None = None) -> Tensor:
     """A random part of each image, scaled or shifted as the augmentation has it, and maybe mirrored."""
     count = len(images)
     if augmentation.pad:
@@ -112,7 +113,7 @@ def cut(images: Tensor, augmentation: Augmentation, generator: torch.Generator) 
         places = torch.randint(high, (count, 2), generator=generator, device=generator.device)
         return shift(images, places, augmentation.pad, mirrors(count, augmentation, generator))
     boxes = crop_boxes(count, augmentation.area, generator)
-    return crop(images, boxes, mirrors(count, augmentation, generator))
+    return crop(images, boxes, mirrors(count, augmentation, generator), size)
 
 
 def mirrors(count: int, augmentation: Augmentation, generator: torch.Generator) -> Tensor:

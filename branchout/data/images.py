@@ -10,7 +10,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -149,6 +150,9 @@ class StreamedImages:
             yield self.preprocessing.normalise(images.to(self.device, non_blocking=True).float() / 255)
 
     def views(self, batches: Sequence[Ints], augmentation: Augmentation, seed: int) -> Iterator[Tensor]:
+        if self.device.type == "cuda" and not augmentation.pad and self._fit():
+            yield from self._views_of_thumbnails(batches, augmentation, seed)
+            return
         boxing = torch.Generator().manual_seed(seed)
         jobs: list[list[Job]] = []
         for positions in batches:
@@ -169,6 +173,36 @@ class StreamedImages:
 
     def _load(self, jobs: Sequence[list[Job]]) -> Iterator[Tensor]:
         return load(self.samples, self.preprocessing, jobs, self.workers, pin=self.device.type == "cuda")
+
+    # A GPU crops faster than a CPU decodes: where they fit there, whole images are decoded once, somewhat larger than
+    # the network's input, and every view is cropped from them on the device.
+
+    def _fit(self) -> bool:
+        how = self.preprocessing
+        needed = len(self.samples) * how.channels * _thumbnail_size(how) ** 2
+        return "_thumbnails" in vars(self) or needed < torch.cuda.mem_get_info(self.device)[0] // 4
+
+    @cached_property
+    def _thumbnails(self) -> Tensor:
+        """All images, stretched to squares (N, C, size, size), on the device."""
+        larger = replace(self.preprocessing, size=_thumbnail_size(self.preprocessing))
+        jobs: list[list[Job]] = [[(int(i), WHOLE) for i in some] for some in in_order(len(self.samples), 64)]
+        return torch.cat([batch.to(self.device) for batch in load(self.samples, larger, jobs, self.workers)])
+
+    def _views_of_thumbnails(self, batches: Sequence[Ints], augmentation: Augmentation, seed: int) -> Iterator[Tensor]:
+        generator = torch.Generator(self.device).manual_seed(seed)
+        for index in on_device(batches, self.device):
+            images = self._thumbnails[index].float() / 255
+            images = augment.cut(images, augmentation, generator, self.preprocessing.size)
+            yield self.preprocessing.normalise(augment.recolour(images, augmentation, generator))
+
+
+WHOLE = (0.0, 0.0, 1.0, 1.0)
+"""The box that is the whole image."""
+
+
+def _thumbnail_size(preprocessing: Preprocessing) -> int:
+    return preprocessing.size * 9 // 7  # 288 for 224
 
 
 Job = tuple[int, tuple[float, ...] | None]
