@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from branchout.baselines.task import Task
 from branchout.data.images import Images, in_order, on_device, shuffled
-from branchout.method.stage1 import Labelled
+from branchout.method.new_branch import Labelled
 from branchout.model.classifier import Classifier
 from branchout.model.heads import Head, new_head
 from branchout.model.staged import Backbone

@@ -20,8 +20,8 @@ from branchout.data.augment import Augmentation
 from branchout.data.images import Images
 from branchout.data.samples import Samples
 from branchout.labels import LabelSpace
+from branchout.method.new_branch import Labelled
 from branchout.method.recipes import PAPER
-from branchout.method.stage1 import Labelled
 from branchout.model.classifier import Classifier
 from branchout.training.loop import Report, best_device, silent
 from branchout.training.optimisation import Optimisation

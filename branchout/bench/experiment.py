@@ -32,7 +32,7 @@ from branchout.data.scenarios import CLUSTERED, Scenario
 from branchout.errors import BranchoutError
 from branchout.files import cache_folder, lock
 from branchout.labels import LabelSpace
-from branchout.method.config import VIEWS
+from branchout.method.effort import VIEWS
 from branchout.method.features import extract, weights_digest
 from branchout.method.new_branch import Labelled
 from branchout.method.recipes import PAPER, Stage1

@@ -42,7 +42,8 @@ def choose(
         model.fused.deltas = list(deltas[0]) if deltas else [None] * len(model.fused.heads)
         columns = logit_columns(model, features)
         curve, shifts = dial_curve(model, columns, labels, recipe.balanced, measured, by_class)
-        points = curve.select(curve.pareto())  # no goal would choose another
+        chosen = [curve.choose(each) for each in curve.possible_goals()] if by_class else []
+        points = curve.select(np.union1d(curve.pareto(), np.array(chosen, dtype=np.int64)))  # no goal needs another
         return Fusion(points.to_dict(), deltas, points.choose(goal), goal, shifts), points
     answers = grid_answers(model, features, fused, 0).cpu().numpy()
     whole = grid_frontier(answers, labels, model.space, fused.grid, recipe.balanced)

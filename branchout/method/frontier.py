@@ -73,6 +73,10 @@ class Frontier:
         best = np.flatnonzero(score >= np.nanmax(score) - 1e-12)
         return int(best[np.argmax(self.figures["all"][best])])
 
+    def possible_goals(self) -> list[str]:
+        """The named goals that these images can measure."""
+        return [goal for goal in GOALS if goal == "balanced" or not np.isnan(self.figures[goal]).all()]
+
     def _all_where(self, metric: str, minimum: float) -> Floats:
         """Acc_all of the points that reach a minimum of another metric; -inf elsewhere."""
         figures = self.score(metric)
