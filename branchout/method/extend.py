@@ -134,28 +134,20 @@ class Extension:
         """Stage I."""
         split, effort, views = self.split, self.effort, self.config.views
         exemplars = None if split.memory is None else self.labelled(split.memory)
+        sources = (self.base, split.new.classes, self.labelled(split.new), self.recipe.stage_one)
         if self.trains_head_only():
             return train_head(
-                self.base,
-                split.new.classes,
-                self.labelled(split.new),
-                self.recipe.stage_one,
-                exemplars=exemplars,
-                seed=self.config.seed,
-                device=self.device,
-                report=self.report,
+                *sources, exemplars=exemplars, seed=self.config.seed, device=self.device, report=self.report
             )
+        replay = self.recipe.stage_one.replay
         return train_branch(
-            self.base,
-            split.new.classes,
-            self.labelled(split.new),
-            self.recipe.stage_one,
+            *sources,
             exemplars=exemplars,
             where=self.config.branch,
             seed=self.config.seed,
             views=effort.views if views is None else views,
-            exemplar_views=effort.exemplar_views if self.recipe.stage_one.replay else None,
-            exemplar_share=effort.exemplar_share if self.recipe.stage_one.replay else 1.0,
+            exemplar_views=effort.exemplar_views if replay else None,
+            exemplar_share=effort.exemplar_share if replay else 1.0,
             device=self.device,
             checkpoint=self.work / "branch.safetensors" if self.work else None,
             report=self.report,

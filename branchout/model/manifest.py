@@ -111,6 +111,8 @@ class FrontierData(Schema):
     measured: Measurement
     beaten: FrontierData | None = None
     """Grid points that another point dominates; kept for the report."""
+    judged: dict[Literal["all", "avg"], list[Share]] | None = None
+    """What the goals are judged by, where validation images are few."""
 
     @model_validator(mode="after")
     def _shapes(self) -> Self:
@@ -122,6 +124,11 @@ class FrontierData(Schema):
             raise ValueError("figures must be all, base, novel, overlap and avg")
         if any(len(values) != points for values in self.figures.values()):
             raise ValueError(f"every figure needs one value for each of {points} points")
+        judged = {} if self.judged is None else self.judged
+        if self.judged is not None and (
+            set(judged) != {"all", "avg"} or any(len(v) != points for v in judged.values())
+        ):
+            raise ValueError(f"judged must have all and avg, each with one value for each of {points} points")
         if None in self.figures["all"] or None in self.figures["avg"]:
             raise ValueError("every point needs an accuracy over all images and an average")
         return self

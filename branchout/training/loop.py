@@ -46,11 +46,18 @@ def precision(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
+LONG_TRAINING = 1000
+"""Steps from which on cuDNN's measuring pays."""
+
+
 @contextmanager
-def fastest_convolutions(device: torch.device) -> Iterator[None]:
-    """Let cuDNN measure its algorithms and use the fastest: shapes stay the same during training."""
+def fastest_convolutions(device: torch.device, steps: int) -> Iterator[None]:
+    """Let cuDNN measure its algorithms and use the fastest: shapes stay the same during training.
+
+    Measuring takes seconds, which a short training does not win back.
+    """
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = before or device.type == "cuda"
+    torch.backends.cudnn.benchmark = before or (device.type == "cuda" and steps >= LONG_TRAINING)
     try:
         yield
     finally:
@@ -120,7 +127,7 @@ def fit(
     optimiser = optimiser_for(parameters, optimisation, device)
     clipped = optimisation.optimiser == "adamw"
     losses = checkpoints.resume(checkpoint, modules, parameters, optimiser, optimisation) if checkpoint else []
-    with fastest_convolutions(device):
+    with fastest_convolutions(device, steps_per_epoch * optimisation.epochs):
         for epoch in range(len(losses), optimisation.epochs):
             total = torch.zeros((), device=device)
             count = 0

@@ -212,3 +212,32 @@ def test_what_was_chosen_gives_the_answers_that_were_measured() -> None:
         assert found.shifts == tuple(step_shifts(*dev, space)), goal
         answers = predict(test[0], space, [shift + found.setting[0] for shift in found.shifts])
         assert accuracies(answers, test[1], space) == found.test
+
+
+def test_goals_are_judged_by_classes_where_images_are_few() -> None:
+    """20 old classes with 12 images beside 2 new ones with 40: images would let the new classes outvote the old."""
+    space = LabelSpace.of([f"old {n}" for n in range(20)], ["new 0", "new 1"])
+    rng = np.random.default_rng(3)
+    labels = np.concatenate([np.arange(12), 20 + rng.integers(0, 2, 40)])
+    columns = rng.normal(size=(52, 22)) * 2
+    columns[np.arange(52), labels] += 2
+    curve = dial_frontier(columns, labels, space, by_class=True)
+    base, novel = curve.figures["base"], curve.figures["novel"]
+    assert curve.score("all") == pytest.approx((20 * base + 2 * novel) / 22)
+    assert curve.score("avg") == pytest.approx((base + novel) / 2)
+    assert curve.score("balanced") == pytest.approx((curve.score("all") + curve.score("avg")) / 2)
+    chosen = curve.choose("balanced")
+    equal = np.flatnonzero(curve.score("balanced") >= curve.score("balanced").max() - 0.002)
+    assert chosen == equal[0]  # the smallest b of those that cannot be told apart
+    plain = dial_frontier(columns, labels, space)
+    assert plain.choose("all") != curve.choose("all")
+    back = Frontier.from_dict(curve.select(curve.pareto()).to_dict())
+    assert back.score("balanced") == pytest.approx(curve.score("balanced")[curve.pareto()])
+
+
+def test_one_image_of_an_overlapping_class_has_no_third_of_the_say() -> None:
+    space = LabelSpace.of(["a", "b", "c"], ["c", "d"])
+    labels = np.array([0] * 12 + [2] + [3] * 12)
+    columns, _ = scores(space, 5, len(labels))
+    curve = dial_frontier(columns, labels, space, by_class=True)
+    assert curve.score("avg") == pytest.approx((curve.figures["base"] + curve.figures["novel"]) / 2)

@@ -152,3 +152,16 @@ def test_validation_images_that_also_train_are_left_out(base: api.Model, train: 
     with pytest.raises(BranchoutError, match=rf"{len(new)} of {len(new)} validation images are identical.*--val"):
         DataSplit.of(space, new, None, new, 0)
     assert DataSplit.of(space, new, exemplars(train), None, 0).notices == ()  # held out of the same folder
+
+
+def test_two_images_a_class_are_enough_to_hold_some_out(base: api.Model, train: Samples) -> None:
+    space, new = base.saved.classifier.space, train.of_classes(NEW)
+    split = DataSplit.of(space, new, exemplars(train, per_class=2), None, 0)
+    assert split.memory is not None
+    counts = split.memory.counts()
+    assert set(counts) == set(BASE)  # every class keeps an image to train with
+    given = [name for name in BASE if counts[name] == 1]
+    assert len(given) == 3  # a fifth of 16 images, rounded
+    held = concatenate([split.dev, split.test])
+    assert held.of_classes(BASE).counts() == dict.fromkeys(sorted(given), 1)
+    assert DataSplit.of(space, new, exemplars(train, per_class=1), None, 0).measured == "pseudo"

@@ -1,0 +1,43 @@
+"""Held-out images choose and measure: each half is measured at the point that the other half chooses."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import BASE, NEW, untrained
+
+from branchout.method.choose import choose, cross_fit
+from branchout.method.dial import dial_frontier, predict
+from branchout.method.features import logit_columns
+from branchout.method.recipes import BRANCHOUT
+from branchout.metrics import accuracies
+
+
+def test_each_half_is_measured_at_the_other_halfs_choice() -> None:
+    model = untrained(BASE, NEW)
+    torch.manual_seed(2)
+    features = torch.rand(60, 2, model.backbone.features)
+    labels = np.random.default_rng(2).integers(0, len(model.space.classes), 60)
+    halves = ((features[:30], labels[:30]), (features[30:], labels[30:]))
+    fusion, frontier = choose(model, None, features, labels, recipe=BRANCHOUT, goal="avg", by_class=True)
+    found = cross_fit(model, halves, fusion, frontier, None)
+    answers = []
+    for here, there in ((halves[1], halves[0]), (halves[0], halves[1])):
+        curve = dial_frontier(logit_columns(model, here[0]), here[1], model.space, by_class=True)
+        b = float(curve.settings[curve.choose("avg"), 0])
+        answers.append(predict(logit_columns(model, there[0]), model.space, b))
+    expected = accuracies(np.concatenate(answers), labels, model.space)
+    assert found.after == expected
+    assert found.goals["avg"].test == expected
+    assert found.images == 60
+    assert frontier.choose("avg") == fusion.point  # the saved points keep the one that was chosen
+
+
+def test_a_cautious_choice_stays_among_the_saved_points() -> None:
+    model = untrained(BASE, NEW)
+    torch.manual_seed(4)
+    features = torch.rand(80, 2, model.backbone.features)
+    labels = np.random.default_rng(4).integers(0, len(model.space.classes), 80)
+    whole = dial_frontier(logit_columns(model, features), labels, model.space, by_class=True)
+    fusion, frontier = choose(model, None, features, labels, recipe=BRANCHOUT, goal="balanced", by_class=True)
+    wanted = whole.settings[whole.choose("balanced"), 0]
+    assert frontier.settings[fusion.point, 0] == pytest.approx(wanted)
