@@ -78,7 +78,7 @@ def crop_boxes(count: int, area: tuple[float, float], generator: torch.Generator
 
 
 def crop(images: Tensor, boxes: Tensor, mirrored: Tensor, size: int | None = None) -> Tensor:
-    """Cut each image (N, C, H, W; float) to its box, scale it to `size`, or back to full size, and mirror where asked."""
+    """Cut each image (N, C, H, W; float) to its box, scale it to `size` or back, and mirror where asked."""
     left, top, width, height = boxes.to(images.dtype).unbind(1)
     sign = torch.where(mirrored, -1.0, 1.0).to(images.dtype)
     zero = torch.zeros_like(left)
