@@ -32,6 +32,10 @@ SMALL = 128
 """Up to this input size images are kept decoded: 100,000 of them take 5 GB at 128×128, 1.2 GB at 64×64."""
 
 
+LARGE_IMAGES = 16
+"""Images larger than `SMALL` in one forward pass on a CPU."""
+
+
 class Images(Protocol):
     """The images of one sample table, ready for one network."""
 
@@ -283,6 +287,11 @@ def on_device(batches: Sequence[Ints], device: torch.device) -> Sequence[Tensor]
         return []
     whole = torch.from_numpy(np.concatenate(batches)).to(device)
     return torch.split(whole, [len(batch) for batch in batches])
+
+
+def forward_batch(images: Images, most: int) -> int:
+    """Images per forward pass: few large ones on a CPU, so that freed tensors are small enough to be used again."""
+    return min(most, LARGE_IMAGES) if isinstance(images, StreamedImages) and images.device.type == "cpu" else most
 
 
 def in_order(count: int, size: int) -> list[Ints]:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from branchout.data.images import Images, in_order
+from branchout.data.images import Images, forward_batch, in_order
 from branchout.errors import BranchoutError, printable
 from branchout.labels import LabelSpace
 from branchout.metrics import Accuracies, accuracies, confusion_between_parts, part_of_class, per_class
@@ -156,7 +156,7 @@ def compare(
     report: Report = silent,
 ) -> Comparison:
     """Run both models over the images once. `labels` are class indices of the newer model."""
-    batches = in_order(len(images), 256)
+    batches = in_order(len(images), forward_batch(images, 256))
     answers, old_answers, columns = [], [], []
     for number, batch in enumerate(images.plain(batches)):
         batch = model.backbone.arrange(batch)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from branchout.data import augment
 from branchout.data.augment import Augmentation
-from branchout.data.images import Images, in_order
+from branchout.data.images import Images, forward_batch, in_order
 from branchout.data.samples import digest
 from branchout.errors import BranchoutError
 from branchout.files import load_cached, store_cached
@@ -68,7 +68,7 @@ def extract(
         stored = load_cached(cache, key, shape, np.float32)
         if stored is not None:
             return torch.from_numpy(stored).to(device)
-    batches = in_order(len(images), BATCH)
+    batches = in_order(len(images), forward_batch(images, BATCH))
     features = []
     for view in range(rounds):
         stream: Iterator[Tensor] = (

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from branchout.data import augment
 from branchout.data.augment import Augmentation
-from branchout.data.images import Images, in_order, on_device
+from branchout.data.images import Images, forward_batch, in_order, on_device
 from branchout.model.classifier import Classifier
 from branchout.training.loop import Event, Report, precision, seed_for, silent
 
@@ -148,7 +148,8 @@ class TrunkOutputs:
             filled = 0
             for view in range(views):
                 seed = seed_for(self.seed, view, 7 + number)
-                for outputs in self.frozen.live(images, in_order(len(images), CHUNK), seed):
+                order = in_order(len(images), forward_batch(images, CHUNK))
+                for outputs in self.frozen.live(images, order, seed):
                     table = table or [self._empty(views * len(images), output) for output in outputs]
                     for whole, part in zip(table, outputs, strict=True):
                         whole[filled : filled + len(part)] = part
