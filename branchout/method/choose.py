@@ -31,17 +31,20 @@ def choose(
     goal: str,
     measured: str = "dev",
     by_class: bool = False,
+    balanced_at: float | None = None,
 ) -> tuple[Fusion, Frontier]:
     """The frontier on dev images, given by features (N, feature vectors, k) and labels, and the goal's point on it.
 
     `measured` says what these images are: a key of `metrics.MEASURED_ON`. `by_class` has the goal judged by classes
-    instead of images: see `metrics.judged_by_class`.
+    instead of images: see `metrics.judged_by_class`; `balanced_at` is the b of the goal `balanced` where they cannot
+    judge it.
     """
     if recipe.dial or fused is None:
         deltas = [] if fused is None else [_on_cpu(fused.at(0, 0))]
         model.fused.deltas = list(deltas[0]) if deltas else [None] * len(model.fused.heads)
         columns = logit_columns(model, features)
         curve, shifts = dial_curve(model, columns, labels, recipe.balanced, measured, by_class)
+        curve = replace(curve, balanced_at=balanced_at)
         chosen = [curve.choose(each) for each in curve.possible_goals()] if by_class else []
         points = curve.select(np.union1d(curve.pareto(), np.array(chosen, dtype=np.int64)))  # no goal needs another
         return Fusion(points.to_dict(), deltas, points.choose(goal), goal, shifts), points

@@ -173,6 +173,23 @@ def step_shifts(
     return shifts
 
 
+def balanced_without_old(columns: Floats, labels: Ints, space: LabelSpace) -> float | None:
+    """A balanced b where there are no images of old classes: from held-out images of the newest step alone.
+
+    An image whose own class is left out stands for one that belongs to none of the new classes. With b at the median
+    distance between its largest earlier logit and its largest remaining new one, half of these images are still given
+    to a new class. Images of old classes lie further away, so that few of them are. None where nothing is left to
+    compare with.
+    """
+    newest = space.branch_of_column == len(space.branches) - 1
+    own = space.class_of_column[newest][None] == labels[:, None]
+    known = own.any(1)
+    if newest.sum() < 2 or not known.any():
+        return None
+    others = np.where(own, -np.inf, columns[:, newest]).max(1)
+    return float(np.median((columns[:, ~newest].max(1) - others)[known]))
+
+
 def shifted(columns: Floats, space: LabelSpace, shifts: Sequence[float] | Floats) -> Floats:
     """Logits with an offset added to the columns of each step's branch."""
     moved: Floats = np.asarray(columns, dtype=np.float64) + np.array([0.0, *shifts])[space.branch_of_column]

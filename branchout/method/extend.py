@@ -20,8 +20,9 @@ from branchout.data.samples import Samples, concatenate
 from branchout.labels import LabelSpace
 from branchout.method.choose import Measured, apply_fusion, choose, cross_fit, measure
 from branchout.method.config import ExtendConfig
+from branchout.method.dial import balanced_without_old
 from branchout.method.effort import effort_for
-from branchout.method.features import extract, predictions
+from branchout.method.features import extract, logit_columns, predictions
 from branchout.method.frontier import Frontier
 from branchout.method.head_only import train_head
 from branchout.method.new_branch import Labelled
@@ -204,12 +205,28 @@ class Extension:
             halves.append((self.features(model, self.split.test)[0], self.labels(self.split.test)))
         features, labels = torch.cat([half[0] for half in halves]), np.concatenate([half[1] for half in halves])
         fusion, frontier = choose(
-            model, fused, features, labels, recipe=self.recipe, goal=config.goal, measured=measured, by_class=True
+            model,
+            fused,
+            features,
+            labels,
+            recipe=self.recipe,
+            goal=config.goal,
+            measured=measured,
+            by_class=True,
+            balanced_at=self.balanced_without_old(model),
         )
         if not both:
             return fusion, frontier, self.measure(model, fusion, frontier)
         before = self.before(concatenate([self.split.dev, self.split.test]))
         return fusion, frontier, cross_fit(model, (halves[0], halves[1]), fusion, frontier, before)
+
+    def balanced_without_old(self, model: Classifier) -> float | None:
+        """Where the dial of a linear head stands for `balanced` if no old image can choose; None if some can."""
+        if self.split.measured != "pseudo" or not isinstance(self.base.base_head, nn.Linear):
+            return None
+        parts = [part for part in (self.split.dev, self.split.calibration) if part is not None and len(part)]
+        held = concatenate(parts).of_classes(self.split.new.classes)
+        return balanced_without_old(logit_columns(model, self.features(model, held)[0]), self.labels(held), self.space)
 
     def dev(self, model: Classifier) -> tuple[Tensor, np.ndarray]:
         """Features and labels of the dev images, with pseudo-exemplars of the old classes if most have no images."""

@@ -45,6 +45,8 @@ class Frontier:
     """What the images are: a key of `metrics.MEASURED_ON`."""
     judged: Mapping[str, Floats] | None = None
     """What `all` and `avg` are chosen by where images are few and unevenly spread: see `metrics.judged_by_class`."""
+    balanced_at: float | None = None
+    """The b of the goal `balanced`, where no image of an old class can judge it: see `dial.balanced_without_old`."""
 
     def __len__(self) -> int:
         return len(self.settings)
@@ -66,6 +68,8 @@ class Frontier:
         images cannot tell them apart, and it changes the fewest old predictions.
         """
         condition = self.check_goal(goal)
+        if goal == "balanced" and self.balanced_at is not None:
+            return int(np.abs(self.settings[:, 0] - self.balanced_at).argmin())
         score = self.score(goal) if condition is None else self._all_where(*condition)
         if self.judged is not None and condition is None:
             equal = np.flatnonzero(score >= np.nanmax(score) - TIE)
@@ -145,6 +149,8 @@ class Frontier:
         }
         if self.judged is not None:
             kept["judged"] = {name: values.tolist() for name, values in self.judged.items()}
+        if self.balanced_at is not None:
+            kept["balanced_at"] = self.balanced_at
         return kept
 
     @classmethod
@@ -157,7 +163,14 @@ class Frontier:
         if judged is not None:
             judged = {name: np.array(each, dtype=np.float64) for name, each in judged.items()}
         return cls(
-            values["kind"], settings, figures, values["images"], values["balanced_by"], values["measured"], judged
+            values["kind"],
+            settings,
+            figures,
+            values["images"],
+            values["balanced_by"],
+            values["measured"],
+            judged,
+            values.get("balanced_at"),
         )
 
 

@@ -113,6 +113,8 @@ class FrontierData(Schema):
     """Grid points that another point dominates; kept for the report."""
     judged: dict[Literal["all", "avg"], list[Share]] | None = None
     """What the goals are judged by, where validation images are few."""
+    balanced_at: Offset | None = None
+    """The b of the goal `balanced`, where no image of an old class can judge it."""
 
     @model_validator(mode="after")
     def _shapes(self) -> Self:

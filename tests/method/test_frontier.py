@@ -1,5 +1,7 @@
 """The dial's curve against brute force over b; goals; honest scoring."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
-from branchout.method.dial import dial_frontier, predict, shifted, step_shifts
+from branchout.method.dial import balanced_without_old, dial_frontier, predict, shifted, step_shifts
 from branchout.method.frontier import Frontier, grid_frontier, read_as
 from branchout.method.two_fold import score_dial
 from branchout.metrics import accuracies
@@ -241,3 +243,17 @@ def test_one_image_of_an_overlapping_class_has_no_third_of_the_say() -> None:
     columns, _ = scores(space, 5, len(labels))
     curve = dial_frontier(columns, labels, space, by_class=True)
     assert curve.score("avg") == pytest.approx((curve.figures["base"] + curve.figures["novel"]) / 2)
+
+
+def test_without_old_images_new_ones_without_their_class_place_the_dial() -> None:
+    space = LabelSpace.of(["a", "b"], ["c", "d", "e"])
+    columns = np.array([[3.0, 1.0, 9.0, 1.0, 0.0], [0.0, 4.0, 2.0, 8.0, 1.0], [5.0, 0.0, 0.0, 1.0, 7.0]])
+    labels = np.array([2, 3, 4])
+    assert balanced_without_old(columns, labels, space) == pytest.approx(np.median([3 - 1, 4 - 2, 5 - 1]))
+    assert balanced_without_old(columns, np.array([0, 1, 0]), space) is None  # none of the new classes
+    alone = LabelSpace.of(["a", "b"], ["c"])
+    assert balanced_without_old(columns[:, :3], np.array([2, 2, 2]), alone) is None
+    curve = dial_frontier(columns, labels, space)
+    placed = Frontier.from_dict(replace(curve, balanced_at=2.0).to_dict())
+    assert placed.choose("balanced") == np.abs(curve.settings[:, 0] - 2.0).argmin()
+    assert placed.choose("all") == curve.choose("all")
