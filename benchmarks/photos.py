@@ -127,8 +127,10 @@ def measured(case: Case, made: Any, features: torch.Tensor, before: float) -> di
     labels = space.index(case.test.classes)[case.test.labels]
     right = answers(made, case, features) == labels
     new = np.isin(case.test.names, case.new.classes)
+    found = {"base": right[~new].mean(), "novel": right[new].mean(), "all": right.mean()}
     first = np.isin(case.test.names, case.new.classes[:-10])
-    found = {"base": right[~new].mean(), "novel": right[new].mean(), "first": right[first].mean(), "all": right.mean()}
+    if first.any():
+        found["first"] = right[first].mean()  # the classes of the first of two steps
     figures = {name: round(100 * float(value), 2) for name, value in found.items()}
     return figures | {
         "avg": round((figures["base"] + figures["novel"]) / 2, 2),
