@@ -12,7 +12,7 @@ from branchout import metrics
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
 
-TABLES = json.loads((files("branchout.bench") / "paper.json").read_text())
+TABLES = json.loads((files("benchmarks.paper") / "paper.json").read_text())
 ROWS = [
     pytest.param(row, id=f"{table}/{name}")
     for table, content in TABLES.items()

@@ -59,8 +59,7 @@ def for_kind(kind: str, size: int, *, few: bool = False, named: str | None = Non
             return Augmentation((0.25, 1.0), True, 0.4, 0.4, 0.4)
         return Augmentation((0.35, 1.0), True, 0.2, 0.2, 0.2, 0.05)
     if kind == "photo":
-        # Of the jitter, hue costs a new branch most: many kinds of things differ by their colour.
-        return Augmentation((0.08, 1.0), True, 0.4, 0.4, 0.4, 0.05 if few else 0.2)
+        return Augmentation((0.08, 1.0), True, 0.4, 0.4, 0.4, 0.2)
     if kind == "glyph":
         return Augmentation((0.7, 1.0), False, 0.2, 0.3)
     raise BranchoutError(f"no augmentation is known for images of kind {kind!r}; known are: photo, glyph")

@@ -223,7 +223,9 @@ def _storable(tensor: Tensor, half: bool) -> Tensor:
 def _check_output(model: Classifier) -> None:
     """Finite weights can still overflow: refuse a model whose features or logits of a test image are not finite."""
     sizes = model.preprocessing
-    ramp = torch.linspace(-2, 2, sizes.channels * sizes.size**2, device=model.fused.offsets.device)
+    device = model.base_head.weight.device
+    model = model.to(device)  # a model that was just assembled has its small buffers on the CPU
+    ramp = torch.linspace(-2, 2, sizes.channels * sizes.size**2, device=device)
     features = model.features(model.backbone.arrange(ramp.view(1, sizes.channels, sizes.size, sizes.size)))
     if not all(values.isfinite().all() for values in (*features, model.fused(features))):
         raise BranchoutError(

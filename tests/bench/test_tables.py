@@ -262,12 +262,12 @@ def test_other_schedules_leave_the_transformer_out() -> None:
 
 @pytest.mark.parametrize("scenario", CLUSTERED)
 def test_a_transformer_takes_no_part_where_a_resnet_cuts(scenario: str, dataset: Dataset) -> None:
-    with pytest.raises(BranchoutError, match=f"{scenario} is cut by a ResNet10"):
+    with pytest.raises(BranchoutError, match=f"{scenario} is clustered with a ResNet10"):
         plan_for(scenario, dataset, arch="vit_tiny")
 
 
 def test_a_transformer_is_told_its_sizes_before_anything_is_read(dataset: Dataset) -> None:
-    with pytest.raises(BranchoutError, match="take --size 32"):
+    with pytest.raises(BranchoutError, match="--size 32"):
         plan_for("disjoint-40", dataset, arch="vit_tiny", size=30)
 
 

@@ -400,7 +400,8 @@ def test_a_linear_head_starts_along_its_classes_and_no_louder_than_the_base(
         h = linear.features(linear.backbone.arrange(pictures))[0]
         own, old = head(h), base(h)
     lengths = head.weight.norm(dim=1)
-    assert torch.allclose(lengths, base.weight.norm(dim=1).mean().expand_as(lengths), atol=1e-4)
+    short = new_branch.IMPRINTED * base.weight.norm(dim=1).mean()
+    assert torch.allclose(lengths, short.expand_as(lengths), atol=1e-4)
     means = [h[torch.from_numpy(new.labels == space.index([name])[0])].mean(0) for name in names]
     middle = sum(means) / len(means) if len(means) > 1 else torch.zeros(64)
     for number, (name, mean) in enumerate(zip(names, means, strict=True)):
@@ -413,5 +414,5 @@ def test_a_linear_head_starts_along_its_classes_and_no_louder_than_the_base(
 def test_a_cosine_head_starts_afresh(
     models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage1, "imprint", lambda *_: pytest.fail("the paper's head is fresh"))
+    monkeypatch.setattr(new_branch, "imprint", lambda *_: pytest.fail("the paper's head is fresh"))
     trained(models["base"], train, PAPER.stage_one, views=0)

@@ -450,7 +450,9 @@ def test_tuning_rewrites_the_description_alone(
     points = {**DIAL, "settings": [[-8.0], [8.0]], "figures": accuracies}
     fusion = replace(extended.saved.fusions[0], frontier=points, point=0, goal="base")
     folder = tmp_path / "m"
-    checkpoint.save(replace(extended.saved, fusions=(fusion,)), folder)
+    *before, event = extended.saved.history
+    history = (*before, {**event, "measured": None})  # which names points of the frontier before
+    checkpoint.save(replace(extended.saved, fusions=(fusion,), history=history), folder)
     weights = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.glob("*.safetensors")}
     model = api.load(folder)
     pictures = fixed_batch()

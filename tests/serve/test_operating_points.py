@@ -155,7 +155,9 @@ def test_saved_is_the_choice_that_the_folder_names(model: api.Model) -> None:
     *earlier, last = model.saved.fusions
     only = model.frontier.select(np.array([last.point]))
     fusion = replace(last, frontier=only.to_dict(), point=0, goal="balanced")
-    model.saved = replace(model.saved, fusions=(*earlier, fusion))
+    *before, event = model.saved.history
+    history = (*before, {**event, "measured": None})  # which names points of the frontier before
+    model.saved = replace(model.saved, fusions=(*earlier, fusion), history=history)
     points = OperatingPoints(model)
     told = {goal: points.for_goal(goal).about for goal in ("balanced", "avg", "novel")}
     assert {about["point"] for about in told.values()} == {0}

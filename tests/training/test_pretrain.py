@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from branchout.bench.given_base import GivenBase
 from helpers import BASE, CPU, NEW, SIZES, exemplars, same, snapshot, tiles
 
 from branchout import api
+from branchout.bench.base_model import SavedBase
 from branchout.data.images import open_images
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
@@ -48,7 +48,7 @@ def test_a_transformer_learns_and_grows_a_branch(tmp_path: Path) -> None:
     assert losses[-1] < 0.5 * losses[0]
     assert model.classifier.arch["family"] == "vit"
     assert model.evaluate(val.of_classes(BASE)).after.all > 0.8  # chance: 0.125
-    made = GivenBase("here", model.saved).optimisation
+    made = SavedBase("here", model.saved).optimisation
     assert made == optimisation
     grown = model.extend(
         train.of_classes(NEW), memory=exemplars(train), val=val.of_classes([*BASE, *NEW]), out=tmp_path / "v2", epochs=2
