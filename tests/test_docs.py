@@ -391,8 +391,6 @@ LINES = {
 
 README_LINES = {
     "180 + 20 classes, ResNet10": "disjoint-40/resnet10",
-    "180 + 20 classes, ResNet18": "disjoint-40/resnet18",
-    "180 + 15 classes, 5 old ones in a new style": "overlap-style/resnet10",
 }
 ACCURACY = ROOT / "docs" / "accuracy.md"
 
@@ -415,6 +413,28 @@ def test_tables_have_the_two_fold_scores_of_the_files(page: Path, expected: dict
     rows = ("score-fusion-reference-all", "score-fusion-branchout-all", "joint-dial-all")
     for name, experiment in expected.items():
         assert lines[name][:3] == [two_fold(experiment, row) for row in rows], name
+
+
+FLOWERS = {
+    "**Branchout**": "default",
+    "`--branch blocks.5` (a deeper branch)": "blocks.5",
+    "`--branch fc` (a new head alone)": "fc",
+    "no old images kept": "no-memory",
+    "logistic regression beside the old logits": "logistic-regression",
+    "nearest class mean": "nearest-class-mean",
+}
+
+
+def test_the_first_table_of_the_readme_is_that_of_its_files() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = dict(re.findall(r"^\| (.+?) \| (\d.*→.*\d) \|$", text, re.MULTILINE))
+    assert table.keys() == FLOWERS.keys()
+    for name, file in FLOWERS.items():
+        row = json.loads((ROOT / "results" / "imagenet-flowers" / f"{file}.json").read_text(encoding="utf-8"))
+        figures = row["metrics"]
+        expected = f"{row['before']:.2f} → {figures['base']:.2f} | {figures['novel']:.2f}"
+        assert table[name] == expected, name
+        assert len(row["seeds"]) == 3
 
 
 def test_no_other_method_with_the_dial_is_above_what_the_page_says() -> None:
