@@ -165,7 +165,7 @@ def test_a_checkpoint_is_opened_with_its_architecture(tmp_path: Path) -> None:
     assert sum(p for _, p in model.predict(picture)) == pytest.approx(1, abs=1e-6)
     model.save(tmp_path / "saved")
     assert api.load(tmp_path / "saved").predict(picture) == model.predict(picture)
-    with pytest.raises(BranchoutError, match="3 classes apart, but 2 names"):
+    with pytest.raises(BranchoutError, match="3 classes, but 2 names"):
         api.load(tmp_path / "w.pth", arch="test_resnet", classes=["ant", "bee"])
 
 

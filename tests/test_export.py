@@ -216,7 +216,7 @@ def test_what_cannot_be_done_is_said_before_anything_is_traced(
         extended.export(out, flip=True)
     with pytest.raises(BranchoutError, match="there is no image or folder"):
         extended.export(out, verify=tmp_path / "nowhere")
-    with pytest.raises(BranchoutError, match="holds no pictures"):
+    with pytest.raises(BranchoutError, match="no images"):
         extended.export(out, verify=tmp_path)
     with pytest.raises(BranchoutError, match="No images to check"):
         extended.export(out, verify=[])

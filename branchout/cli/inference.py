@@ -120,9 +120,11 @@ def evaluate(
     from branchout.cli.display import progress
     from branchout.files import check_output, write_csv, write_json
 
-    asked = [file for file in (csv, images_csv, json) if file is not None]
-    for file in asked:
-        check_output(file)
+    given = {"classes.csv": csv, "images.csv": images_csv, "results.json": json}
+    asked = [file for file in given.values() if file is not None]
+    for such_as, file in given.items():
+        if file is not None:
+            check_output(file, such_as=such_as)
     if len({file.absolute() for file in asked}) < len(asked):
         raise BranchoutError("Two tables cannot go to one file. Choose different --csv, --images-csv and --json")
     loaded = open_model(model, device=device)

@@ -56,9 +56,14 @@ class Frontier:
         judged = {**self.figures, **(self.judged or {})}
         if goal == "balanced":
             return combine(judged["all"], judged["avg"], self.balanced_by)
-        if np.isnan(self.figures[goal]).all():
-            raise BranchoutError(f"No validation images measure {goal!r} accuracy. Choose another goal or add images.")
+        self._check_measured(goal)
         return judged[goal]
+
+    def _check_measured(self, metric: str) -> None:
+        if np.isnan(self.figures[metric]).all():
+            raise BranchoutError(
+                f"No validation images measure {metric!r} accuracy. Choose another goal or add images."
+            )
 
     def choose(self, goal: str) -> int:
         """The best point for a goal, such as `balanced`, or for a condition, such as `novel>=0.80` or `novel>=80%`.
@@ -82,8 +87,9 @@ class Frontier:
         return [goal for goal in GOALS if goal == "balanced" or not np.isnan(self.figures[goal]).all()]
 
     def _all_where(self, metric: str, minimum: float) -> Floats:
-        """Acc_all of the points that reach a minimum of another metric; -inf elsewhere."""
-        figures = self.score(metric)
+        """Acc_all of the points that reach a minimum of another metric, as it was measured; -inf elsewhere."""
+        self._check_measured(metric)
+        figures = self.figures[metric]
         met = figures >= minimum - 1e-12
         if not met.any():
             highest = np.nanmax(figures)

@@ -87,7 +87,7 @@ def check_report(out: Path) -> Path:
     """The path of a report, checked before any work: it must be writable, and free or an earlier report."""
     if out.is_dir():
         raise BranchoutError(f"{out} is a folder, and a report is one file. Try: --out {out / 'report.html'}")
-    check_output(out)
+    check_output(out, such_as="report.html")
     if out.exists():
         with out.open("rb") as file:
             is_report = GENERATOR.encode() in file.read(1000)

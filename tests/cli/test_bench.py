@@ -15,6 +15,7 @@ from PIL import Image
 
 from benchmarks.paper.__main__ import write_pages
 from branchout import api
+from branchout.bench.rows import number as rounded
 from branchout.bench.tables import table_named
 from branchout.data.samples import Samples
 
@@ -53,7 +54,7 @@ def test_methods_in_a_scenario_of_ones_own(folder: Path, tmp_path: Path) -> None
     assert row["parameters"] > row["base_parameters"]
     more, seconds = (row["parameters"] - row["base_parameters"]) / 1e6, sum(row["seconds"].values())
     figures = [row["metrics"][name] for name in ("all", "base", "novel", "avg")]
-    shown = [f"{value:.1f}" for value in figures] + [f"{more:.2f}", f"{seconds:.0f}"]
+    shown = [rounded(value) for value in figures] + [f"{more:.2f}", f"{seconds:.0f}"]
     lines = [line.split() for line in told.splitlines()]
     assert ["avg", *shown] in lines[lines.index(["score-fusion-branchout"]) :]
     assert all(len(line) <= 80 for line in told.splitlines() if "dial-" in line)

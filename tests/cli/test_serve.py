@@ -192,16 +192,16 @@ def test_who_calls_before_the_server_runs_is_kept_waiting() -> None:
 def test_what_is_opened_and_what_is_watched(extended: api.Model, tmp_path: Path) -> None:
     assert extended.folder is not None
     out = tmp_path / "v3"
-    opened, watched = _open(str(extended.folder), out)
+    opened, watched = _open(str(extended.folder), out, "cpu")
     assert opened is not None
     assert opened.classes == extended.classes
     assert watched == out
-    assert _open(None, out) == (None, out)  # nothing has begun yet
-    finished, _ = _open(None, extended.folder)
+    assert _open(None, out, None) == (None, out)  # nothing has begun yet
+    finished, _ = _open(None, extended.folder, None)
     assert finished is not None
     api.work_folder(out).mkdir()
-    assert _open(str(out), None) == (None, out)
+    assert _open(str(out), None, None) == (None, out)
     with pytest.raises(BranchoutError, match="Leave out --watch"):
-        _open(str(out), extended.folder)
+        _open(str(out), extended.folder, None)
     with pytest.raises(BranchoutError, match="has no name"):
-        _open(None, Path("/"))
+        _open(None, Path("/"), None)

@@ -19,7 +19,7 @@ from PIL import Image
 
 from branchout import api
 from branchout.data.samples import ArrayPixels, Samples
-from branchout.errors import printable
+from branchout.errors import BranchoutError, printable
 from branchout.metrics import METRICS
 from branchout.model.checkpoint import Fusion, SavedModel
 from branchout.report.answers_by_point import count_at
@@ -470,7 +470,7 @@ def test_images_of_unknown_classes_are_named(place: Place) -> None:
 
 def test_a_model_that_was_never_saved_needs_a_name(extended: api.Model, tmp_path: Path) -> None:
     model = api.Model(extended.saved, None)
-    with pytest.raises(api.BranchoutError, match="its report needs a name"):
+    with pytest.raises(BranchoutError, match="its report needs a name"):
         model.report()
     assert model.report(out=tmp_path / "page.html") == tmp_path / "page.html"
 
