@@ -178,8 +178,9 @@ def balanced_without_old(columns: Floats, labels: Ints, space: LabelSpace) -> fl
 
     An image whose own class is left out stands for one that belongs to none of the new classes. With b at the median
     distance between its largest earlier logit and its largest remaining new one, half of these images are still given
-    to a new class. Images of old classes lie further away, so that few of them are. None where nothing is left to
-    compare with.
+    to a new class. Images of old classes lie further away, so that few of them are. With two new classes only one
+    remains, trained to be small on these images: b is then at most what gives all of them to a new class. None where
+    nothing is left to compare with.
     """
     newest = space.branch_of_column == len(space.branches) - 1
     own = space.class_of_column[newest][None] == labels[:, None]
@@ -187,7 +188,11 @@ def balanced_without_old(columns: Floats, labels: Ints, space: LabelSpace) -> fl
     if newest.sum() < 2 or not known.any():
         return None
     others = np.where(own, -np.inf, columns[:, newest]).max(1)
-    return float(np.median((columns[:, ~newest].max(1) - others)[known]))
+    earlier = columns[:, ~newest].max(1)
+    balanced = float(np.median((earlier - others)[known]))
+    if newest.sum() > 2:
+        return balanced
+    return min(balanced, float((earlier - columns[:, newest].max(1))[known].max()))
 
 
 def shifted(columns: Floats, space: LabelSpace, shifts: Sequence[float] | Floats) -> Floats:

@@ -254,6 +254,9 @@ def test_without_old_images_new_ones_without_their_class_place_the_dial() -> Non
     labels = np.array([2, 3, 4])
     assert balanced_without_old(columns, labels, space) == pytest.approx(np.median([3 - 1, 4 - 2, 5 - 1]))
     assert balanced_without_old(columns, np.array([0, 1, 0]), space) is None  # none of the new classes
+    two = LabelSpace.of(["a", "b"], ["c", "d"])  # no larger than what gives all images to a new class
+    weak = np.array([[6.0, 1.0, 4.0, -1.0], [0.0, 5.0, 0.0, 7.0]])
+    assert balanced_without_old(weak, np.array([2, 3]), two) == pytest.approx(6 - 4)
     alone = LabelSpace.of(["a", "b"], ["c"])
     assert balanced_without_old(columns[:, :3], np.array([2, 2, 2]), alone) is None
     curve = dial_frontier(columns, labels, space)
