@@ -20,10 +20,11 @@ from branchout.evaluate.explain import Explanation, LabelledFeatures, explain
 from branchout.files import cache_folder, write_text
 from branchout.method.choose import apply_fusion
 from branchout.method.config import ExtendConfig
-from branchout.method.extend import Extended, extend
+from branchout.method.extend import extend
 from branchout.method.features import extract
 from branchout.method.frontier import Frontier
 from branchout.method.prepared import Prepared, now
+from branchout.method.results import Extended
 from branchout.method.split import DataSplit
 from branchout.method.two_fold import Scored, score_dial
 from branchout.model import checkpoint, hub

@@ -16,7 +16,7 @@ from branchout.metrics import METRICS
 
 if TYPE_CHECKING:
     from branchout.evaluate.compare import Comparison
-    from branchout.method.choose import Measured
+    from branchout.method.results import Measured
     from branchout.metrics import Accuracies
     from branchout.training.loop import Event, Report
 

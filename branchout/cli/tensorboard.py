@@ -16,7 +16,7 @@ from branchout.training.loop import Event, Report, silent
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from branchout.method.choose import Measured
+    from branchout.method.results import Measured
 
 
 def check(folder: Path | None) -> None:

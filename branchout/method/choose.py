@@ -5,8 +5,7 @@ Symbols: (α, β) or b → a point of the `Frontier` · W_dd' at that point → 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -15,6 +14,7 @@ from branchout.method.dial import dial_frontier, predict, shifted, step_shifts
 from branchout.method.features import logit_columns, predictions
 from branchout.method.frontier import Floats, Frontier, Ints, grid_frontier
 from branchout.method.recipes import Recipe
+from branchout.method.results import GoalResult, Measured
 from branchout.method.stage2 import Fused, grid_answers
 from branchout.metrics import PAPER_GOALS, Accuracies, accuracies
 from branchout.model.checkpoint import Deltas, Fusion
@@ -80,34 +80,6 @@ def apply_fusion(model: Classifier, fusion: Fusion) -> None:
 
 def _on_cpu(deltas: list[Tensor]) -> Deltas:
     return [delta.cpu().contiguous() for delta in deltas]
-
-
-@dataclass(frozen=True)
-class GoalResult:
-    """The operating point of a goal, and its accuracies on the test images."""
-
-    point: int
-    test: Accuracies
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Accuracies on the held-out test images."""
-
-    images: int
-    before: Accuracies | None
-    """Of the base, on the images of its own classes; None where there are none."""
-    after: Accuracies
-    goals: dict[str, GoalResult]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As the history of a saved model keeps it."""
-        return {
-            "images": self.images,
-            "after": asdict(self.after),
-            "before": {} if self.before is None else asdict(self.before),
-            "goals": {goal: {"point": each.point, **asdict(each.test)} for goal, each in self.goals.items()},
-        }
 
 
 def measure(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from branchout.data import memory as memory_rules
 from branchout.data.images import Images, open_images
 from branchout.data.samples import Samples, concatenate
 from branchout.labels import LabelSpace
-from branchout.method.choose import Measured, apply_fusion, choose, cross_fit, measure
+from branchout.method.choose import apply_fusion, choose, cross_fit, measure
 from branchout.method.config import ExtendConfig
 from branchout.method.dial import balanced_without_old
 from branchout.method.effort import effort_for
@@ -27,6 +26,7 @@ from branchout.method.frontier import Frontier
 from branchout.method.head_only import train_head
 from branchout.method.new_branch import Labelled
 from branchout.method.pseudo import Exemplars, pseudo_exemplars
+from branchout.method.results import Extended, Measured
 from branchout.method.score_fusion import fusion_data, problem_of
 from branchout.method.split import DataSplit
 from branchout.method.stage1 import train_branch
@@ -38,20 +38,6 @@ from branchout.training.loop import Event, Report, silent
 
 FEW_SHARED = 0.1
 """Stage II is trained for overlapping classes only where they are more than this share of the new classes."""
-
-
-@dataclass(frozen=True)
-class Extended:
-    """What an extension made."""
-
-    model: Classifier
-    step: Step
-    fusion: Fusion
-    frontier: Frontier
-    measured: Measured | None
-    """None where there are too few images to measure with."""
-    losses: list[float]
-    seconds: dict[str, float]
 
 
 def extend(
@@ -224,8 +210,8 @@ class Extension:
         """Where the dial of a linear head stands for `balanced` if no old image can choose; None if some can."""
         if self.split.measured != "pseudo" or not isinstance(self.base.base_head, nn.Linear):
             return None
-        parts = [part for part in (self.split.dev, self.split.calibration) if part is not None and len(part)]
-        held = concatenate(parts).of_classes(self.split.new.classes)
+        held = concatenate([part for part in (self.split.dev, self.split.calibration) if part])
+        held = held.of_classes(self.split.new.classes)
         return balanced_without_old(logit_columns(model, self.features(model, held)[0]), self.labels(held), self.space)
 
     def dev(self, model: Classifier) -> tuple[Tensor, np.ndarray]:

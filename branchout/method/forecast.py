@@ -11,7 +11,7 @@ import torch
 
 from branchout.data.images import cores
 from branchout.method.config import ExtendConfig
-from branchout.method.effort import VIEWS
+from branchout.method.effort import effort_for
 from branchout.method.extend import Extension
 from branchout.method.recipes import BRANCHOUT
 from branchout.method.split import DataSplit, listed
@@ -30,7 +30,7 @@ def forecast(
     added = Branch.clone(model.backbone, branch_point(model.backbone, where)).parameter_count
     base = sum(p.numel() for p in model.backbone.parameters())
     yield f"branch {where}: {size(added)} parameters; the base has {size(base)}"
-    yield f"time: about {duration(_seconds(model, split, device))} on this {device.type}"
+    yield f"time: about {duration(_seconds(model, split, where, device))} on this {device.type}"
     more = added_bytes(model, split, where)
     free = shutil.disk_usage(Path.cwd()).free
     yield f"disk: about {size(base_bytes + more)}B for the model, {size(more)}B of it new; {size(free)}B free"
@@ -96,19 +96,39 @@ def _near_misses(new: tuple[str, ...], known: set[str]) -> list[tuple[str, str]]
     return [(name, old[simple(name)]) for name in new if name not in known and simple(name) in old]
 
 
-def _seconds(model: Classifier, split: DataSplit, device: torch.device) -> float:
-    """A rough forecast, from the time to read a few images, to run the network and to train deltas."""
+def _seconds(model: Classifier, split: DataSplit, where: str, device: torch.device) -> float:
+    """A forecast, from the time to read a few images, to run the network, to train the branch and to learn deltas."""
     new, memory = len(split.new), 0 if split.memory is None else len(split.memory)
-    # The trunk sees some views of every image once; then the branch alone is trained on them, forwards and backwards.
-    reads = VIEWS.get(device.type, 4) * (new + memory) + 2 * (new + memory + len(split.dev) + len(split.test))
-    training = BRANCHOUT.stage_one.optimisation.epochs * new * (2 if memory else 1)
-    running = _running(model, device)
-    seconds = reads * (_reading(model, split) / cores() + running) + training * running
+    effort, stage1 = effort_for(device, model.preprocessing.size), BRANCHOUT.stage_one.optimisation
+    # The trunk sees some views of every image once. Features of new and held-out images are computed without views.
+    passes = effort.views * new + len(split.dev) + len(split.test) + new
+    passes += memory * (effort.exemplar_views or max(1, round(effort.views * new / max(memory, 1))))
+    trained = (effort.epochs or stage1.epochs) * new * (1 + effort.exemplar_share * (memory > 0))
+    # Images are read by other processes while the network runs.
+    seconds = passes * max(_reading(model, split) / cores(), _running(model, device))
+    seconds += trained * _training(model, where, device)
     if _needs_fusion(model, split):
         stage2 = BRANCHOUT.stage_two.optimisation
         images = ExtendConfig().exemplars * (len(model.space.classes) + len(split.new.classes))
         seconds += stage2.epochs * -(-images // stage2.batch) * _fusing(model, min(images, stage2.batch), device)
     return seconds
+
+
+def _training(model: Classifier, where: str, device: torch.device, count: int = 16) -> float:
+    """Seconds for one image forwards and backwards through the branch."""
+    point = branch_point(model.backbone, where)
+    branch = Branch.clone(model.backbone, point).to(device)
+    if not branch.parameter_count:
+        return 0.0
+    prep = model.preprocessing
+    with torch.no_grad():
+        images = model.backbone.arrange(torch.rand(count, prep.channels, prep.size, prep.size, device=device))
+        entering = model.activations(images, [point.start])[point.start]
+
+    def step() -> None:
+        branch.train()(entering).sum().backward()
+
+    return _timed(step, device) / count
 
 
 def _reading(model: Classifier, split: DataSplit, count: int = 8) -> float:
