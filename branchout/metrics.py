@@ -141,7 +141,7 @@ def from_counts(correct: npt.NDArray[np.integer], total: npt.NDArray[np.integer]
 
 
 FEWEST = 10
-"""A part with fewer validation images than this has no say of its own in `judged_by_class`."""
+"""An overlap with fewer validation images than this is no part of its own in `judged_by_class`."""
 
 
 def judged_by_class(
@@ -150,12 +150,13 @@ def judged_by_class(
     """`all` and `avg` for choosing an operating point with few validation images, unevenly spread over the classes.
 
     Acc_all weighs each part by its number of classes instead of images: two old images for a thousand classes and ten
-    new ones for a hundred must not count half each. Acc_avg leaves out parts with fewer than `FEWEST` images: one image
-    of a single overlapping class would otherwise count a third. Shapes are those of `from_counts`.
+    new ones for a hundred must not count half each. Acc_avg leaves out an overlap with fewer than `FEWEST` images: one
+    image of a single overlapping class would otherwise count a third. Shapes are those of `from_counts`.
     """
     classes = np.bincount(part_of_class(space), minlength=len(total))
     present = total > 0
-    enough = total >= FEWEST if (total >= FEWEST).any() else present
+    enough = present & ((total >= FEWEST) | (np.arange(len(total)) < len(total) - 1))
+    enough = enough if enough.any() else present
     each = correct / np.maximum(total, 1)
     weight = np.where(present, classes, 0)
     return {"all": (each * weight).sum(-1) / weight.sum(), "avg": each[..., enough].mean(-1)}

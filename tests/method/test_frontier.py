@@ -263,3 +263,11 @@ def test_without_old_images_new_ones_without_their_class_place_the_dial() -> Non
     placed = Frontier.from_dict(replace(curve, balanced_at=2.0).to_dict())
     assert placed.choose("balanced") == np.abs(curve.settings[:, 0] - 2.0).argmin()
     assert placed.choose("all") == curve.choose("all")
+
+
+def test_a_few_images_of_new_classes_still_have_their_half() -> None:
+    space = LabelSpace.of(["a", "b", "c"], ["d", "e"])
+    labels = np.array([0, 1, 2] * 10 + [3, 4])
+    columns, _ = scores(space, 6, len(labels))
+    curve = dial_frontier(columns, labels, space, by_class=True)
+    assert curve.score("avg") == pytest.approx((curve.figures["base"] + curve.figures["novel"]) / 2)
