@@ -198,7 +198,7 @@ class Extension:
             recipe=self.recipe,
             goal=config.goal,
             measured=measured,
-            by_class=True,
+            by_class=measured != "dev",  # validation images that were given are taken as they are
             balanced_at=self.balanced_without_old(model),
         )
         if not both:
