@@ -91,7 +91,8 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        return self._batcher is not None and self._batcher.alive
+        # The engine is set last: until then a request would still be refused.
+        return self._engine is not None and self._batcher is not None and self._batcher.alive
 
     @property
     def queued(self) -> int:
