@@ -36,7 +36,8 @@ TOOK: dict[str, float] = {}
 
 
 def _killed(material: Material, kind: str, share: float) -> str | None:
-    out = material / "killed"
+    out = material / "kills" / "v3"  # a folder of its own: other attacks leave stopped runs behind on purpose
+    out.parent.mkdir(exist_ok=True)
     words = _words(material, kind, out)
     _clear(out, material, kind)
     if kind not in TOOK:
@@ -53,12 +54,12 @@ def _killed(material: Material, kind: str, share: float) -> str | None:
     if kind in ("extend", "pretrain", "extend again") and out.exists():
         whole = command("predict", out, material.photo)  # what bears the name is whole
         return "a damaged model" if whole.status else None
-    if kind == "tune" and command("predict", material / "tuned", material.photo).status:
+    if kind == "tune" and command("predict", out, material.photo).status:
         return "a damaged model"
     again = command(*words, seconds=60)
     if again.status:
         return again.fault(60) or f"not resumed: {again.err[-300:]}"
-    left = [path.name for path in material.root.rglob("*.partial")]
+    left = [path.name for path in out.parent.rglob("*.partial")]
     return f"left behind: {left}" if left else None
 
 
@@ -70,20 +71,19 @@ def _words(material: Material, kind: str, out: Path) -> Sequence[str | Path]:
     if kind == "pretrain":
         return material.pretrain(out)
     if kind == "tune":
-        return ["tune", material / "tuned", "--goal", "avg"]
+        return ["tune", out, "--goal", "avg"]
     if kind == "report":
-        return ["report", material / "v2", material / "old", "--out", material / "killed.html"]
-    return ["export", material / "v2", "--onnx", material / "killed.onnx"]
+        return ["report", material / "v2", material / "old", "--out", out.with_suffix(".html")]
+    return ["export", material / "v2", "--onnx", out.with_suffix(".onnx")]
 
 
 def _clear(out: Path, material: Material, kind: str) -> None:
     shutil.rmtree(out, ignore_errors=True)
     shutil.rmtree(out.with_name(f".{out.name}.work"), ignore_errors=True)
-    for name in ("killed.html", "killed.onnx"):
-        (material / name).unlink(missing_ok=True)
+    for ending in (".html", ".onnx"):
+        out.with_suffix(ending).unlink(missing_ok=True)
     if kind == "tune":
-        shutil.rmtree(material / "tuned", ignore_errors=True)
-        shutil.copytree(material / "v2", material / "tuned")
+        shutil.copytree(material / "v2", out)
 
 
 def _process(words: Sequence[str | Path]) -> subprocess.Popen[bytes]:
