@@ -1,4 +1,4 @@
-"""The accuracies of the paper (section 5.1, "Metrics"), and the one list of metrics and goals with their wording.
+"""The accuracies of the paper (section 5.1, "Metrics"). Their names and wording are in `goals.py`.
 
 Every test image belongs to one part, by its class: known to the base alone, added by one step alone, or known to
 several branches (overlap). Acc_all counts images; Acc_avg is the mean over the parts that have images, which is the
@@ -15,68 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from branchout.errors import BranchoutError
+from branchout.goals import GOALS as GOALS
+from branchout.goals import MEASURED_ON as MEASURED_ON
+from branchout.goals import METRICS as METRICS
+from branchout.goals import PAPER_GOALS as PAPER_GOALS
+from branchout.goals import STEP_METRICS as STEP_METRICS
 from branchout.labels import OVERLAP, LabelSpace
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One accuracy: its key in files, the heading of its column or axis, and what it measures."""
-
-    name: str
-    label: str
-    meaning: str
-
-
-@dataclass(frozen=True)
-class Goal:
-    """A rule that chooses an operating point."""
-
-    name: str
-    maximises: str
-
-
-METRICS = {
-    metric.name: metric
-    for metric in (
-        Metric("all", "all classes", "accuracy on all images"),
-        Metric("base", "base classes", "accuracy on classes that only the base knows"),
-        Metric("novel", "new classes", "accuracy on classes that only new branches know"),
-        Metric("overlap", "overlapping classes", "accuracy on base classes that have new images too"),
-        Metric("avg", "average of the parts", "mean of the accuracies on base, new and overlapping classes"),
-    )
-}
-"""What is measured after each step, in the order of columns."""
-STEP_METRICS = {
-    metric.name: metric
-    for metric in (
-        Metric("incremental", "incremental", "accuracy on all images, averaged over the base and all steps"),
-        Metric("avg_steps", "average over steps", "mean of the parts, averaged over the base and all steps"),
-    )
-}
-"""What is measured over a whole sequence of steps."""
-GOALS = {
-    goal.name: goal
-    for goal in (
-        Goal("all", "accuracy on all images"),
-        Goal("avg", "the mean accuracy of base, new and overlapping classes"),
-        Goal("balanced", "the mean of all and avg"),
-        Goal("novel", "accuracy on new classes"),
-        Goal("base", "accuracy on base classes"),
-        Goal("overlap", "accuracy on overlapping classes"),
-    )
-}
-"""The goals an operating point can be chosen for; besides, any metric can be given a minimum, as in `novel>=0.80`."""
-PAPER_GOALS = ("all", "balanced", "avg")
-"""The goals of the paper's tables: best-Acc_all, best-balanced, best-Acc_avg. Every extension reports them."""
-MEASURED_ON = {
-    "dev": "validation images",
-    "held-out": "images held out from training",
-    "pseudo": "pseudo-exemplars, computed from the classifier's weights: not a measurement of base accuracy",
-}
-"""The images an operating point was chosen on, by the key that a frontier keeps."""
 
 
 @dataclass(frozen=True)

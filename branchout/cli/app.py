@@ -219,20 +219,31 @@ def open_dataset(data: str, facts: Path | None = None) -> Dataset:
     return dataset if facts is None else with_facts(dataset, facts)
 
 
+def check_folders(*folders: Path | None) -> None:
+    """Refuse a folder of images that is not there, before anything is loaded."""
+    for folder in folders:
+        if folder is not None and not folder.is_dir():
+            from branchout.data.folders import scan
+
+            scan(folder)  # raises, and names folders nearby
+
+
 def open_model(name: str, arch: str | None = None, *, base: bool = False, device: str | None = None) -> Model:
     """Open a model. The error for an unknown name lists the saved models nearby, and for a base those of timm."""
     from branchout import api
 
-    place = Path(name)
     try:
         return api.load(name, arch=arch, device=device)
     except BranchoutError as error:
-        if place.exists() or name == "glyphs" or name.startswith("hf-hub:") or "device" in str(error):
+        if Path(name).exists() or name == "glyphs" or name.startswith("hf-hub:") or "device" in str(error):
             raise
-        nearby = sorted(str(file.parent) for file in place.parent.glob("*/branchout.json"))
-        found = f"Found: {', '.join(nearby[:6])}" if nearby else "A saved model is a folder that holds branchout.json"
-        also = f". As for timm: {error}" if base and "/" not in name else ""
-        raise BranchoutError(f"There is no saved model {place}. {found}{also}") from None
+        raise no_saved_model(name, f". As for timm: {error}" if base and "/" not in name else "") from None
+
+
+def no_saved_model(name: str, also: str = "") -> BranchoutError:
+    nearby = sorted(str(file.parent) for file in Path(name).parent.glob("*/branchout.json"))
+    found = f"Found: {', '.join(nearby[:6])}" if nearby else "A saved model is a folder that holds branchout.json"
+    return BranchoutError(f"There is no saved model {Path(name)}. {found}{also}")
 
 
 def readable(files: list[Path]) -> Iterator[tuple[Path, np.ndarray]]:

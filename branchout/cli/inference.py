@@ -17,7 +17,9 @@ from branchout.cli.app import (
     Pictures,
     Saved,
     app,
+    check_folders,
     console,
+    no_saved_model,
     open_model,
     quoted,
     readable,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from branchout.evaluate.compare import Comparison
     from branchout.method.two_fold import Scored
 
+HUB = "hf-hub:"
 BATCH_IMAGES, BATCH_PIXELS = 64, 64_000_000
 """How much `predict` decodes before the network runs."""
 
@@ -41,22 +44,21 @@ BATCH_IMAGES, BATCH_PIXELS = 64, 64_000_000
 @app.command(epilog="Example: branchout tune v2/ --goal 'novel>=0.80'")
 def tune(model: Saved, goal: Goal = "balanced") -> None:
     """Choose another operating point, without training and without images."""
-    from branchout.method.frontier import read_as
+    from branchout.goals import MEASURED_ON, read_as
 
-    understood = read_as(goal)  # a typo is answered before anything is loaded
-    from branchout.cli.display import percent
-    from branchout.metrics import MEASURED_ON
-    from branchout.model import hub
-
-    if hub.is_hub_name(model):
+    understood = read_as(goal)  # a typo is answered before anything is imported or read
+    if model.startswith(HUB):
         raise BranchoutError(
             f"{model} is on the hub and cannot be changed there. Save a copy first: "
-            f"branchout pull {quoted(model.removeprefix(hub.PREFIX))} --out v2/"
+            f"branchout pull {quoted(model.removeprefix(HUB))} --out v2/"
         )
-    loaded = open_model(model)
-    accuracies = loaded.tune(goal)
-    frontier = loaded.frontier
-    shown = ", ".join(f"{name} {percent(value)}%" for name, value in accuracies.items() if value is not None)
+    if not Path(model).exists():
+        raise no_saved_model(model)
+    from branchout.cli.display import percent
+    from branchout.method import tune as tuning
+
+    frontier, point = tuning.tune(Path(model), goal)
+    shown = ", ".join(f"{name} {percent(value)}%" for name, value in frontier.at(point).items() if value is not None)
     say(f"{understood}: {shown}, on {frontier.images:,} {MEASURED_ON[frontier.measured]}")
     if frontier.single_point_reason():
         say(frontier.single_point_reason())
@@ -116,10 +118,9 @@ def evaluate(
     device: Device = None,
 ) -> None:
     """Measure a model before and after its last step, and what it forgot."""
-    from branchout import api
-    from branchout.cli.display import progress
     from branchout.files import check_output, write_csv, write_json
 
+    check_folders(test)
     given = {"classes.csv": csv, "images.csv": images_csv, "results.json": json}
     asked = [file for file in given.values() if file is not None]
     for such_as, file in given.items():
@@ -127,6 +128,9 @@ def evaluate(
             check_output(file, such_as=such_as)
     if len({file.absolute() for file in asked}) < len(asked):
         raise BranchoutError("Two tables cannot go to one file. Choose different --csv, --images-csv and --json")
+    from branchout import api
+    from branchout.cli.display import progress
+
     loaded = open_model(model, device=device)
     problems: list[str] = []
     samples = api.samples_in(test, problems, loaded.classes)

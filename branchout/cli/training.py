@@ -21,6 +21,7 @@ from branchout.cli.app import (
     Val,
     Where,
     app,
+    check_folders,
     console,
     open_model,
     quoted,
@@ -101,6 +102,7 @@ def check(
     device: Device = None,
 ) -> None:
     """Say what `extend` would do: images, problems, overlaps, time and space."""
+    check_folders(new, memory, val)
     from branchout.method.config import ExtendConfig
     from branchout.method.forecast import forecast
 
@@ -150,12 +152,14 @@ def extend(
     from branchout.method.config import ExtendConfig
 
     with errors_as_events(as_json):
-        config = ExtendConfig(recipe, branch, goal, fuse, epochs=epochs, seed=seed, pooler=pooler)  # no torch so far
-        from branchout.cli import tensorboard as boards
-        from branchout.cli.display import progress
+        config = ExtendConfig(recipe, branch, goal, fuse, epochs=epochs, seed=seed, pooler=pooler)
+        check_folders(new, memory, val)
         from branchout.training.work import check_out
 
-        check_out(out)
+        check_out(out)  # no torch so far
+        from branchout.cli import tensorboard as boards
+        from branchout.cli.display import progress
+
         boards.check(tensorboard)
         model = open_model(base, arch, base=True, device=device)
         prepared = model.prepare(new, memory=memory, val=val, config=config)

@@ -1,12 +1,15 @@
-"""The settings of an extension. It imports no torch unless it must: a wrong word is answered at once."""
+"""The settings of an extension. It imports neither numpy nor torch: a wrong word is answered at once."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from branchout.errors import unknown
-from branchout.method.frontier import Frontier
+from branchout.goals import check_goal
 from branchout.method.recipes import Recipe, recipe_named
+
+POOLERS = ("max", "average")
+"""Those of `model.heads`, which imports torch."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,6 @@ class ExtendConfig:
 
     def __post_init__(self) -> None:
         recipe_named(self.recipe)
-        Frontier.check_goal(self.goal)
-        if self.pooler is not None:
-            from branchout.model.heads import POOLERS  # and with it torch
-
-            if self.pooler not in POOLERS:
-                raise unknown("pooler", self.pooler, POOLERS)
+        check_goal(self.goal)
+        if self.pooler not in (None, *POOLERS):
+            raise unknown("pooler", str(self.pooler), POOLERS)

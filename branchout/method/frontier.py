@@ -5,7 +5,6 @@ Symbols: (α, β) or b → `Frontier.settings` · Acc_all, Acc_avg and the accur
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,17 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from branchout.errors import BranchoutError
+from branchout.goals import GOALS, check_goal
 from branchout.labels import LabelSpace
-from branchout.metrics import GOALS, METRICS, from_counts, part_of_class
+from branchout.metrics import from_counts, part_of_class
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-CONDITION = re.compile(rf"^\s*({'|'.join(METRICS)})\s*>=\s*([0-9.]+)\s*(%?)\s*$")
 TIE = 0.002
 """Scores that differ by less are equal where a goal is judged by class."""
-UNCLEAR = 10
-"""In a condition, a number up to 1 is a fraction and one from here on a percentage; between the two it is refused."""
 
 
 @dataclass(frozen=True)
@@ -99,18 +96,7 @@ class Frontier:
             )
         return np.where(met, self.figures["all"], -np.inf)
 
-    @staticmethod
-    def check_goal(goal: str) -> tuple[str, float] | None:
-        """The metric and minimum of a condition, None for a named goal; anything else is an error."""
-        condition = CONDITION.match(goal)
-        if condition:
-            metric, number, percent = condition.groups()
-            return metric, _fraction(number, percent)
-        if goal not in GOALS:
-            raise BranchoutError(
-                f"no goal is called {goal!r}; known are: {', '.join(GOALS)}, or a condition such as 'novel>=0.80'"
-            )
-        return None
+    check_goal = staticmethod(check_goal)
 
     def single_point_reason(self) -> str:
         """A sentence that explains why a model has one operating point; empty where there are more."""
@@ -194,25 +180,3 @@ def grid_frontier(
 def combine(acc_all: Floats, acc_avg: Floats, by: str) -> Floats:
     """What best-balanced maximises: the mean of Acc_all and Acc_avg (paper) or their product (reference)."""
     return (acc_all + acc_avg) / 2 if by == "mean" else acc_all * acc_avg
-
-
-def read_as(goal: str) -> str:
-    """A goal as it was understood: the minimum of a condition in percent, whichever way it was written."""
-    condition = Frontier.check_goal(goal)
-    return goal if condition is None else f"{condition[0]} ≥ {100 * condition[1]:.6g}%"
-
-
-def _fraction(number: str, percent: str) -> float:
-    try:
-        value = float(number)
-    except ValueError:
-        raise BranchoutError(f"{number!r} is not a number. Write a fraction such as 0.80, or 80%.") from None
-    if not percent and 1 < value < UNCLEAR:
-        raise BranchoutError(
-            f"{number} is neither a fraction (up to 1) nor a percentage (from {UNCLEAR} on). "
-            f"Write a fraction such as 0.80, or {number}% for percent."
-        )
-    value = value / 100 if percent or value > 1 else value
-    if value > 1:
-        raise BranchoutError(f"An accuracy cannot be {value:.0%}. Write a fraction such as 0.80, or 80%.")
-    return value

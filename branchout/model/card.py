@@ -1,9 +1,62 @@
-"""The model card: a README.md for a model folder, written from its manifest."""
+"""What a model folder says about itself: its manifest, and the model card (README.md) written from it.
+
+Nothing here needs torch, so that another operating point is chosen without loading the model.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from branchout import files
+from branchout.errors import BranchoutError
+from branchout.model.manifest import BASE_FILE, MANIFEST, check_manifest, fusion_file, step_file
+
+STATISTICS = ("running_mean", "running_var")
+"""Tensors of floating-point numbers that are no parameters: BatchNorm's."""
+
+
+def describe(manifest: Mapping[str, Any], folder: Path) -> None:
+    """Write the model card and the manifest; the manifest last, because it makes the folder a model."""
+    check_manifest(manifest, folder / MANIFEST)
+    files.write_text(folder / "README.md", model_card(manifest, parameter_counts(manifest, folder)))
+    files.write_json(folder / MANIFEST, manifest)
+
+
+def with_point(manifest: Mapping[str, Any], point: int, goal: str) -> dict[str, Any]:
+    """The manifest with another operating point after the last step."""
+    *earlier, last = manifest["fusions"]
+    return {**manifest, "fusions": [*earlier, {**last, "point": point, "goal": goal}]}
+
+
+def parameter_counts(manifest: Mapping[str, Any], folder: Path) -> dict[str, int]:
+    """What `Classifier.parameter_counts` counts, from the headers of the weights files."""
+    steps = len(manifest["steps"])
+    counts = {"base": 0, **{f"step {n}": 0 for n in range(1, steps + 1)}, "heads": 0, "deltas": 0}
+    for part, name in {"base": BASE_FILE, **{f"step {n}": step_file(n) for n in range(1, steps + 1)}}.items():
+        for key, count in _sizes(folder / name).items():
+            counts["heads" if key.startswith("head/") else part] += count
+    if steps and manifest["fusions"][-1]["deltas"]:
+        counts["deltas"] = sum(_sizes(folder / fusion_file(steps)).values()) // manifest["fusions"][-1]["deltas"]
+    return counts
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    """How many numbers each tensor of a file has, without whole numbers and statistics."""
+    try:
+        with safe_open(path, "numpy") as file:
+            tensors = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 – it is not a dictionary
+            return {
+                key: math.prod(tensor.get_shape())
+                for key, tensor in tensors.items()
+                if "F" in tensor.get_dtype() and not key.endswith(STATISTICS)
+            }
+    except (SafetensorError, OSError) as error:
+        raise BranchoutError(f"{path} cannot be read: {error}. Copy the whole folder again") from None
 
 
 def model_card(about: Mapping[str, Any], parameters: Mapping[str, int]) -> str:

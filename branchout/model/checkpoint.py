@@ -28,7 +28,7 @@ from branchout import files
 from branchout.data.preprocess import Preprocessing
 from branchout.errors import BranchoutError, explain_os_error
 from branchout.model.bases import rebuild
-from branchout.model.card import model_card
+from branchout.model.card import describe, with_point
 from branchout.model.classifier import Classifier, Step
 from branchout.model.heads import CosineHead, Head, sources
 from branchout.model.manifest import (
@@ -38,6 +38,7 @@ from branchout.model.manifest import (
     Manifest,
     check_manifest,
     fusion_file,
+    is_saved_model,
     read_manifest,
     step_file,
 )
@@ -97,10 +98,6 @@ class SavedModel:
         return model
 
 
-def is_saved_model(folder: Path) -> bool:
-    return (folder / MANIFEST).is_file()
-
-
 def weight_bytes(saved: SavedModel) -> int:
     """What the weights of a model take on disk, in full precision."""
     return sum(each.numel() * each.element_size() for tensors in _tensors(saved).values() for each in tensors.values())
@@ -135,7 +132,7 @@ def save(saved: SavedModel, out: Path, *, source: Path | None = None, half: bool
                 (partial / name).chmod(0o644)  # safetensors makes files private to their owner
             files.flush(partial / name)
             checksums[name] = files.checksum(partial / name)
-        _describe(saved, partial, checksums)
+        describe(_manifest_of(saved, checksums, out), partial)
         partial.rename(out)
     except (OSError, SafetensorError) as error:
         raise BranchoutError(f"The model could not be written to {out}: {explain_os_error(error)}") from error
@@ -153,14 +150,7 @@ def rewrite(saved: SavedModel, folder: Path) -> None:
     same = content["arch"] == model.arch and content["classes"] == [list(names) for names in model.space.branches]
     if not same or set(manifest.files) != set(_tensors(saved)):
         raise BranchoutError(f"{folder} now holds another model than the one that was opened. Open it again.")
-    _describe(saved, folder, manifest.files)
-
-
-def _describe(saved: SavedModel, folder: Path, checksums: Mapping[str, str]) -> None:
-    """Write the model card and the manifest; the manifest last, because it makes the folder a model."""
-    manifest = _manifest_of(saved, checksums, folder)
-    files.write_text(folder / "README.md", model_card(manifest, saved.model().parameter_counts()))
-    files.write_json(folder / MANIFEST, manifest)
+    describe(with_point(content, saved.fusions[-1].point, saved.fusions[-1].goal), folder)
 
 
 def _manifest_of(saved: SavedModel, checksums: Mapping[str, str], folder: Path) -> dict[str, Any]:

@@ -37,6 +37,10 @@ def fusion_file(step: int) -> str:
     return f"fusion-{step}.safetensors"
 
 
+def is_saved_model(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file()
+
+
 class Schema(BaseModel):
     """No conversions, no unknown keys, no NaN."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from branchout.errors import BranchoutError
 from branchout.files import check_output, lock, read_json, sweep_partials, write_json
-from branchout.model.checkpoint import is_saved_model
+from branchout.model.manifest import is_saved_model
 
 LOCK, SETTINGS = "lock", "request.json"
 

@@ -66,9 +66,14 @@ def test_every_command_is_in_a_group() -> None:
         (["--help"], ["torch", "numpy", "rich.markdown", "matplotlib"]),
         (["extend", "--help"], ["torch", "numpy", "rich.markdown", "matplotlib"]),
         (["extend"], ["torch", "numpy", "rich.markdown", "matplotlib"]),
-        (["extend", "new", "--base", "base", "--out", "x", "--goal", "bst"], ["torch"]),
-        (["extend", "new", "--base", "base", "--out", "x", "--recipe", "soup"], ["torch"]),
-        (["tune", "v2", "--goal", "bst"], ["torch"]),
+        (["extend", "new", "--base", "base", "--out", "x", "--goal", "bst"], ["torch", "numpy"]),
+        (["extend", "new", "--base", "base", "--out", "x", "--recipe", "soup"], ["torch", "numpy"]),
+        (["extend", "new", "--base", "base", "--out", "x", "--pooler", "mean"], ["torch", "numpy"]),
+        (["extend", "nowhere", "--base", "base", "--out", "x"], ["torch", "timm", "sklearn"]),
+        (["check", "nowhere", "--base", "base"], ["torch", "timm", "sklearn"]),
+        (["evaluate", "v2", "nowhere"], ["torch", "timm", "sklearn"]),
+        (["tune", "v2", "--goal", "bst"], ["torch", "numpy"]),
+        (["tune", "v9"], ["torch", "numpy"]),
     ],
 )
 def test_help_and_typos_are_answered_without_slow_imports(words: list[str], slow: list[str]) -> None:

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from branchout.errors import BranchoutError
+from branchout.goals import read_as
 from branchout.labels import LabelSpace
 from branchout.method.dial import balanced_without_old, dial_frontier, predict, shifted, step_shifts
-from branchout.method.frontier import Frontier, grid_frontier, read_as
+from branchout.method.frontier import Frontier, grid_frontier
 from branchout.method.two_fold import score_dial
 from branchout.metrics import accuracies
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from branchout import api, files
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
-from branchout.model import checkpoint
+from branchout.model import card, checkpoint
 from branchout.model.checkpoint import MANIFEST, Fusion, SavedModel, load, save
 from branchout.model.classifier import Classifier
 
@@ -317,7 +317,7 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
 
 PLACES = {
     "save_file": checkpoint,
-    "model_card": checkpoint,
+    "model_card": card,
     "write_text": files,
     "flush": files,
     "checksum": files,
@@ -391,6 +391,14 @@ def test_a_file_that_is_damaged_is_still_found_after_tuning(tmp_path: Path) -> N
     assert json.loads((tmp_path / "m" / MANIFEST).read_text())["fusions"][0]["goal"] == "novel"
     with pytest.raises(BranchoutError, match=r"step-1\.safetensors was changed"):
         load(tmp_path / "m")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_card_counts_parameters_without_torch_as_the_model_does(kind: str, tmp_path: Path) -> None:
+    saved = KINDS[kind]()
+    save(saved, tmp_path / "m")
+    manifest = json.loads((tmp_path / "m" / MANIFEST).read_text())
+    assert card.parameter_counts(manifest, tmp_path / "m") == saved.model().parameter_counts()
 
 
 def test_tuning_does_not_describe_another_model_that_took_the_folder(tmp_path: Path) -> None:

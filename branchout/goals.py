@@ -1,0 +1,108 @@
+"""The one list of metrics and goals with their wording, and how a goal is read. It imports nothing slow.
+
+A typo in a goal is answered before numpy or torch is imported.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from branchout.errors import BranchoutError
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One accuracy: its key in files, the heading of its column or axis, and what it measures."""
+
+    name: str
+    label: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A rule that chooses an operating point."""
+
+    name: str
+    maximises: str
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("all", "all classes", "accuracy on all images"),
+        Metric("base", "base classes", "accuracy on classes that only the base knows"),
+        Metric("novel", "new classes", "accuracy on classes that only new branches know"),
+        Metric("overlap", "overlapping classes", "accuracy on base classes that have new images too"),
+        Metric("avg", "average of the parts", "mean of the accuracies on base, new and overlapping classes"),
+    )
+}
+"""What is measured after each step, in the order of columns."""
+STEP_METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("incremental", "incremental", "accuracy on all images, averaged over the base and all steps"),
+        Metric("avg_steps", "average over steps", "mean of the parts, averaged over the base and all steps"),
+    )
+}
+"""What is measured over a whole sequence of steps."""
+GOALS = {
+    goal.name: goal
+    for goal in (
+        Goal("all", "accuracy on all images"),
+        Goal("avg", "the mean accuracy of base, new and overlapping classes"),
+        Goal("balanced", "the mean of all and avg"),
+        Goal("novel", "accuracy on new classes"),
+        Goal("base", "accuracy on base classes"),
+        Goal("overlap", "accuracy on overlapping classes"),
+    )
+}
+"""The goals an operating point can be chosen for; besides, any metric can be given a minimum, as in `novel>=0.80`."""
+PAPER_GOALS = ("all", "balanced", "avg")
+"""The goals of the paper's tables: best-Acc_all, best-balanced, best-Acc_avg. Every extension reports them."""
+MEASURED_ON = {
+    "dev": "validation images",
+    "held-out": "images held out from training",
+    "pseudo": "pseudo-exemplars, computed from the classifier's weights: not a measurement of base accuracy",
+}
+"""The images an operating point was chosen on, by the key that a frontier keeps."""
+
+CONDITION = re.compile(rf"^\s*({'|'.join(METRICS)})\s*>=\s*([0-9.]+)\s*(%?)\s*$")
+UNCLEAR = 10
+"""In a condition, a number up to 1 is a fraction and one from here on a percentage; between the two it is refused."""
+
+
+def check_goal(goal: str) -> tuple[str, float] | None:
+    """The metric and minimum of a condition, None for a named goal; anything else is an error."""
+    condition = CONDITION.match(goal)
+    if condition:
+        metric, number, percent = condition.groups()
+        return metric, _fraction(number, percent)
+    if goal not in GOALS:
+        raise BranchoutError(
+            f"no goal is called {goal!r}; known are: {', '.join(GOALS)}, or a condition such as 'novel>=0.80'"
+        )
+    return None
+
+
+def read_as(goal: str) -> str:
+    """A goal as it was understood: the minimum of a condition in percent, whichever way it was written."""
+    condition = check_goal(goal)
+    return goal if condition is None else f"{condition[0]} ≥ {100 * condition[1]:.6g}%"
+
+
+def _fraction(number: str, percent: str) -> float:
+    try:
+        value = float(number)
+    except ValueError:
+        raise BranchoutError(f"{number!r} is not a number. Write a fraction such as 0.80, or 80%.") from None
+    if not percent and 1 < value < UNCLEAR:
+        raise BranchoutError(
+            f"{number} is neither a fraction (up to 1) nor a percentage (from {UNCLEAR} on). "
+            f"Write a fraction such as 0.80, or {number}% for percent."
+        )
+    value = value / 100 if percent or value > 1 else value
+    if value > 1:
+        raise BranchoutError(f"An accuracy cannot be {value:.0%}. Write a fraction such as 0.80, or 80%.")
+    return value
