@@ -59,10 +59,8 @@ def learn(before: Classifier | Network | Extractors, task: Task) -> Extractors:
     fresh.frozen = False
     network = Extractors([*old, fresh], len(task.space.classes))
     network.to(task.device, memory_format=fresh.layout(task.device))  # type: ignore[call-overload]
-    classes = whole_network.step_classes(task)
-    auxiliary = nn.Linear(fresh.features, 1 + len(classes), bias=False).to(task.device)
-    answer = torch.zeros(len(task.space.classes), dtype=torch.int64, device=task.device)  # 0: any other class
-    answer[classes] = torch.arange(1, 1 + len(classes), device=task.device)
+    auxiliary = nn.Linear(fresh.features, 1 + len(task.space.branches[-1]), bias=False).to(task.device)
+    answer = whole_network.new_or_other(task)
 
     def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
         pictures, target = batch

@@ -13,7 +13,7 @@ from branchout.baselines.task import Task
 
 MODULES = (
     *("pretrained", "routing", "featcat", "logitcat", "finetune", "lwf", "icarl", "bic", "wa", "der", "podnet"),
-    *("rainbow", "joint", "ncm", "ranpac", "fecam", "slca", "aper"),
+    *("foster", "memo", "rainbow", "joint", "ncm", "ranpac", "fecam", "slca", "aper"),
 )
 """One file per idea; each lists its `BASELINES`."""
 

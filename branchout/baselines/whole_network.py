@@ -50,6 +50,11 @@ def place_in_step(task: Task) -> Tensor:
     return place
 
 
+def new_or_other(task: Task) -> Tensor:
+    """For each class its place among the classes of this step, from 1 on; 0 for any other class."""
+    return torch.where(in_step(task), 1 + place_in_step(task), 0)
+
+
 def in_step(task: Task) -> Tensor:
     """A mask of the classes of this step."""
     mask = torch.zeros(len(task.space.classes), dtype=torch.bool, device=task.device)

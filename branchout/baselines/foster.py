@@ -1,0 +1,121 @@
+"""FOSTER, feature boosting and compression: a second network fits what the frozen one gets wrong, and both are then
+distilled into one network, so that every step ends with a single backbone.
+
+Source: Wang, Zhou, Ye and Zhan, ECCV 2022; β₁ = 0.96, β₂ = 0.97, temperature 2, equal weights of the three losses, and
+a new module and a student that start at the old network are from their published experiments. Departures: features are
+brought to length 4 where the base has a cosine head, so that the old rows start with the old logits; both stages have
+the schedule of the task instead of 170 and 130 epochs; an overlapping class has one row.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from branchout.baselines import whole_network
+from branchout.baselines.networks import Network
+from branchout.baselines.registry import Baseline
+from branchout.baselines.task import Task
+from branchout.model.classifier import Classifier
+from branchout.model.heads import CosineHead, to_norm
+
+BOOSTING, COMPRESSION = 0.96, 0.97
+"""β₁ and β₂: how strongly the number of images of a class counts in either stage."""
+
+
+class Boosted(nn.Module):
+    """The frozen old network and a new one side by side, with one linear head on the features of both."""
+
+    def __init__(self, old: Network, classes: int) -> None:
+        super().__init__()
+        self.old = old
+        self.cosine = isinstance(old.head, CosineHead)
+        self.fresh = copy.deepcopy(old.backbone).requires_grad_(True)
+        self.fresh.frozen = False
+        old.backbone.freeze()
+        known, k = old.head.weight.shape
+        bias = None if self.cosine else old.head.bias
+        self.head = nn.Linear(2 * k, classes, bias=bias is not None)
+        with torch.no_grad():
+            self.head.weight[:, :k] = 0.0  # what the old network knows says nothing of new classes
+            self.head.weight[:known, :k] = to_norm(old.head.weight) if self.cosine else old.head.weight
+            if bias is not None:
+                self.head.bias[:known] = bias
+        self.enhancing = nn.Linear(k, classes, bias=False)
+        """A head on the new features alone; used in training only."""
+
+    def features(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (n, k) of the old and of the new network."""
+        with torch.no_grad():
+            old = self.old.features(pictures)
+        new = Network(self.fresh, self.head).features(pictures)
+        return (to_norm(old), to_norm(new)) if self.cosine else (old, new)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return self.head(torch.cat(self.features(pictures), dim=1))  # type: ignore[no-any-return]
+
+
+def learn(before: Classifier | Network, task: Task) -> Network:
+    student, old = whole_network.student_and_teacher(before, task)
+    images = whole_network.new_and_exemplars(task)
+    counts = np.bincount(task.labels(images), minlength=len(task.space.classes))
+    teacher = boost(old, task, counts)
+    weights = class_weights(counts, COMPRESSION).to(task.device)
+
+    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
+        with torch.no_grad():
+            taught = teacher(batch[0])
+        return balanced_distillation(student(batch[0]), taught, weights)
+
+    whole_network.train(student, task, images, loss_of, work="compress into one network")
+    return student
+
+
+def boost(old: Network, task: Task, counts: np.ndarray) -> nn.Module:
+    """The first stage: the new network fits the residual of the old one."""
+    boosted = Boosted(old, len(task.space.classes)).to(task.device)
+    weights = class_weights(counts, BOOSTING).to(task.device)
+
+    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
+        pictures, target = batch
+        features = boosted.features(pictures)
+        with torch.no_grad():
+            remembered = old(pictures)
+        return boosting_loss(
+            boosted.head(torch.cat(features, dim=1)), boosted.enhancing(features[1]), remembered, target, weights
+        )
+
+    whole_network.train(boosted, task, whole_network.new_and_exemplars(task), loss_of, work="train a new module")
+    return boosted.requires_grad_(False)
+
+
+def class_weights(counts: np.ndarray, beta: float) -> Tensor:
+    """One over the effective number of images of each class, (1 - β) / (1 - βⁿ), with mean 1."""
+    weights = (1 - beta) / (1 - np.power(beta, np.maximum(counts, 1)))
+    return torch.from_numpy(weights / weights.mean()).float()
+
+
+def boosting_loss(z: Tensor, enhanced: Tensor, remembered: Tensor, target: Tensor, weights: Tensor) -> Tensor:
+    """Logits alignment + feature enhancement + distillation of the classes known before.
+
+    Alignment divides each logit by its class's weight in training: rows of new classes, of which there are many images,
+    need not grow longer than those of old ones.
+    """
+    aligned = F.cross_entropy(z / weights, target)
+    known = remembered.shape[1]
+    return aligned + F.cross_entropy(enhanced, target) + whole_network.distillation(z[:, :known], remembered)
+
+
+def balanced_distillation(
+    student: Tensor, teacher: Tensor, weights: Tensor, temperature: float = whole_network.TEMPERATURE
+) -> Tensor:
+    """Cross-entropy to the teacher's probabilities, which are first multiplied by the class weights."""
+    taught = F.softmax(teacher / temperature, dim=1) * weights
+    return F.cross_entropy(student / temperature, taught / taught.sum(1, keepdim=True))
+
+
+BASELINES = (Baseline("foster", "FOSTER", learn, on="network"),)
