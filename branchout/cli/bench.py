@@ -210,15 +210,9 @@ def _executor(workers: int, dask: str | None) -> Iterator[tuple[Executor, int]]:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         return
-    try:
-        from distributed import Client
-    except ImportError:
-        raise BranchoutError("--dask needs the extra 'cluster': pip install 'branchout[cluster]'") from None
-    try:
-        client = Client(dask, timeout=10)
-    except OSError as error:
-        raise BranchoutError(f"no Dask scheduler answers at {dask}: {error}") from None
-    with client, client.get_executor() as cluster:
+    from branchout.api.bulk import dask_client
+
+    with dask_client(dask) as client, client.get_executor() as cluster:
         yield cluster, len(client.ncores())  # workers; one may have several threads, and runs one job at a time
 
 

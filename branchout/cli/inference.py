@@ -72,13 +72,27 @@ def predict(
     top: Annotated[int, typer.Option(min=1, help="How many classes to print for each image.")] = 3,
     flip: Flip = False,
     as_json: AsJson = False,
+    out: Annotated[Path | None, typer.Option(help="Write a table to this file: .csv, .jsonl or .parquet.")] = None,
+    dask: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="With --out: predict on the cluster of this Dask scheduler.")
+    ] = None,
     device: Device = None,
 ) -> None:
     """Name the classes of images."""
     from branchout.cli.json_events import print_json
     from branchout.data.folders import images_in
 
+    if dask is not None and out is None:
+        raise BranchoutError("--dask writes a table. Name it: --out answers.parquet")
     files = [file for given in images for file in images_in(given)]
+    if out is not None:
+        from branchout.api.bulk import Settings, predict_files
+        from branchout.cli.display import progress
+
+        with progress(console) as report:
+            unread = predict_files(Settings(model, top, flip, device), files, out, dask=dask, report=report)
+        say(f"written: {out} ({len(files):,} images{f', {unread:,} of them could not be read' if unread else ''})")
+        return
     loaded = open_model(model, device=device)
     for batch in _batches(readable(files)):
         predictions = loaded.predict([pixels for _, pixels in batch], top=top, flip=flip)
