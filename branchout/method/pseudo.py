@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from sklearn.covariance import ledoit_wolf_shrinkage
 from torch import Tensor, nn
 
 from branchout.model.classifier import Classifier
@@ -94,6 +93,8 @@ def alignment(model: Classifier, features: Tensor, labels: Tensor, branch: int =
 
 def within_class_spread(features: Tensor, labels: Tensor) -> Tensor:
     """A matrix A with AᵀA the covariance within classes: standard normal rows times A have that covariance."""
+    from sklearn.covariance import ledoit_wolf_shrinkage  # takes as long to import as torch
+
     _, index = torch.unique(labels, return_inverse=True)
     classes = int(index.max()) + 1
     sums = features.new_zeros(classes, features.shape[1]).index_add_(0, index, features)
