@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
@@ -42,25 +43,33 @@ if TYPE_CHECKING:
     from branchout.export import Exported
 
 Source = str | Path | Samples
-"""A folder with one folder of images per class, or samples."""
-Image = str | Path | np.ndarray
+"""A folder with one folder of images per class, tar shards, or samples."""
+Image = str | PathLike[str] | np.ndarray
 """An image file, or an array (height × width × channels, uint8)."""
 Several = Iterable[Image]
 Prediction = list[tuple[str, float]]
 """Class names and probabilities, the most probable first."""
 
 
-def samples_in(source: Source, problems: list[str] | None = None, known: Sequence[str] = ()) -> Samples:
-    """Samples as they are, or all usable images of a folder of class folders; `known` are the model's classes."""
+def samples_in(
+    source: Source,
+    problems: list[str] | None = None,
+    known: Sequence[str] = (),
+    classes_from: str | None = None,
+) -> Samples:
+    """Samples as they are, or all usable images of a folder of class folders or of tar shards.
+
+    `known` are the model's classes; `classes_from` says how nested class folders are read (`folders` or `leaves`).
+    """
     if isinstance(source, Samples):
         return source
-    found, wrong = scan(Path(source), known=known)
+    found, wrong = scan(Path(source), known=known, classes_from=classes_from)
     if problems is not None:
         problems += [f"{source}: {line}" for line in wrong.summary()]
     return found
 
 
-def some_of(files: Sequence[Path], most: int = 256) -> list[Path]:
+def some_of(files: Sequence[PathLike[str]], most: int = 256) -> list[PathLike[str]]:
     """All files, or at most this many at even distances."""
     return [files[n * len(files) // min(most, len(files))] for n in range(min(most, len(files)))]
 
@@ -123,7 +132,7 @@ class Model:
 
     def predict(self, images: Image | Several, *, top: int = 5, flip: bool = False) -> Prediction | list[Prediction]:
         """The most probable classes of an image; a list of such lists for several. `flip` averages with the mirror."""
-        if isinstance(images, str | Path | np.ndarray):
+        if isinstance(images, str | PathLike | np.ndarray):
             return self.predict([images], top=top, flip=flip)[0]
         self._check_flip(flip)
         predictions: list[Prediction] = []
@@ -173,7 +182,7 @@ class Model:
 
         With `memory`, labelled images, it also names those whose features are nearest.
         """
-        if isinstance(images, str | Path | np.ndarray):
+        if isinstance(images, str | PathLike | np.ndarray):
             return self.explain([images], top=top, memory=memory, nearest=nearest, report=report)[0]
         labelled = None
         if memory is not None:
@@ -239,7 +248,7 @@ class Model:
         if verify is None:
             pixels: Iterable[np.ndarray] = built_in_pictures(self.classifier.kind)
         else:
-            chosen = some_of(images_in(Path(verify))) if isinstance(verify, str | Path) else verify
+            chosen = some_of(images_in(Path(verify))) if isinstance(verify, str | PathLike) else verify
             pixels = (_pixels(image) for image in chosen)
         return export_onnx(self.saved, Path(out), pixels, flip=flip)
 
@@ -304,6 +313,7 @@ class Model:
         memory: Source | None = None,
         val: Source | None = None,
         config: ExtendConfig = ExtendConfig(),  # noqa: B008 – frozen
+        classes_from: str | None = None,
     ) -> Prepared:
         """Check the settings against this model, read the images and divide them into train, dev and test."""
         base = self.classifier
@@ -314,17 +324,16 @@ class Model:
                 raise BranchoutError(f"This model pools with {pooler!r}, which its first step has set. Omit --pooler")
             base = base.rebuilt((), config.pooler)
         warnings: list[str] = []
-        kept = None if memory is None else samples_in(memory, warnings, self.classes)
-        images = (
-            samples_in(new, warnings, self.classes),
-            kept,
-            None if val is None else samples_in(val, warnings, self.classes),
+        kept, fresh, held = (
+            None if source is None else samples_in(source, warnings, self.classes, classes_from)
+            for source in (memory, new, val)
         )
+        assert fresh is not None
         added = {name for step in base.steps for name in step.names}
         lost = len(added - set(() if kept is None else kept.classes))
         if lost:
             warnings.append(f"--memory has no images for {lost:,} classes added earlier; they may be forgotten")
-        split = DataSplit.of(base.space, *images, config.seed)
+        split = DataSplit.of(base.space, fresh, kept, held, config.seed)
         warnings += split.notices
         return Prepared(base, split, config, tuple(warnings))
 
@@ -382,4 +391,4 @@ class Model:
 
 
 def _pixels(image: Image) -> np.ndarray:
-    return image if isinstance(image, np.ndarray) else decode(Path(image))
+    return image if isinstance(image, np.ndarray) else decode(image)

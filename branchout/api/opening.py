@@ -72,6 +72,7 @@ def pretrain(
     epochs: int | None = None,
     optimisation: Optimisation | None = None,
     half: bool = False,
+    classes_from: str | None = None,
     seed: int = 0,
     device: Device = None,
     report: Report = silent,
@@ -91,7 +92,7 @@ def pretrain(
     if out is not None:
         check_out(out)
     place = device_named(device)
-    train, test, kind_of_data = _base_images(data, val, scenario, warn)
+    train, test, kind_of_data = _base_images(data, val, scenario, warn, classes_from)
     preprocessing = _preprocessing(kind or kind_of_data, size)
     settings = {"command": "pretrain", "arch": arch, "width": width, "size": preprocessing.size, "seed": seed,
                 "optimisation": repr(optimisation), "images": train.fingerprint()}  # fmt: skip
@@ -125,17 +126,21 @@ def pretrain(
 
 
 def _base_images(
-    data: Source, val: Source | None, scenario: str | Path | None, warn: Callable[[str], None]
+    data: Source,
+    val: Source | None,
+    scenario: str | Path | None,
+    warn: Callable[[str], None],
+    classes_from: str | None,
 ) -> tuple[Samples, Samples | None, str]:
     """Images to train with, images to validate with, and their kind."""
     if isinstance(data, Samples):
         return data, None if val is None else samples_in(val), "photo"
     problems: list[str] = []
-    dataset = resolve(str(data), report=lambda found: problems.extend(found.summary()))
+    dataset = resolve(str(data), report=lambda found: problems.extend(found.summary()), classes_from=classes_from)
     for line in problems:
         warn(line)
     if scenario is None:
-        return dataset.train, dataset.val if val is None else samples_in(val), dataset.kind
+        return dataset.train, dataset.val if val is None else samples_in(val, classes_from=classes_from), dataset.kind
     plan = Scenario.load(Path(scenario))
     placed = plan.train(dataset)
     return placed.select(placed.origin == 0), plan.test(dataset, step=0), dataset.kind

@@ -188,6 +188,12 @@ Val = Annotated[
 ]
 Saved = Annotated[str, typer.Argument(metavar="MODEL", help="A saved model: a folder, or hf-hub:owner/name.")]
 Pictures = Annotated[list[Path], typer.Argument(metavar="IMAGES", help="Image files, or folders of them.")]
+ClassesFrom = Annotated[
+    str | None,
+    typer.Option(
+        metavar="folders|leaves", help="Nested class folders: the outermost or the innermost folder names the class."
+    ),
+]
 Goal = Annotated[
     str,
     typer.Option(help="all, avg, balanced, novel, base, overlap, or a minimum: 'novel>=0.80' ('novel>=80%')."),
@@ -209,12 +215,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per 
 # Opening what was named.
 
 
-def open_dataset(data: str, facts: Path | None = None) -> Dataset:
+def open_dataset(data: str, facts: Path | None = None, classes_from: str | None = None) -> Dataset:
     """Open a dataset and warn about files that were left out."""
     from branchout.data.datasets import resolve, with_facts
 
     problems: list[str] = []
-    dataset = resolve(data, report=lambda found: problems.extend(found.summary()))
+    dataset = resolve(data, report=lambda found: problems.extend(found.summary()), classes_from=classes_from)
     warn(problems)
     return dataset if facts is None else with_facts(dataset, facts)
 
@@ -246,7 +252,7 @@ def no_saved_model(name: str, also: str = "") -> BranchoutError:
     return BranchoutError(f"There is no saved model {Path(name)}. {found}{also}")
 
 
-def readable(files: list[Path]) -> Iterator[tuple[Path, np.ndarray]]:
+def readable(files: list[os.PathLike[str]]) -> Iterator[tuple[os.PathLike[str], np.ndarray]]:
     """The images that can be read, one by one; a file that cannot be read is an error only if it is the only one."""
     from branchout.data.decode import UnreadableImage, decode
 

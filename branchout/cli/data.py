@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from branchout.cli.app import ClassFacts, Data, Device, app, console, open_dataset, open_model, say
+from branchout.cli.app import ClassesFrom, ClassFacts, Data, Device, app, console, open_dataset, open_model, say
 from branchout.errors import BranchoutError, unknown
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def data(
     data: Data,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet to this image file.")] = None,
     classes: Annotated[int, typer.Option(min=1, help="How many classes the sheet shows.")] = 60,
+    classes_from: ClassesFrom = None,
 ) -> None:
     """Show what is in a dataset: classes, counts, sizes, problems."""
     import numpy as np
@@ -33,7 +34,7 @@ def data(
 
     if sheet:
         check_output(sheet, such_as="sheet.png")
-    dataset = open_dataset(data)
+    dataset = open_dataset(data, classes_from=classes_from)
     table = Table(title=Text(dataset.name), title_justify="left")
     for heading in ("", "classes", "images", "fewest", "median", "most", "pixels"):
         table.add_column(heading, justify="right" if heading else "left")
@@ -63,9 +64,10 @@ def _sizes(samples: Samples) -> str:
     if samples.pixels.shape is not None:
         height, width, _ = samples.pixels.shape
         return f"{width}×{height}"
-    sizes = getattr(samples.pixels, "sizes", None)
-    if sizes is None:
+    shapes = getattr(samples.pixels, "shapes", None)
+    if shapes is None:
         return "not measured"
+    sizes = shapes[:, :2]
     ordered = sizes[samples.rows][np.argsort(sizes[samples.rows].prod(1))]
     return " … ".join(f"{w}×{h}" for h, w in (ordered[0], ordered[len(ordered) // 2], ordered[-1]))
 
@@ -89,6 +91,7 @@ def scenario(
         Path | None,
         typer.Option(help="For clustered scenarios: a saved model of all classes, whose features are used."),
     ] = None,
+    classes_from: ClassesFrom = None,
     out: Annotated[Path | None, typer.Option(help="Write the scenario to this JSON file.")] = None,
     device: Device = None,
 ) -> None:
@@ -103,7 +106,7 @@ def scenario(
         check_output(out, such_as="scenario.json")
     if name not in scenarios.NAMES:
         raise unknown("scenario", name, scenarios.NAMES)
-    dataset = open_dataset(data, classes)
+    dataset = open_dataset(data, classes, classes_from)
     rows = _features(features) if features else None
     if model and name in scenarios.CLUSTERED:
         from branchout.cli.display import progress

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from branchout.cli.app import AsJson, Device, Pictures, Saved, app, console, open_model, readable, say, warn
+from branchout.cli.app import (
+    AsJson,
+    ClassesFrom,
+    Device,
+    Pictures,
+    Saved,
+    app,
+    console,
+    open_model,
+    readable,
+    say,
+    warn,
+)
 from branchout.errors import printable
 
 if TYPE_CHECKING:
@@ -28,6 +41,7 @@ def explain(
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many classes of each branch.")] = 3,
     nearest: Annotated[int, typer.Option(min=1, help="How many images of --memory.")] = 5,
+    classes_from: ClassesFrom = None,
     as_json: AsJson = False,
     device: Device = None,
 ) -> None:
@@ -41,8 +55,8 @@ def explain(
 
     files = [file for given in images for file in images_in(given)]
     loaded = open_model(model, device=device)
-    album = _labelled(memory, to_stderr=as_json) if memory else None
-    read: list[Path] = []
+    album = _labelled(memory, classes_from, to_stderr=as_json) if memory else None
+    read: list[os.PathLike[str]] = []
     pixels = (read.append(file) or image for file, image in readable(files))  # type: ignore[func-returns-value]
     with nullcontext(silent) if as_json else progress(console) as report:
         found = loaded.explain(pixels, top=top, memory=album, nearest=nearest, report=report)
@@ -53,7 +67,7 @@ def explain(
             _show(printable(file), explanation, None if album is None else len(album))
 
 
-def _labelled(folders: list[Path], *, to_stderr: bool) -> Samples:
+def _labelled(folders: list[Path], classes_from: str | None, *, to_stderr: bool) -> Samples:
     """The labelled images of all folders, each named by its whole path."""
     from dataclasses import replace
 
@@ -65,7 +79,7 @@ def _labelled(folders: list[Path], *, to_stderr: bool) -> Samples:
     problems: list[str] = []
     tables = []
     for folder in folders:
-        samples = api.samples_in(folder, problems)
+        samples = api.samples_in(folder, problems, classes_from=classes_from)
         tables.append(replace(samples, ids=np.array([str(folder / name) for name in samples.ids])))
     warn(problems, error=to_stderr)
     return concatenate(tables)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from branchout.cli.app import (
     AsJson,
+    ClassesFrom,
     Device,
     Flip,
     Goal,
@@ -30,11 +31,15 @@ from branchout.cli.app import (
 from branchout.errors import BranchoutError, printable
 
 if TYPE_CHECKING:
+    import os
+
     import numpy as np
 
     from branchout.api import Model
     from branchout.evaluate.compare import Comparison
     from branchout.method.two_fold import Scored
+
+    Decoded = tuple[os.PathLike[str], np.ndarray]
 
 HUB = "hf-hub:"
 BATCH_IMAGES, BATCH_PIXELS = 64, 64_000_000
@@ -105,8 +110,8 @@ def predict(
                 console.print(Text(f"{printable(file)}: {shown}"), highlight=False, soft_wrap=True)
 
 
-def _batches(images: Iterator[tuple[Path, np.ndarray]]) -> Iterator[list[tuple[Path, np.ndarray]]]:
-    batch: list[tuple[Path, np.ndarray]] = []
+def _batches(images: Iterator[Decoded]) -> Iterator[list[Decoded]]:
+    batch: list[Decoded] = []
     pixels = 0
     for image in images:
         batch.append(image)
@@ -129,6 +134,7 @@ def evaluate(
     csv: Annotated[Path | None, typer.Option(help="Write a table to this file: one row per class.")] = None,
     images_csv: Annotated[Path | None, typer.Option(help="Write a table to this file: one row per image.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write everything to this file.")] = None,
+    classes_from: ClassesFrom = None,
     device: Device = None,
 ) -> None:
     """Measure a model before and after its last step, and what it forgot."""
@@ -147,7 +153,7 @@ def evaluate(
 
     loaded = open_model(model, device=device)
     problems: list[str] = []
-    samples = api.samples_in(test, problems, loaded.classes)
+    samples = api.samples_in(test, problems, loaded.classes, classes_from)
     warn(problems)
     with progress(console) as report:
         found = loaded.evaluate(samples, flip=flip, report=report)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from branchout.cli.app import Device, Saved, app, console, open_model, quoted, say, then, warn
+from branchout.cli.app import ClassesFrom, Device, Saved, app, console, open_model, quoted, say, then, warn
 
 
 @app.command(epilog="Example: branchout report v2/ test_photos/")
@@ -19,6 +19,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="The file to write; by default MODEL-report.html.")] = None,
     results: Annotated[Path | None, typer.Option(help="A folder of results of other methods, as JSON files.")] = None,
     gallery: Annotated[int, typer.Option(min=0, max=1000, help="How many images a gallery shows at most.")] = 60,
+    classes_from: ClassesFrom = None,
     device: Device = None,
 ) -> None:
     """Write an HTML report: what was added, gained and forgotten.
@@ -37,7 +38,7 @@ def report(
         out = default_path(Path(model)) if is_saved_model(Path(model)) else Path(f"{Path(model).name}-report.html")
     check_report(out)
     problems: list[str] = []
-    samples = None if test is None else api.samples_in(test, problems)
+    samples = None if test is None else api.samples_in(test, problems, loaded.classes, classes_from)
     warn(problems)
     with progress(console) as watch:
         typed = model.rstrip("/") or model

@@ -10,6 +10,7 @@ import typer
 from branchout.cli.app import (
     Arch,
     Base,
+    ClassesFrom,
     Data,
     Device,
     Goal,
@@ -49,6 +50,7 @@ def pretrain(
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs, if not the schedule's.")] = None,
     scenario: Annotated[Path | None, typer.Option(help="Train on the base classes of this scenario file.")] = None,
     half: Annotated[bool, typer.Option("--half", help="Save in half precision.")] = False,
+    classes_from: ClassesFrom = None,
     tensorboard: TensorBoard = None,
     seed: Seed = 0,
     device: Device = None,
@@ -74,6 +76,7 @@ def pretrain(
             schedule=schedule,
             epochs=epochs,
             half=half,
+            classes_from=classes_from,
             seed=seed,
             device=device,
             report=boards.both(shown, kept),
@@ -99,6 +102,7 @@ def check(
     val: Val = None,
     branch: Where = "last",
     arch: Arch = None,
+    classes_from: ClassesFrom = None,
     device: Device = None,
 ) -> None:
     """Say what `extend` would do: images, problems, overlaps, time and space."""
@@ -107,14 +111,15 @@ def check(
     from branchout.method.forecast import forecast
 
     model = open_model(base, arch, base=True, device=device)
-    prepared = model.prepare(new, memory=memory, val=val, config=ExtendConfig(branch=branch))
+    prepared = model.prepare(new, memory=memory, val=val, config=ExtendConfig(branch=branch), classes_from=classes_from)
     warn(prepared.warnings)
     for line in forecast(
         model.classifier, prepared.split, branch, device=model.device, base_bytes=model.bytes_on_disk()
     ):
         say(line)
     out = "v3" if Path(base).name == "v2" else "v2"
-    options = {"base": base, "memory": memory, "val": val, "branch": branch, "arch": arch, "device": device, "out": out}
+    options = {"base": base, "memory": memory, "val": val, "branch": branch, "arch": arch,
+               "classes-from": classes_from, "device": device, "out": out}  # fmt: skip
     given = [f"--{name} {quoted(value)}" for name, value in options.items() if value not in (None, "last")]
     then(f"branchout extend {quoted(new)} {' '.join(given)}")
 
@@ -135,6 +140,7 @@ def extend(
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of stage I, if not the recipe's.")] = None,
     arch: Arch = None,
+    classes_from: ClassesFrom = None,
     tensorboard: TensorBoard = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line; the last is the result.")
@@ -162,7 +168,7 @@ def extend(
 
         boards.check(tensorboard)
         model = open_model(base, arch, base=True, device=device)
-        prepared = model.prepare(new, memory=memory, val=val, config=config)
+        prepared = model.prepare(new, memory=memory, val=val, config=config, classes_from=classes_from)
         for line in prepared.warnings:
             emit("warning", message=line) if as_json else warn([line])
         shown = nullcontext(emit_progress) if as_json else progress(console)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from branchout.data.near_duplicates import near_duplicates, take_groups
 from branchout.data.samples import Samples, digest
 from branchout.errors import BranchoutError
 from branchout.files import read_json
@@ -46,19 +47,22 @@ class Dataset:
     """Two disjoint sets of styles, where a class occurs in several: a style change gives the base the first."""
 
 
-def resolve(text: str, *, report: Callable[[Problems], None] | None = None) -> Dataset:
+def resolve(text: str, *, report: Callable[[Problems], None] | None = None, classes_from: str | None = None) -> Dataset:
     """The dataset of a name or folder: `glyphs`, which is built in, or a folder whose layout tells which dataset it is.
 
     `report` is called with what was wrong with the files of an ordinary folder; those of published datasets are only
-    listed.
+    listed. `classes_from` says how nested class folders are read, as in `folders.scan`.
     """
     from branchout.data import published
+    from branchout.data.tar_shards import are_shards
 
     if text == "glyphs":
         from branchout.data.glyphs import glyphs
 
         return glyphs()
     root = Path(text).expanduser()
+    if are_shards(root):
+        return folder(root, report=report)
     if root.is_file():
         raise BranchoutError(f"{root} is a file; a dataset is a folder with one folder per class, or 'glyphs'")
     if not root.is_dir():
@@ -69,7 +73,7 @@ def resolve(text: str, *, report: Callable[[Problems], None] | None = None) -> D
             f"Any other dataset is given by its folder:\n{layouts}"
         )
     found = published.recognise(root)
-    return folder(root, report=report) if found is None else found(root)
+    return folder(root, report=report, classes_from=classes_from) if found is None else found(root)
 
 
 def folder(
@@ -79,6 +83,7 @@ def folder(
     seed: int = 0,
     verify: bool = True,
     report: Callable[[Problems], None] | None = None,
+    classes_from: str | None = None,
 ) -> Dataset:
     """A folder of class folders. `train/` and `val/` (or `test/`) in it are used as they are.
 
@@ -90,10 +95,10 @@ def folder(
     splits = {path.name.lower(): path.name for path in sorted(root.iterdir()) if path.is_dir()} if root.is_dir() else {}
     train_name, val_name = (next((splits[n] for n in names if n in splits), None) for names in (_TRAIN, _VAL))
     if train_name and val_name and all(_holds_folders(root / name) for name in (train_name, val_name)):
-        train, val = (below(name, _scan(root / name, verify, report)) for name in (train_name, val_name))
+        train, val = (below(name, _scan(root / name, verify, report, classes_from)) for name in (train_name, val_name))
         require_known(root, train, val)
     else:
-        train, val = _hold_out(_scan(root, verify, report), held_out, seed)
+        train, val = _hold_out(_scan(root, verify, report, classes_from), held_out, seed)
     dataset = Dataset(root.absolute().name, train, val)
     return with_facts(dataset, root / FACTS, partial=True) if _has_facts(root / FACTS) else dataset
 
@@ -142,23 +147,29 @@ def with_facts(dataset: Dataset, path: Path, *, partial: bool = False) -> Datase
     )
 
 
-def _scan(root: Path, verify: bool, report: Callable[[Problems], None] | None) -> Samples:
+def _scan(root: Path, verify: bool, report: Callable[[Problems], None] | None, classes_from: str | None) -> Samples:
     from branchout.data.folders import scan  # it loads Pillow, which the built-in dataset's table does not need
 
-    samples, problems = scan(root, verify=verify)
+    samples, problems = scan(root, verify=verify, classes_from=classes_from)
     if report:
         report(problems)
     return samples
 
 
 def _hold_out(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Samples]:
-    """By a hash of each sample's id, so that an image added later moves few others across."""
+    """By a hash of each sample's id, so that an image added later moves few others across.
+
+    Near-duplicates stay together, unless a class has nothing else.
+    """
+    groups = near_duplicates(samples)
     draw = np.array([digest(str(seed), str(name)) for name in samples.ids], dtype=np.str_)
     held = np.zeros(len(samples), dtype=bool)
     for label in range(len(samples.classes)):
         members = np.flatnonzero(samples.labels == label)
         count = max(1, round(fraction * len(members))) if len(members) > 1 else 0
-        held[members[np.argsort(draw[members])][:count]] = True
+        members = members[np.argsort(draw[members])]
+        whole = take_groups(members, groups, count)
+        held[whole if len(whole) else members[:count]] = True
     return samples.select(~held), samples.select(held)
 
 

@@ -30,6 +30,8 @@ MAX_PIXELS = 100_000_000
 """Larger images are refused once their header is read, before memory is set aside for them."""
 LARGE = 16_000_000
 """Images with more pixels are decoded at a reduced size and one at a time, which keeps memory below 1 GB."""
+SMALL_COPY = 48**2
+"""About how many pixels the copy has that `measure` makes of a larger image."""
 MAX_SCANNED = 2_000_000_000
 """Pixels × scans of a progressive JPEG. Ten scans are usual; thousands of empty ones take minutes to decode."""
 
@@ -54,6 +56,7 @@ class Kind(StrEnum):
     LOOP = "link to a folder that contains it"
     HIDDEN = "hidden"
     STRAY = "image outside any class folder"
+    UNLABELLED = "image without a class"
     DUPLICATE = "duplicate within a class"
     CONFLICT = "same image in two classes"
     MERGED = "folders merged: one name, two Unicode forms"
@@ -81,8 +84,11 @@ def decode(source: Source, *, max_pixels: int = MAX_PIXELS, shrink: int | None =
     return _read(source, max_pixels, lambda image: _pixels(image, shrink))
 
 
-def measure(source: Source, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int, int]:
-    """Height, width and channels of the image. All of it is decoded, as cheaply as possible, to find damage."""
+def measure(source: Source, *, max_pixels: int = MAX_PIXELS) -> tuple[tuple[int, int, int], Image]:
+    """Height, width and channels of the image, and a small copy of it.
+
+    All of it is decoded, as cheaply as possible, to find damage.
+    """
     return _read(source, max_pixels, _shape)
 
 
@@ -120,6 +126,8 @@ def _read(source: Source, max_pixels: int, use: Callable[[ImageFile], Result]) -
 def _opened(source: Source) -> Iterator[BinaryIO]:
     if isinstance(source, bytes):
         yield io.BytesIO(source)
+    elif hasattr(source, "open_image"):  # an image in an archive
+        yield source.open_image()
     elif isinstance(source, str | os.PathLike):
         with open_regular(Path(source)) as file:
             yield file
@@ -162,14 +170,19 @@ def _pixels(image: ImageFile, shrink: int | None) -> Image:
     return _to_array(smaller if turn is None else smaller.transpose(turn))
 
 
-def _shape(image: ImageFile) -> tuple[int, int, int]:
+def _shape(image: ImageFile) -> tuple[tuple[int, int, int], Image]:
     width, height = image.size
     with _ONE_LARGE if width * height > LARGE else nullcontext():
         image.draft(None, (1, 1))
         image.load()
-    if _turn(image) in _SIDEWAYS:
+        small = _reduced(image)
+        factor = math.isqrt(small.width * small.height // SMALL_COPY)
+        small = _shrunk(small, factor, image.has_transparency_data) if factor > 1 else small
+    turn = _turn(image)
+    if turn in _SIDEWAYS:
         width, height = height, width
-    return height, width, _to_array(image.crop((0, 0, 1, 1))).shape[2]
+    copy = _to_array(small if turn is None else small.transpose(turn))
+    return (height, width, copy.shape[2]), copy
 
 
 def _reduced(image: Pillow.Image) -> Pillow.Image:

@@ -6,72 +6,27 @@ import errno
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
-from branchout.data.decode import MAX_PIXELS, Kind, UnreadableImage, decode, looks_like_image, measure
+from branchout.data import tar_shards
+from branchout.data.decode import MAX_PIXELS, Kind, looks_like_image
 from branchout.data.problems import Problems
-from branchout.data.samples import Image, Ints, Samples, Strings, content_hash, digest
-from branchout.errors import BranchoutError, printable
-from branchout.files import open_regular
+from branchout.data.samples import TEXT, UNASSIGNED, Samples
+from branchout.data.verify import IMAGE_SUFFIXES, FilePixels, named_as_images, verified
+from branchout.errors import BranchoutError, printable, unknown
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
-COMPANION_SUFFIXES = frozenset(
-    {".txt", ".md", ".rst", ".json", ".jsonl", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".toml", ".ini", ".db"}
-    | {".html", ".htm", ".log", ".pdf", ".xlsx", ".py", ".ipynb", ".npy", ".npz", ".pkl", ".mat", ".pt", ".pth"}
-    | {".zip", ".gz", ".xz", ".tar", ".md5", ".sha256", ".mp4", ".mov", ".avi"}
-)
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
-
-
-@dataclass(frozen=True)
-class FilePixels:
-    """Pixels that stay in files until they are read."""
-
-    root: Path
-    paths: Strings
-    """Relative to the root, with forward slashes."""
-    shapes: Ints | None = None
-    """Height, width and channels of every image, where the files were verified."""
-    max_pixels: int = MAX_PIXELS
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    @property
-    def sizes(self) -> Ints | None:
-        """Height and width of every image: n × 2."""
-        return None if self.shapes is None else self.shapes[:, :2]
-
-    @property
-    def shape(self) -> tuple[int, int, int] | None:
-        if self.shapes is None or not len(self) or (self.shapes != self.shapes[0]).any():
-            return None
-        height, width, channels = self.shapes[0].tolist()
-        return height, width, channels
-
-    def read(self, row: int) -> Image:
-        return decode(self.root / self.paths[row], max_pixels=self.max_pixels)
-
-    def fingerprint(self, rows: Ints, *, portable: bool = False) -> str:
-        return digest(*(self._stamp(str(path), portable) for path in self.paths[rows]))
-
-    def _stamp(self, path: str, portable: bool) -> bytes:
-        try:
-            status = (self.root / path).stat()
-            here = "" if portable else f"\0{status.st_mtime_ns}\0{status.st_ino}"
-            return os.fsencode(f"{path}\0{status.st_size}{here}")
-        except OSError:
-            return os.fsencode(f"{path}\0missing")
-
+CLASSES_FROM = ("folders", "leaves")
+"""Which folder names a class where class folders lie in others: the outermost one, or the one that holds the files."""
 
 Identity = tuple[int, int]
 """Device and number of a folder, whatever path led to it."""
+Paths = npt.NDArray[np.bytes_]
 
 
 def scan(
@@ -79,56 +34,85 @@ def scan(
     *,
     verify: bool = True,
     known: Collection[str] = (),
+    classes_from: str | None = None,
     max_pixels: int = MAX_PIXELS,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Samples, Problems]:
-    """All usable images below a folder of class folders, and what was wrong with the others.
+    """All usable images below a folder of class folders or in tar shards, and what was wrong with the others.
 
     Verification decodes every file once, whatever its name. Without it files are only listed, by extension.
     `known` are classes the model already has: that two of their names differ only in case is no problem.
+    `classes_from` is one of `CLASSES_FROM`; without it, nested class folders that can be read in two ways are an error.
     `progress` is called with the number of files done and their total.
     """
     root = Path(root)
     problems = Problems()
-    _require_folder(root)
-    above = _above(root)
-    folders = _class_folders(root, above, known, problems)
-    owner = {path: name for folder, name in folders.items() for path in _walk(root, folder, above, problems)}
-    paths = sorted(owner, key=lambda path: (owner[path], path))
-    shapes = content = None
-    if verify:
-        measured = _measure(root, paths, max_pixels, problems, progress)
-        paths = _without_duplicates(measured, owner, problems)
-        shapes = np.array([measured[path].shape for path in paths], dtype=np.int64).reshape(-1, 3)
-        content = np.array([measured[path].content for path in paths], dtype=np.uint64)
+    if classes_from not in (None, *CLASSES_FROM):
+        raise unknown("way to read nested folders (--classes-from)", classes_from, CLASSES_FROM)
+    if tar_shards.are_shards(root):
+        samples = tar_shards.list_images(root, problems, max_pixels)
+        classes = samples.classes
     else:
-        paths = _named_as_images(paths, problems)
-    names = [owner[path] for path in paths]
-    _require_images(root, set(folders.values()) - set(names), problems)
-    pixels = FilePixels(root, np.array(paths, dtype=np.str_), shapes, max_pixels)
-    return Samples.build(pixels, names, _ids(paths), content=content), problems
+        _require_folder(root)
+        samples, classes = _listed_images(root, known, classes_from, problems, max_pixels)
+    samples = verified(samples, problems, progress) if verify else named_as_images(samples, problems)
+    _require_images(root, set(classes) - set(samples.classes), problems)
+    return samples, problems
 
 
-def images_in(place: Path) -> list[Path]:
-    """An image file itself, or all images below a folder, whatever its layout."""
+def images_in(place: Path) -> list[os.PathLike[str]]:
+    """An image file itself, all images below a folder, whatever its layout, or all images in tar shards."""
+    if tar_shards.are_shards(place):
+        return tar_shards.members(place)
     if place.is_file():
         return [place]
     if not place.is_dir():
         raise BranchoutError(f"there is no image or folder {place}")
-    found = sorted(place / path for path in _walk(place, "", _above(place), Problems()))
-    images = [path for path in found if looks_like_image(path)]
+    walk = _walk(place, "", _above(place), Problems())
+    found = sorted(place / folder / name for folder, names in walk for name in names)
+    images: list[os.PathLike[str]] = [path for path in found if looks_like_image(path)]
     if not images:
-        raise BranchoutError(f"{place} contains no images; {len(found):,} other files were found")
+        others = "1 other file was" if len(found) == 1 else f"{len(found):,} other files were"
+        raise BranchoutError(f"{place} contains no images; {others} found")
     return images
 
 
 # Finding the files.
 
 
-def _class_folders(
-    root: Path, above: frozenset[Identity | None], known: Collection[str], problems: Problems
-) -> dict[str, str]:
-    """The folder of each class → the name of the class, which is the folder's name in one Unicode form."""
+def _listed_images(
+    root: Path, known: Collection[str], classes_from: str | None, problems: Problems, max_pixels: int
+) -> tuple[Samples, tuple[str, ...]]:
+    """Every regular file of every class, none opened yet, and the names of all classes, with or without files."""
+    above = _above(root)
+    tops = _class_folders(root, above, problems)
+    files = {
+        folder: np.array([os.fsencode(f"{folder}/{name}") for name in names], dtype=np.bytes_)
+        for top in tops
+        for folder, names in _walk(root, top, above, problems)
+    }
+    class_of = _class_of_folder(root, tops, files, classes_from, problems)
+    inside: dict[str, list[str]] = {}
+    for folder, class_folder in class_of.items():
+        inside.setdefault(class_folder, []).append(folder)
+    named = _name_classes(list(inside), known, problems)
+    classes = tuple(sorted(named))
+    paths = [np.sort(np.concatenate([files[f] for folder in named[name] for f in inside[folder]])) for name in classes]
+    present = [n for n, of_class in enumerate(paths) if len(of_class)]
+    labels = np.repeat(np.arange(len(present)), [len(paths[n]) for n in present])
+    samples = Samples(
+        pixels=FilePixels(root, np.concatenate(paths), max_pixels=max_pixels),
+        rows=np.arange(len(labels)),
+        classes=tuple(classes[n] for n in present),
+        labels=labels,
+        ids=np.concatenate([np.array(_ids(of_class.tolist()), dtype=TEXT) for of_class in paths]),
+        origin=np.full(len(labels), UNASSIGNED),
+    )
+    return samples, classes
+
+
+def _class_folders(root: Path, above: frozenset[Identity | None], problems: Problems) -> list[str]:
+    """The folders in a folder of class folders."""
     inside = list(_entries(root, "", problems))
     folders = [name for name, is_folder in inside if is_folder and not _is_loop(root, name, above, problems)]
     strays = []
@@ -145,35 +129,105 @@ def _class_folders(
         nested = [name for name in folders if any(is_folder for _, is_folder in _entries(root / name, "", Problems()))]
         if nested:
             guess = next((name for name in nested if name.lower().startswith("train")), nested[0])
-            raise _layout_error(
-                root, f"found {_listed(nested)} in it, with class folders below: did you mean {root / guess}?"
+            listed = ", ".join(f"{name}/" for name in nested)
+            raise _layout_error(root, f"found {listed} in it, with class folders below: did you mean {root / guess}?")
+    return folders
+
+
+def _class_of_folder(
+    root: Path, tops: Sequence[str], files: Mapping[str, Paths], classes_from: str | None, problems: Problems
+) -> dict[str, str]:
+    """Every folder → the folder that names the class of its files: the outermost one, or itself."""
+    parents = {folder.rpartition("/")[0] for folder in files}
+    leaves: dict[str, list[str]] = {top: [] for top in tops}
+    for folder, within in files.items():
+        if "/" in folder and (folder not in parents or _has_images(within)):
+            leaves[folder.partition("/")[0]].append(folder)
+    nested = {top: sorted(folders) for top, folders in leaves.items() if folders and not _has_images(files[top])}
+    if classes_from is None:
+        _require_one_reading(root, tops, nested)
+    if classes_from != "leaves":
+        return {folder: folder.partition("/")[0] for folder in files}
+    class_of = {}
+    for folder, within in files.items():
+        top = folder.partition("/")[0]
+        if top not in nested or folder in nested[top]:
+            class_of[folder] = folder if top in nested else top
+        else:  # beside folders of classes
+            for path in within.tolist():
+                problems.add(Kind.COMPANION, os.fsdecode(path))
+    return class_of
+
+
+def _has_images(paths: Paths) -> bool:
+    return any(os.fsdecode(path).lower().endswith(IMAGE_SUFFIXES) for path in paths)
+
+
+def _require_one_reading(root: Path, tops: Sequence[str], nested: Mapping[str, Sequence[str]]) -> None:
+    """Raise where folders in class folders can be classes of their own.
+
+    They cannot if each class has the same ones (`robin/images/`), if their names have no letters (`robin/2024-05-01/`),
+    or if there is only one of them.
+    """
+    inner = {top: {folder.removeprefix(f"{top}/") for folder in folders} for top, folders in nested.items()}
+    names = set().union(*inner.values())
+    alike = len(inner) > 1 and all(folders == names for folders in inner.values())
+    if alike or len(names) <= 1 or not any(letter.isalpha() for name in names for letter in name):
+        return
+    leaves = [leaf.rpartition("/")[2] for top in tops for leaf in nested.get(top, [top])]
+    raise BranchoutError(
+        f"{printable(root)} has folders in its class folders, such as {printable(next(iter(nested.values()))[0])}/. "
+        "They can be read in two ways:\n"
+        f"  --classes-from folders: {_classes(tops)}; the outermost folder names the class\n"
+        f"  --classes-from leaves: {_classes(leaves)}; the innermost folder names the class\n"
+        "Run the command again with one of these options."
+    )
+
+
+def _classes(names: Sequence[str], most: int = 4) -> str:
+    distinct = list(dict.fromkeys(printable(name) for name in names))
+    more = ", …" if len(distinct) > most else ""
+    return f"{len(distinct):,} class{'' if len(distinct) == 1 else 'es'} ({', '.join(distinct[:most])}{more})"
+
+
+def _name_classes(folders: Sequence[str], known: Collection[str], problems: Problems) -> dict[str, list[str]]:
+    """The name of each class, its folder's in one Unicode form → its folders."""
+    named: dict[str, list[str]] = {}
+    for folder in folders:
+        named.setdefault(_composed(folder.rpartition("/")[2]), []).append(folder)
+    for name, same in named.items():
+        if len({folder.rpartition("/")[0] for folder in same}) > 1:
+            raise BranchoutError(
+                f"{len(same)} folders name the class {name!r}: {printable(', '.join(same))}. Rename all but one, move "
+                "their images into one folder, or use --classes-from folders."
             )
-    return _name_classes(folders, known, problems)
-
-
-def _name_classes(folders: Iterable[str], known: Collection[str], problems: Problems) -> dict[str, str]:
-    names = {folder: unicodedata.normalize("NFC", printable(folder)) for folder in folders}
-    for name, same in _grouped(names, names.__getitem__).items():
         if len(same) > 1:
             problems.add(Kind.MERGED, name, " and ".join(ascii(folder) for folder in same))
-    for same in _grouped(sorted(set(names.values())), _without_case).values():
+    by_letters: dict[str, list[str]] = {}
+    for name in sorted(named):
+        by_letters.setdefault(unicodedata.normalize("NFC", name.casefold()), []).append(name)
+    for same in by_letters.values():
         if len(same) > 1 and not set(same) <= set(known):
             problems.add(Kind.CASE, same[0], "also " + ", ".join(same[1:]))
-    return names
+    return named
 
 
-def _walk(root: Path, folder: str, above: frozenset[Identity | None], problems: Problems) -> Iterator[str]:
-    """Every regular file below a folder, links followed, as a path relative to the root."""
+def _walk(
+    root: Path, folder: str, above: frozenset[Identity | None], problems: Problems
+) -> Iterator[tuple[str, list[str]]]:
+    """A folder and all below it, links followed, as paths relative to the root, each with its regular files."""
     waiting = [(folder, above)]
     while waiting:
         folder, above = waiting.pop()
         below = above | {_identity(root / folder)}
+        names = []
         for name, is_folder in _entries(root / folder, folder, problems):
             path = f"{folder}/{name}".lstrip("/")
             if not is_folder:
-                yield path
+                names.append(name)
             elif not _is_loop(root, path, below, problems):
                 waiting.append((path, below))
+        yield folder, names
 
 
 def _entries(folder: Path, relative: str, problems: Problems) -> Iterator[tuple[str, bool]]:
@@ -228,79 +282,17 @@ def _is_loop(root: Path, path: str, above: frozenset[Identity | None], problems:
     return loops
 
 
-def _ids(paths: list[str]) -> list[str]:
+def _composed(path: str) -> str:
+    return unicodedata.normalize("NFC", printable(path))
+
+
+def _ids(paths: list[bytes]) -> list[str]:
     """Paths in one Unicode form, except where that would make two files one."""
-    composed = [unicodedata.normalize("NFC", printable(path)) for path in paths]
+    composed = [_composed(os.fsdecode(path)) for path in paths]
+    if len(set(composed)) == len(composed):
+        return composed
     count = Counter(composed)
-    return [new if count[new] == 1 else printable(old) for new, old in zip(composed, paths, strict=True)]
-
-
-# Looking into them.
-
-
-@dataclass(frozen=True)
-class _Measured:
-    shape: tuple[int, int, int]
-    content: int
-    """A hash of the file's bytes."""
-
-
-def _measure(
-    root: Path, paths: list[str], max_pixels: int, problems: Problems, progress: Callable[[int, int], None] | None
-) -> dict[str, _Measured]:
-    """What decoding says of every file; those that fail are reported and left out."""
-    measured = {}
-    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
-        for start in range(0, len(paths), 1024):  # in parts, so that an interrupt need not wait for all
-            part = paths[start : start + 1024]
-            for path, result in zip(part, pool.map(lambda p: _measure_one(root / p, max_pixels), part), strict=True):
-                if isinstance(result, _Measured):
-                    measured[path] = result
-                else:
-                    problems.add(result.kind, path, result.detail)
-            if progress:
-                progress(start + len(part), len(paths))
-    return measured
-
-
-def _measure_one(path: Path, max_pixels: int) -> _Measured | UnreadableImage:
-    try:
-        with open_regular(path) as file:
-            shape = measure(file, max_pixels=max_pixels)
-            file.seek(0)
-            return _Measured(shape, content_hash(file))
-    except OSError as error:
-        return UnreadableImage(Kind.UNREADABLE, error.strerror or str(error))
-    except UnreadableImage as error:
-        foreign = error.kind in {Kind.NOT_AN_IMAGE, Kind.EMPTY} and path.suffix.lower() in COMPANION_SUFFIXES
-        return UnreadableImage(Kind.COMPANION, "") if foreign else error
-
-
-def _without_duplicates(measured: dict[str, _Measured], owner: dict[str, str], problems: Problems) -> list[str]:
-    """The first copy in each class. An image in two classes stays in both: which is right is not ours to say."""
-    kept = []
-    seen: dict[int, dict[str, str]] = {}
-    for path, file in measured.items():
-        copies = seen.setdefault(file.content, {})
-        name = owner[path]
-        if name in copies:
-            problems.add(Kind.DUPLICATE, path, f"same as {copies[name]}")
-            continue
-        if copies:
-            problems.add(Kind.CONFLICT, path, f"same as {next(iter(copies.values()))}")
-        copies[name] = path
-        kept.append(path)
-    return kept
-
-
-def _named_as_images(paths: list[str], problems: Problems) -> list[str]:
-    kept = []
-    for path in paths:
-        if path.lower().endswith(IMAGE_SUFFIXES):
-            kept.append(path)
-        else:
-            problems.add(Kind.COMPANION, path)
-    return kept
+    return [new if count[new] == 1 else printable(os.fsdecode(old)) for new, old in zip(composed, paths, strict=True)]
 
 
 # What is said when nothing can be made of a folder.
@@ -316,7 +308,7 @@ def _require_folder(root: Path) -> None:
         guess = f": did you mean {root.parent / near[0]}?" if near else ""
         raise _layout_error(root, f"there is no such folder{guess}") from None
     except NotADirectoryError:
-        raise _layout_error(root, "it is a file; an archive has to be unpacked first") from None
+        raise _layout_error(root, "it is a file; only .tar archives are read without unpacking") from None
     except OSError as error:
         raise BranchoutError(f"{root} cannot be read: {error.strerror}") from error
 
@@ -357,21 +349,3 @@ def _require_images(root: Path, missing: set[str], problems: Problems, most: int
         + "\n".join(lines)
         + "\nAdd images to these class folders or remove the folders, then run the command again."
     )
-
-
-# Small matters of text.
-
-
-def _without_case(name: str) -> str:
-    return unicodedata.normalize("NFC", name.casefold())
-
-
-def _grouped(names: Iterable[str], key: Callable[[str], str]) -> dict[str, list[str]]:
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(key(name), []).append(name)
-    return groups
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(f"{name}/" for name in names)

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from branchout.data.datasets import FACTS, Dataset, below, require_known
-from branchout.data.folders import FilePixels, scan
+from branchout.data.folders import scan
 from branchout.data.samples import ArrayPixels, Samples
+from branchout.data.verify import FilePixels
 from branchout.errors import BranchoutError
 from branchout.files import read_json
 
@@ -191,8 +192,9 @@ def _annotated(root: Path, annotations: Path) -> Samples:
             f"{len(absent):,} of {len(rows):,} images that {annotations} names are not in {root / 'val' / 'images'}, "
             f"such as {absent[0]}. Unpack the archive again"
         )
-    paths = np.array([f"images/{file}" for file, _ in rows], dtype=np.str_)
-    return below("val", Samples.build(FilePixels(root / "val", paths), [synset for _, synset in rows], paths))
+    paths = [f"images/{file}" for file, _ in rows]
+    pixels = FilePixels(root / "val", np.array([os.fsencode(path) for path in paths]))
+    return below("val", Samples.build(pixels, [synset for _, synset in rows], paths))
 
 
 def _facts(root: Path) -> dict[str, Any]:

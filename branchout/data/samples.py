@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from typing import BinaryIO, Protocol
@@ -18,6 +18,11 @@ Image = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Strings = npt.NDArray[np.str_]
 Hashes = npt.NDArray[np.uint64]
+ImageHashes = npt.NDArray[np.uint64]
+"""One row of two numbers per image: see `near_duplicates`."""
+
+TEXT: npt.DTypeLike = np.dtypes.StringDType() if hasattr(np.dtypes, "StringDType") else np.str_
+"""The type of ids and names: with numpy 2 each text takes its own length, not four bytes for each of the longest."""
 
 UNASSIGNED = -1
 """Origin of a sample that no scenario has assigned yet. Otherwise 0 is the base and t is step t."""
@@ -122,6 +127,8 @@ class Samples:
     """What else is known of each sample, such as `domain` and `style`."""
     content: Hashes | None = None
     """A hash of each file's bytes, where the files were read: identical files have the same. See `find_identical`."""
+    image_hash: ImageHashes | None = None
+    """A perceptual hash of each image of a folder, where the files were decoded. See `near_duplicates`."""
 
     @classmethod
     def build(
@@ -132,23 +139,21 @@ class Samples:
         *,
         rows: Ints | None = None,
         attributes: Mapping[str, Sequence[str] | Strings] | None = None,
-        content: Hashes | None = None,
     ) -> Samples:
-        classes, labels = np.unique(np.asarray(names, dtype=np.str_), return_inverse=True)
+        classes, labels = np.unique(np.asarray(names, dtype=TEXT), return_inverse=True)
         return cls(
             pixels=pixels,
             rows=np.arange(len(labels)) if rows is None else rows,
             classes=tuple(str(name) for name in classes),
             labels=labels.astype(np.int64),
-            ids=np.asarray(ids, dtype=np.str_),
+            ids=np.asarray(ids, dtype=TEXT),
             origin=np.full(len(labels), UNASSIGNED, dtype=np.int64),
-            attributes={key: np.asarray(values, dtype=np.str_) for key, values in (attributes or {}).items()},
-            content=content,
+            attributes={key: np.asarray(values, dtype=TEXT) for key, values in (attributes or {}).items()},
         )
 
     def __post_init__(self) -> None:
-        columns = [self.rows, self.labels, self.ids, self.origin, *self.attributes.values()]
-        lengths = {len(column) for column in columns + ([] if self.content is None else [self.content])}
+        columns = [self.rows, self.labels, self.ids, self.origin, self.content, self.image_hash]
+        lengths = {len(column) for column in [*columns, *self.attributes.values()] if column is not None}
         if len(lengths) != 1:
             raise BranchoutError(f"the columns of a sample table differ in length: {sorted(lengths)}")
 
@@ -158,7 +163,12 @@ class Samples:
     @property
     def names(self) -> Strings:
         """The class name of every sample."""
-        return np.asarray(self.classes, dtype=np.str_)[self.labels] if len(self) else np.array([], dtype=np.str_)
+        return np.asarray(self.classes, dtype=TEXT)[self.labels]
+
+    def mask(self, names: Collection[str]) -> npt.NDArray[np.bool_]:
+        """Which samples are of the classes named."""
+        wanted = set(names)
+        return np.array([name in wanted for name in self.classes], dtype=bool)[self.labels]
 
     def counts(self) -> dict[str, int]:
         """How many samples each class has."""
@@ -186,12 +196,12 @@ class Samples:
             origin=self.origin[which],
             attributes={key: values[which] for key, values in self.attributes.items()},
             content=None if self.content is None else self.content[which],
+            image_hash=None if self.image_hash is None else self.image_hash[which],
         )
 
     def of_classes(self, names: Sequence[str]) -> Samples:
         """The samples of the classes named, in table order."""
-        wanted = set(names)
-        return self.select(np.array([name in wanted for name in self.classes], dtype=bool)[self.labels])
+        return self.select(self.mask(names))
 
     def rename(self, new_names: Mapping[str, str]) -> Samples:
         """Other names for some classes; two classes given one name become one class."""
@@ -208,25 +218,35 @@ def concatenate(tables: Sequence[Samples]) -> Samples:
     """One table after the other. Attributes that only some tables have are empty text elsewhere."""
     if len(tables) == 1:
         return tables[0]
-    keys = sorted({key for table in tables for key in table.attributes})
     pixels = tables[0].pixels
     starts = [0] * len(tables)
     if any(table.pixels is not pixels for table in tables):
         pixels = JoinedPixels(tuple(table.pixels for table in tables))
         starts = pixels.starts[:-1].tolist()
-    hashed = any(table.content is not None for table in tables)
-    joined = Samples.build(
-        pixels,
-        np.concatenate([table.names for table in tables]),
-        np.concatenate([table.ids for table in tables]),
+    classes = sorted({name for table in tables for name in table.classes})
+    place = {name: label for label, name in enumerate(classes)}
+    columns = [np.array([place[name] for name in table.classes], dtype=np.int64) for table in tables]
+    keys = sorted({key for table in tables for key in table.attributes})
+    return Samples(
+        pixels=pixels,
         rows=np.concatenate([table.rows + start for table, start in zip(tables, starts, strict=True)]),
+        classes=tuple(classes),
+        labels=np.concatenate([column[table.labels] for column, table in zip(columns, tables, strict=True)]),
+        ids=np.concatenate([table.ids for table in tables]),
+        origin=np.concatenate([table.origin for table in tables]),
         attributes={
-            key: np.concatenate([t.attributes.get(key, np.full(len(t), "", dtype=np.str_)) for t in tables])
+            key: np.concatenate([t.attributes.get(key, np.full(len(t), "", dtype=TEXT)) for t in tables])
             for key in keys
         },
-        content=np.concatenate([content_hashes(table) for table in tables]) if hashed else None,
+        content=np.concatenate([content_hashes(table) for table in tables])
+        if any(table.content is not None for table in tables)
+        else None,
+        image_hash=np.concatenate(
+            [np.zeros((len(t), 2), dtype=np.uint64) if t.image_hash is None else t.image_hash for t in tables]
+        )
+        if any(table.image_hash is not None for table in tables)
+        else None,
     )
-    return replace(joined, origin=np.concatenate([table.origin for table in tables]))
 
 
 def content_hashes(samples: Samples) -> Hashes:
@@ -242,8 +262,10 @@ def content_hashes(samples: Samples) -> Hashes:
 
 def find_identical(first: Samples, second: Samples) -> list[tuple[int, int]]:
     """Images that are in both tables, byte for byte: a position in the first and one in the second for each."""
-    places = {value: n for n, value in reversed(list(enumerate(content_hashes(second).tolist()))) if value}
-    return [(n, places[value]) for n, value in enumerate(content_hashes(first).tolist()) if value in places]
+    wanted = content_hashes(first)
+    values, places = np.unique(content_hashes(second), return_index=True)
+    found = np.flatnonzero(np.isin(wanted, values) & (wanted != 0))
+    return list(zip(found.tolist(), places[np.searchsorted(values, wanted[found])].tolist(), strict=True))
 
 
 def content_hash(file: BinaryIO) -> int:

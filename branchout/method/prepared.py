@@ -50,6 +50,7 @@ class Prepared:
             **settings,
             "images": len(self.split.new),
             "exemplars kept": 0 if self.split.memory is None else len(self.split.memory),
+            "near-duplicates": self.split.near_duplicates,
             "chosen on": self.split.measured,
             "measured": None if outcome.measured is None else outcome.measured.to_dict(),
             "losses": [round(loss, 5) for loss in outcome.losses],

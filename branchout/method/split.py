@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from branchout.data.near_duplicates import count_grouped, near_duplicates, near_training, take_groups
 from branchout.data.samples import Samples, concatenate, find_identical
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
@@ -37,7 +38,9 @@ class DataSplit:
     calibration: Samples | None = None
     """New images that calibrate pseudo-exemplars, where old classes have no images; they neither train nor choose."""
     notices: tuple[str, ...] = ()
-    """Sentences about images that were left out."""
+    """Sentences about images that were left out or are near-duplicates of others."""
+    near_duplicates: int = 0
+    """Images that were kept on one side of a hold-out together with near-duplicates of them."""
 
     @classmethod
     def of(
@@ -51,22 +54,23 @@ class DataSplit:
         rng = np.random.default_rng(seed)
         old = set(space.classes) - set(new.classes) or set(space.classes)  # if all get new images, these measure them
         measured = "dev"
+        notices: list[str] = []
+        grouped = 0
         if val is None:
-            new, held = _hold_out(new, rng)
+            grouped += _count(new, "new images", notices)
+            new, held = _hold_out_new(new, seed, rng, notices)
             measured = "held-out"
-            if not len(held):
-                raise BranchoutError(
-                    "There are too few new images to hold any out: no class has three. Add images, or pass some with "
-                    "--val."
-                )
         else:
             held = val
         if memory is not None and (val is None or not set(held.classes) & old):
+            grouped += _count(memory, "images of --memory", notices)
             memory, held_old = _hold_out(memory, rng, pairs=True)
             held = concatenate([held, held_old]) if len(held_old) else held
             measured = "held-out"
-        held, notices = _without_training_images(held, new, memory)
-        of_old = int(np.isin(held.names, list(old)).sum())
+        held = _without_training_images(held, new, memory, notices)
+        if val is not None:
+            _warn_of_near_duplicates(held, new, memory, notices)
+        of_old = int(held.mask(old).sum())
         covered = len(set(held.classes) & old)
         # A few held-out images of a few old classes say little about the others. Images of --val are taken as given.
         if not covered or (measured == "held-out" and 2 * covered < len(old) and of_old < ENOUGH):
@@ -77,7 +81,8 @@ class DataSplit:
             dev, calibration = _take_calibration(dev, new.classes, rng)
         if memory is not None:
             memory = _with_origin(memory, space)
-        return cls(new.placed(len(space.branches)), memory, dev, test, measured, calibration, notices)
+        new = new.placed(len(space.branches))
+        return cls(new, memory, dev, test, measured, calibration, tuple(notices), grouped)
 
 
 def check_classes(space: LabelSpace, new: Samples, memory: Samples | None, val: Samples | None) -> None:
@@ -98,29 +103,61 @@ def check_classes(space: LabelSpace, new: Samples, memory: Samples | None, val: 
         raise BranchoutError("--val has no images of the new classes. Add some, or leave --val out.")
 
 
-def _hold_out(samples: Samples, rng: np.random.Generator, *, pairs: bool = False) -> tuple[Samples, Samples]:
-    """A fifth of each class, at least one image where it has three or more.
+def _count(samples: Samples, what: str, notices: list[str]) -> int:
+    """How many images have near-duplicates in their class, with a notice if there are any."""
+    images, groups = count_grouped(near_duplicates(samples))
+    if images:
+        notices.append(
+            f"{images:,} of {len(samples):,} {what} are near-duplicates of others of their class ({groups:,} "
+            f"group{'s' if groups > 1 else ''}); the images of a group are all held out or all used for training"
+        )
+    return images
+
+
+def _hold_out_new(new: Samples, seed: int, rng: np.random.Generator, notices: list[str]) -> tuple[Samples, Samples]:
+    """New images to train with, and those held out; images of one group are divided only if too few are left."""
+    enough = int((np.bincount(new.labels) >= 3).sum())
+    if not enough:
+        raise BranchoutError(
+            "There are too few new images to hold any out: no class has three. Add images, or pass some with --val."
+        )
+    train, held = _hold_out(new, rng)
+    if 2 * len(held.classes) < enough:
+        notices.append(
+            f"in {enough - len(held.classes):,} of {enough:,} new classes nearly all images are near-duplicates of one "
+            "another, so near-duplicates of training images had to be held out: accuracies on new classes are too "
+            "high. Pass other photos with --val"
+        )
+        return _hold_out(new, np.random.default_rng(seed), grouped=False)
+    return train, held
+
+
+def _hold_out(
+    samples: Samples, rng: np.random.Generator, *, pairs: bool = False, grouped: bool = True
+) -> tuple[Samples, Samples]:
+    """A fifth of each class, at least one image where it has three or more; near-duplicates stay together.
 
     With `pairs`, classes with two images give a fifth of their images too: one each, of classes drawn at random.
     """
+    groups = near_duplicates(samples) if grouped else np.arange(len(samples))
     held = np.zeros(len(samples), dtype=bool)
     of_two: list[np.ndarray] = []
     for label in range(len(samples.classes)):
         members = rng.permutation(np.flatnonzero(samples.labels == label))
         count = max(1, round(HELD_OUT * len(members))) if len(members) >= 3 else 0
-        held[members[:count]] = True
-        of_two += [members] if len(members) == 2 else []
+        held[take_groups(members, groups, count)] = True
+        of_two += [members] if len(members) == 2 and len(np.unique(groups[members])) == 2 else []
     if pairs and of_two:
         drawn = rng.permutation(len(of_two))[: round(2 * HELD_OUT * len(of_two))]
         held[[of_two[n][0] for n in drawn]] = True
     return samples.select(~held), samples.select(held)
 
 
-def _without_training_images(held: Samples, new: Samples, memory: Samples | None) -> tuple[Samples, tuple[str, ...]]:
-    """Validation images without those whose bytes are also in training, and a sentence about them."""
+def _without_training_images(held: Samples, new: Samples, memory: Samples | None, notices: list[str]) -> Samples:
+    """Validation images without those whose bytes are also in training, with a notice about them."""
     same = {n for part in (new, memory) if part is not None for n, _ in find_identical(held, part)}
     if not same:
-        return held, ()
+        return held
     kept = np.array([n not in same for n in range(len(held))])
     example = held.ids[min(same)]
     if not set(held.select(kept).classes) & set(new.classes):
@@ -128,35 +165,48 @@ def _without_training_images(held: Samples, new: Samples, memory: Samples | None
             f"{len(same):,} of {len(held):,} validation images are identical to training images (such as {example}), "
             "and no others of the new classes are left. Pass other images with --val, or leave it out."
         )
-    return held.select(kept), (
+    notices.append(
         f"{len(same):,} validation images are identical to training images (such as {example}); they were left out of "
-        "validation",
+        "validation"
     )
+    return held.select(kept)
+
+
+def _warn_of_near_duplicates(held: Samples, new: Samples, memory: Samples | None, notices: list[str]) -> None:
+    near = np.unique(np.concatenate([near_training(held, part) for part in (new, memory) if part is not None]))
+    if len(near):
+        notices.append(
+            f"{len(near):,} of {len(held):,} validation images are near-duplicates of training images (such as "
+            f"{held.ids[near[0]]}); the accuracies measured on them may be too high"
+        )
 
 
 def _halve(held: Samples, new: Collection[str], rng: np.random.Generator) -> tuple[Samples, Samples]:
     """Dev and test. New and old images are halved separately, each beginning with dev, which must have both."""
-    is_new = np.isin(held.names, list(new))
+    is_new = held.mask(new)
     first = np.zeros(len(held), dtype=bool)
+    groups = near_duplicates(held)
     for part in (np.flatnonzero(is_new), np.flatnonzero(~is_new)):
-        first[part] = _half(held.labels[part], rng)
+        first[part] = _half(held.labels[part], groups[part], rng)
     return held.select(first), held.select(~first)
 
 
-def _half(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A mask of half the images of each class; odd images fall to either side in turn, first to the one marked."""
+def _half(labels: np.ndarray, groups: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A mask of half the images of each class; odd images fall to either side in turn, first to the one marked.
+
+    Images of one group are on the side of the first of them.
+    """
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
-    mask = np.zeros(len(labels), dtype=bool)
-    mask[order[::2]] = True
-    return mask
+    leaders = order[np.sort(np.unique(groups[order], return_index=True)[1])]
+    return np.isin(groups, groups[leaders[::2]])
 
 
 def _take_calibration(dev: Samples, new: Collection[str], rng: np.random.Generator) -> tuple[Samples, Samples]:
     """Half of the dev images of new classes calibrate pseudo-exemplars; all others still choose."""
-    part = np.flatnonzero(np.isin(dev.names, list(new)))
+    part = np.flatnonzero(dev.mask(new))
     chooses = np.ones(len(dev), dtype=bool)
-    chooses[part] = _half(dev.labels[part], rng)
+    chooses[part] = _half(dev.labels[part], near_duplicates(dev)[part], rng)
     return dev.select(chooses), dev.select(~chooses)
 
 

@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from branchout.data.decode import Kind, UnreadableImage
-from branchout.data.folders import FilePixels, images_in, scan
+from branchout.data.folders import images_in, scan
 from branchout.data.problems import Problem, Problems
 from branchout.data.samples import concatenate, find_identical
+from branchout.data.verify import FilePixels
 from branchout.errors import BranchoutError, printable
 from tests.data.hostile import encoded, jpeg, picture, png_claiming, put, write_folder
 
@@ -123,12 +124,12 @@ def test_scanning_twice_gives_the_same_table(messy: Path) -> None:
 
 
 def test_listing_goes_by_extension_and_decodes_nothing(messy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("branchout.data.folders.measure", lambda *_, **__: pytest.fail("decoded"))
+    monkeypatch.setattr("branchout.data.verify.measure", lambda *_, **__: pytest.fail("decoded"))
     samples, _ = scan(messy, verify=False)
     assert "cat/truncated.jpg" in samples.ids
     assert "cat/no extension" not in samples.ids
     assert samples.pixels.shape is None
-    assert samples.pixels.sizes is None  # type: ignore[attr-defined]
+    assert samples.pixels.shapes is None  # type: ignore[attr-defined]
 
 
 # The pixels' source.
@@ -142,8 +143,8 @@ def test_file_pixels_know_sizes_survive_pickling_and_notice_change(tmp_path: Pat
     pixels = pickle.loads(pickle.dumps(samples.pixels))
     assert isinstance(pixels, FilePixels)
     assert pixels.shape == (24, 32, 3)
-    assert pixels.sizes is not None
-    assert pixels.sizes.tolist() == [[24, 32], [24, 32]]
+    assert pixels.shapes is not None
+    assert pixels.shapes.tolist() == [[24, 32, 3], [24, 32, 3]]
     assert (pixels.read(1) == np.asarray(picture(2))).all()
     before = pixels.fingerprint(np.array([0])), pixels.fingerprint(np.array([1]))
     os.utime(tmp_path / "b/2.png", ns=(1, 1))
@@ -310,7 +311,7 @@ def test_a_hostile_folder_is_read_to_its_end(tmp_path: Path, capfd: pytest.Captu
     assert kinds(problems) == wrong
     assert set(samples.ids) == {printable(f"cat/{name}") for name, kind in expected.items() if not kind}
     assert all(line.isprintable() for line in problems.summary(1000))
-    assert set(images_in(folder.parent)) >= {samples.pixels.root / path for path in samples.pixels.paths}
+    assert set(images_in(folder.parent)) >= {samples.pixels.path(row) for row in range(len(samples))}
 
 
 def test_identical_files_are_found_in_two_tables(tmp_path: Path) -> None:
@@ -361,3 +362,76 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     put(tmp_path / "train/steam/1.jpg", jpeg(1))
     put(tmp_path / "bus/1.jpg", jpeg(2))
     assert scan(tmp_path)[0].classes == ("bus", "train")
+
+
+# Nested class folders.
+
+
+def nested(root: Path, *folders: str) -> Path:
+    for number, folder in enumerate(folders):
+        put(root / folder / "1.jpg", jpeg(number))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("folders", "outer", "inner"),
+    [
+        (("birds/robin", "birds/wren", "mammals/fox"), 2, 3),
+        (("birds/robin", "mammals/fox"), 2, 2),
+        (("photos/robin", "photos/wren"), 1, 2),
+        (("cat", "birds/robin", "birds/wren"), 2, 3),
+        (("birds/songbirds/robin", "birds/songbirds/wren"), 1, 2),
+    ],
+)
+def test_nested_class_folders_are_asked_about(tmp_path: Path, folders: tuple[str, ...], outer: int, inner: int) -> None:
+    nested(tmp_path, *folders)
+    with pytest.raises(BranchoutError) as caught:
+        scan(tmp_path)
+    count = {n: f"{n} class" + ("es" if n > 1 else "") for n in (outer, inner)}
+    assert f"--classes-from folders: {count[outer]} (" in str(caught.value)
+    assert f"--classes-from leaves: {count[inner]} (" in str(caught.value)
+    assert scan(tmp_path, classes_from="folders")[0].classes == tuple(sorted({f.split("/")[0] for f in folders}))
+    leaves = scan(tmp_path, classes_from="leaves")[0]
+    assert leaves.classes == tuple(sorted(f.split("/")[-1] for f in folders))
+    assert {str(name).rpartition("/")[0]: str(label) for name, label in zip(leaves.ids, leaves.names, strict=True)} == {
+        folder: folder.rpartition("/")[2] for folder in folders
+    }
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [
+        ("robin/images", "wren/images"),  # as Tiny-ImageNet has them
+        ("robin/day", "robin/night", "wren/day", "wren/night"),
+        ("robin/2024-05-01", "robin/2024-05-02", "wren/2023-01-01"),
+        ("train/steam", "bus"),
+        ("robin", "robin/more", "robin/others", "wren"),  # robin has images of its own
+    ],
+)
+def test_folders_that_cannot_be_classes_need_no_question(tmp_path: Path, folders: tuple[str, ...]) -> None:
+    samples, _ = scan(nested(tmp_path, *folders))
+    assert set(samples.classes) == {folder.split("/")[0] for folder in folders}
+    assert len(samples) == len(folders)
+
+
+def test_leaves_of_one_name_are_refused_and_files_between_are_reported(tmp_path: Path) -> None:
+    nested(tmp_path / "two", "birds/crane", "machines/crane")
+    with pytest.raises(BranchoutError, match=r"birds/crane, machines/crane.*--classes-from folders"):
+        scan(tmp_path / "two", classes_from="leaves")
+    nested(tmp_path / "one", "birds/robin", "birds/wren")
+    put(tmp_path / "one/birds/notes.txt", b"birds")
+    (tmp_path / "one/birds/empty").mkdir()
+    with pytest.raises(BranchoutError, match=r"1 class has no usable image.*\n  empty: no files in it") as caught:
+        scan(tmp_path / "one", classes_from="leaves")
+    assert f"1 {Kind.COMPANION}" in str(caught.value)
+    with pytest.raises(BranchoutError, match="folders, leaves"):
+        scan(tmp_path / "one", classes_from="leafs")
+
+
+def test_the_number_of_other_files_is_grammatical(tmp_path: Path) -> None:
+    put(tmp_path / "a.txt", b"text")
+    with pytest.raises(BranchoutError, match="1 other file was found"):
+        images_in(tmp_path)
+    put(tmp_path / "b.txt", b"text")
+    with pytest.raises(BranchoutError, match="2 other files were found"):
+        images_in(tmp_path)

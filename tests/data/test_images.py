@@ -18,7 +18,6 @@ from branchout.data import augment
 from branchout.data import images as batches
 from branchout.data.augment import Augmentation, for_kind
 from branchout.data.decode import Kind, UnreadableImage
-from branchout.data.folders import FilePixels
 from branchout.data.images import (
     Gallery,
     ResidentImages,
@@ -32,6 +31,7 @@ from branchout.data.images import (
 )
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import ArrayPixels, Image, Ints, Samples, concatenate, digest
+from branchout.data.verify import FilePixels
 
 CPU = torch.device("cpu")
 COLOUR = Preprocessing(8, 3, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
@@ -208,7 +208,7 @@ def test_a_file_that_changed_is_decoded_again(tmp_path: Path) -> None:
         Pillow.new("RGB", (8, 8), (value, value, value)).save(tmp_path / "one.png")
 
     paint(10)
-    table = Samples.build(FilePixels(tmp_path, np.array(["one.png"])), ["x"], ["one"])
+    table = Samples.build(FilePixels(tmp_path, np.array([b"one.png"])), ["x"], ["one"])
     assert (decoded(table, COLOUR, tmp_path / "cache") == 10).all()
     paint(200)
     os.utime(tmp_path / "one.png", ns=(1, 1))  # a clock too coarse to tell the two is not what is tested

@@ -165,3 +165,63 @@ def test_two_images_a_class_are_enough_to_hold_some_out(base: api.Model, train: 
     held = concatenate([split.dev, split.test])
     assert held.of_classes(BASE).counts() == dict.fromkeys(sorted(given), 1)
     assert DataSplit.of(space, new, exemplars(train, per_class=1), None, 0).measured == "pseudo"
+
+
+def with_bursts(samples: Samples, groups: Sequence[int]) -> Samples:
+    """The samples with hashes that are equal within a group and far from each other otherwise."""
+    rng = np.random.default_rng(0)
+    hashes = rng.integers(0, 2**63, (max(groups) + 1, 2), dtype=np.uint64)
+    return replace(samples, image_hash=hashes[np.asarray(groups)])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_near_duplicates_stay_on_one_side(seed: int, base: api.Model, train: Samples) -> None:
+    space = base.saved.classifier.space
+    new, memory = train.of_classes(NEW), exemplars(train, per_class=8)
+    pairs = with_bursts(new, np.arange(len(new)) // 2)
+    kept = with_bursts(memory, np.arange(len(memory)) // 2)
+    split = DataSplit.of(space, pairs, kept, None, seed)
+    group = {str(name): ("new", n // 2) for n, name in enumerate(new.ids)}
+    group |= {str(name): ("memory", n // 2) for n, name in enumerate(memory.ids)}
+    sides = [{group[name] for name in names} for names in ids(split).values()]
+    for n, one in enumerate(sides):
+        for other in sides[n + 1 :]:
+            assert not one & other
+    assert split.near_duplicates == len(new) + len(memory)
+    assert f"{len(new)} of {len(new)} new images are near-duplicates" in split.notices[0]
+    assert len(split.dev) + len(split.test) >= len(NEW)
+
+
+def test_without_near_duplicates_nothing_changes(base: api.Model, train: Samples) -> None:
+    space, new, memory = base.saved.classifier.space, train.of_classes(NEW), exemplars(train)
+    plain = DataSplit.of(space, new, memory, None, 3)
+    hashed = DataSplit.of(space, with_bursts(new, range(len(new))), with_bursts(memory, range(len(memory))), None, 3)
+    for part in ("new", "memory", "dev", "test"):
+        assert getattr(plain, part).ids.tolist() == getattr(hashed, part).ids.tolist()
+    assert hashed.notices == plain.notices == ()
+
+
+def test_classes_of_one_burst_are_divided_with_a_warning(base: api.Model, train: Samples) -> None:
+    new = train.of_classes(NEW)
+    split = DataSplit.of(base.saved.classifier.space, with_bursts(new, new.labels), None, None, 0)
+    assert len(split.dev) + len(split.test) > 0
+    assert "--val" in split.notices[-1]
+    assert f"{len(NEW)} of {len(NEW)} new classes" in split.notices[-1]
+
+
+def test_validation_images_like_training_images_are_counted(base: api.Model, train: Samples, val: Samples) -> None:
+    new, other = train.of_classes(NEW), val.of_classes([*BASE, *NEW])
+    first = with_bursts(concatenate([new, other]), range(len(new) + len(other)))
+    assert first.image_hash is not None
+    hashes = first.image_hash.copy()
+    like = len(new) + int(np.flatnonzero(other.names == NEW[0])[0])
+    hashes[like] = hashes[int(np.flatnonzero(new.names == NEW[0])[0])]
+    split = DataSplit.of(
+        base.saved.classifier.space,
+        replace(new, image_hash=hashes[: len(new)]),
+        None,
+        replace(other, image_hash=hashes[len(new) :]),
+        0,
+    )
+    (notice,) = split.notices
+    assert notice.startswith(f"1 of {len(other)} validation images are near-duplicates of training images")
