@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypedDict
 from branchout.api.opening import load
 from branchout.data.decode import UnreadableImage, decode
 from branchout.data.samples import digest
+from branchout.data.tar_shards import ImageFile
 from branchout.errors import BranchoutError, printable
 from branchout.files import atomic_write, check_output, checksum, read_json, write_json
 from branchout.model.checkpoint import is_saved_model
@@ -60,7 +61,7 @@ class Settings:
 
 
 def predict_files(
-    settings: Settings, files: Sequence[Path], out: Path, *, dask: str | None = None, report: Report = silent
+    settings: Settings, files: Sequence[ImageFile], out: Path, *, dask: str | None = None, report: Report = silent
 ) -> int:
     """Answer every file and write the table `out` (.csv, .jsonl or .parquet); returns how many could not be read.
 
@@ -68,7 +69,7 @@ def predict_files(
     """
     writer = _writer(out)
     check_output(out, free=True)
-    parts = [[str(file.absolute()) for file in files[start : start + PART]] for start in range(0, len(files), PART)]
+    parts = [[file.absolute() for file in files[start : start + PART]] for start in range(0, len(files), PART)]
     folder = Path(settings.model).absolute()
     if is_saved_model(folder):
         settings = replace(settings, model=str(folder), version=checksum(folder / MANIFEST))
@@ -90,7 +91,7 @@ def predict_files(
 
 # Answering.
 
-Numbered = Sequence[tuple[int, list[str]]]
+Numbered = Sequence[tuple[int, list[ImageFile]]]
 Answering = Callable[[Numbered], Iterator[tuple[int, list[Answer]]]]
 
 
@@ -133,7 +134,7 @@ def dask_client(address: str) -> Iterator[Client]:
         yield client
 
 
-def answer_part(settings: Settings, files: Sequence[str]) -> list[Answer]:
+def answer_part(settings: Settings, files: Sequence[ImageFile]) -> list[Answer]:
     """The answers of some files, in their order; runs on a worker."""
     model = _opened(settings.model, settings.device, settings.version)
     answers: list[Answer] = []
@@ -142,7 +143,7 @@ def answer_part(settings: Settings, files: Sequence[str]) -> list[Answer]:
         readable, problems = {}, {}
         for file in some:
             try:
-                readable[file] = decode(Path(file))
+                readable[file] = decode(file)
             except UnreadableImage as error:
                 problems[file] = printable(str(error))
         predicted = model.predict(list(readable.values()), top=settings.top, flip=settings.flip)
@@ -151,7 +152,7 @@ def answer_part(settings: Settings, files: Sequence[str]) -> list[Answer]:
     return answers
 
 
-def _answer(file: str, prediction: Prediction, problem: str | None) -> Answer:
+def _answer(file: ImageFile, prediction: Prediction, problem: str | None) -> Answer:
     names, probabilities = [name for name, _ in prediction], [round(p, 6) for _, p in prediction]
     return {"file": printable(file), "classes": names, "probabilities": probabilities, "problem": problem}
 

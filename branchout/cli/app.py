@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from branchout.api import Model
     from branchout.data.datasets import Dataset
+    from branchout.data.tar_shards import ImageFile
 
 RESUMABLE = ("pretrain", "extend")
 """Commands that resume when they are run again after an interruption."""
@@ -252,7 +253,7 @@ def no_saved_model(name: str, also: str = "") -> BranchoutError:
     return BranchoutError(f"There is no saved model {Path(name)}. {found}{also}")
 
 
-def readable(files: list[os.PathLike[str]]) -> Iterator[tuple[os.PathLike[str], np.ndarray]]:
+def readable(files: list[ImageFile]) -> Iterator[tuple[ImageFile, np.ndarray]]:
     """The images that can be read, one by one; a file that cannot be read is an error only if it is the only one."""
     from branchout.data.decode import UnreadableImage, decode
 

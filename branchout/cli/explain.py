@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from branchout.data.samples import Samples
+    from branchout.data.tar_shards import ImageFile
     from branchout.evaluate.explain import ClassScore, Column, Explanation
 
 
@@ -56,7 +56,7 @@ def explain(
     files = [file for given in images for file in images_in(given)]
     loaded = open_model(model, device=device)
     album = _labelled(memory, classes_from, to_stderr=as_json) if memory else None
-    read: list[os.PathLike[str]] = []
+    read: list[ImageFile] = []
     pixels = (read.append(file) or image for file, image in readable(files))  # type: ignore[func-returns-value]
     with nullcontext(silent) if as_json else progress(console) as report:
         found = loaded.explain(pixels, top=top, memory=album, nearest=nearest, report=report)

@@ -31,15 +31,14 @@ from branchout.cli.app import (
 from branchout.errors import BranchoutError, printable
 
 if TYPE_CHECKING:
-    import os
-
     import numpy as np
 
     from branchout.api import Model
+    from branchout.data.tar_shards import ImageFile
     from branchout.evaluate.compare import Comparison
     from branchout.method.two_fold import Scored
 
-    Decoded = tuple[os.PathLike[str], np.ndarray]
+    Decoded = tuple[ImageFile, np.ndarray]
 
 HUB = "hf-hub:"
 BATCH_IMAGES, BATCH_PIXELS = 64, 64_000_000

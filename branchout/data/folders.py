@@ -60,7 +60,7 @@ def scan(
     return samples, problems
 
 
-def images_in(place: Path) -> list[os.PathLike[str]]:
+def images_in(place: Path) -> list[tar_shards.ImageFile]:
     """An image file itself, all images below a folder, whatever its layout, or all images in tar shards."""
     if tar_shards.are_shards(place):
         return tar_shards.members(place)
@@ -70,7 +70,7 @@ def images_in(place: Path) -> list[os.PathLike[str]]:
         raise BranchoutError(f"there is no image or folder {place}")
     walk = _walk(place, "", _above(place), Problems())
     found = sorted(place / folder / name for folder, names in walk for name in names)
-    images: list[os.PathLike[str]] = [path for path in found if looks_like_image(path)]
+    images: list[tar_shards.ImageFile] = [path for path in found if looks_like_image(path)]
     if not images:
         others = "1 other file was" if len(found) == 1 else f"{len(found):,} other files were"
         raise BranchoutError(f"{place} contains no images; {others} found")

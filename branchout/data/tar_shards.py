@@ -12,7 +12,7 @@ import re
 import tarfile
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -48,10 +48,17 @@ class Member:
     def __fspath__(self) -> str:
         return f"{self.shard}/{self.name}"
 
+    def absolute(self) -> Member:
+        return replace(self, shard=self.shard.absolute())
+
     def open_image(self) -> BinaryIO:
         with open_regular(self.shard) as file:
             file.seek(self.start)
             return io.BytesIO(file.read(self.size))
+
+
+ImageFile = Path | Member
+"""What `decode` opens: a file, or an image in a shard."""
 
 
 def are_shards(place: Path) -> bool:
@@ -65,9 +72,9 @@ def are_shards(place: Path) -> bool:
     return any(entry.name.endswith(".tar") for entry in found) and not any(entry.is_dir() for entry in found)
 
 
-def members(place: Path) -> list[os.PathLike[str]]:
+def members(place: Path) -> list[ImageFile]:
     """All images in the shards, labelled or not."""
-    found: list[os.PathLike[str]] = [
+    found: list[ImageFile] = [
         member for shard in _shards(place) for member in _regular(shard, Problems()) if _is_image(member.name)
     ]
     if not found:

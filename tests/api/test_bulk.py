@@ -97,7 +97,7 @@ def test_a_stopped_run_resumes_and_answers_nothing_twice(
     with pytest.raises(BranchoutError, match="top"):  # other settings would mix two tables
         predict_files(Settings(str(extended.folder), top=1), files_of(photos), out)
     predict_files(Settings(str(extended.folder)), files_of(photos), out)
-    assert sorted(answered) == sorted(map(str, files_of(photos)))
+    assert sorted(map(str, answered)) == sorted(map(str, files_of(photos)))
     assert rows(out) == expected(extended, photos)
 
 
