@@ -20,6 +20,7 @@ from branchout.evaluate.compare import Comparison, check_classes, compare, logit
 from branchout.evaluate.explain import Explanation, LabelledFeatures, explain
 from branchout.files import cache_folder, write_text
 from branchout.method.choose import apply_fusion
+from branchout.method.compact import CompactConfig
 from branchout.method.config import ExtendConfig
 from branchout.method.extend import extend
 from branchout.method.features import extract
@@ -40,6 +41,7 @@ from branchout.training.progress_file import recorded
 from branchout.training.work import check_out, working_on
 
 if TYPE_CHECKING:
+    from branchout.api.compaction import Outcome as CompactionOutcome
     from branchout.export import Exported
 
 Source = str | Path | Samples
@@ -81,6 +83,8 @@ class Model:
     """The accuracy on validation images, after `pretrain` in this process."""
     outcome: Extended | None = None
     """What `extend` trained and measured, after it ran in this process."""
+    compaction: CompactionOutcome | None = None
+    """What `compact` made of which model, after it ran in this process."""
 
     def __init__(self, saved: SavedModel, folder: Path | None, device: torch.device | None = None) -> None:
         self.saved = saved
@@ -387,6 +391,45 @@ class Model:
                 checkpoint.save(grown, out, source=self.folder)
         model = Model(grown, out, self.device)
         model.outcome = outcome
+        return model
+
+    def compact(
+        self,
+        memory: Source,
+        *,
+        out: str | Path | None = None,
+        branches: int = 1,
+        val: Source | None = None,
+        images: str | Path | None = None,
+        epochs: int | None = None,
+        seed: int = 0,
+        report: Report = silent,
+    ) -> Model:
+        """A smaller model: the branches of all steps distilled into `branches` of them; `.compaction` compares both.
+
+        It learns from labelled images of all classes in `memory`, and from the unlabelled ones below the folder
+        `images`. With `out` the model is saved there, and a run that was stopped resumes when it is called again.
+        """
+        from branchout.api.compaction import compact, unlabelled_images
+
+        place = None if out is None else Path(out)
+        if place is not None:
+            check_out(place)
+        problems: list[str] = []
+        unlabelled, left_out = (None, []) if images is None else unlabelled_images(Path(images))
+        made = compact(
+            self.saved,
+            samples_in(memory, problems, self.classes),
+            CompactConfig(branches, CompactConfig.epochs if epochs is None else epochs, seed),
+            val=None if val is None else samples_in(val, problems, self.classes),
+            unlabelled=unlabelled,
+            out=place,
+            source=self.folder,
+            device=self.device,
+            report=report,
+        )
+        model = Model(made.saved, place, self.device)
+        model.compaction = replace(made, warnings=(*problems, *left_out, *made.warnings))
         return model
 
 

@@ -21,7 +21,7 @@ from branchout.baselines.networks import Network
 from branchout.baselines.registry import Baseline
 from branchout.baselines.task import Task
 from branchout.model.classifier import Classifier
-from branchout.model.heads import CosineHead, to_norm
+from branchout.model.heads import CosineHead, head_bias, to_norm
 
 BOOSTING, COMPRESSION = 0.96, 0.97
 """β₁ and β₂: how strongly the number of images of a class counts in either stage."""
@@ -38,7 +38,7 @@ class Boosted(nn.Module):
         self.fresh.frozen = False
         old.backbone.freeze()
         known, k = old.head.weight.shape
-        bias = None if self.cosine else old.head.bias
+        bias = head_bias(old.head)
         self.head = nn.Linear(2 * k, classes, bias=bias is not None)
         with torch.no_grad():
             self.head.weight[:, :k] = 0.0  # what the old network knows says nothing of new classes

@@ -2,6 +2,7 @@
 
 from branchout.cli import (  # noqa: F401 – each adds its commands to the app
     bench,
+    compact,
     data,
     explain,
     export,

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from branchout.data.datasets import Dataset
     from branchout.data.tar_shards import ImageFile
 
-RESUMABLE = ("pretrain", "extend")
+RESUMABLE = ("pretrain", "extend", "compact")
 """Commands that resume when they are run again after an interruption."""
 GROUPS = {
-    "Create and extend models": ("demo", "pretrain", "check", "extend", "tune"),
+    "Create and extend models": ("demo", "pretrain", "check", "extend", "compact", "tune"),
     "Use models": ("predict", "evaluate", "explain", "report", "serve"),
     "Export and share models": ("export", "push", "pull"),
     "Data and experiments": ("data", "scenario", "bench", "version"),

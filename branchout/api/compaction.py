@@ -1,0 +1,161 @@
+"""What `Model.compact` does: read the images, run the compaction, and compare size, speed and accuracy."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from branchout import __version__
+from branchout.data.decode import UnreadableImage, measure
+from branchout.data.folders import FilePixels, images_in
+from branchout.data.samples import Samples
+from branchout.errors import BranchoutError
+from branchout.files import cache_folder
+from branchout.method import compact as method
+from branchout.method.compact import CompactConfig, Compacted, Compaction
+from branchout.method.features import weights_digest
+from branchout.method.prepared import now
+from branchout.metrics import Accuracies
+from branchout.model import checkpoint
+from branchout.model.checkpoint import SavedModel
+from branchout.model.classifier import Classifier
+from branchout.training.loop import Report
+from branchout.training.progress_file import recorded
+from branchout.training.work import working_on
+
+TIMED = 32
+"""Images in a batch whose speed is measured."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A model before or after compaction."""
+
+    branches: int
+    parameters: int
+    bytes: int
+    """Of all weights on disk, in full precision."""
+    images_per_second: float
+    accuracies: Accuracies | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A compaction: the new model, both sides of the comparison, and what must be told."""
+
+    saved: SavedModel
+    before: Side
+    after: Side
+    images: int
+    """How many held-out images the accuracies were measured on."""
+    warnings: tuple[str, ...]
+
+
+def compact(
+    saved: SavedModel,
+    memory: Samples,
+    config: CompactConfig,
+    *,
+    val: Samples | None = None,
+    unlabelled: Samples | None = None,
+    out: Path | None = None,
+    source: Path | None = None,
+    device: torch.device,
+    report: Report,
+) -> Outcome:
+    """Compact a model and save it as `out`, if given; a run that was stopped resumes."""
+    warnings = method.check(saved, memory, config)
+    settings = {
+        "command": "compact",
+        **asdict(config),
+        "model": weights_digest(saved.model()),
+        "memory": memory.fingerprint(),
+        "validation": "none" if val is None else val.fingerprint(),
+        "images": "none" if unlabelled is None else unlabelled.fingerprint(),
+    }
+    with working_on(out, settings) as work:
+        with recorded(work, report) as reported:
+            made = Compaction(
+                saved,
+                memory,
+                config,
+                val=val,
+                unlabelled=unlabelled,
+                device=device,
+                work=work,
+                cache=cache_folder(),
+                report=reported,
+            ).run()
+        event = _event(saved, config, made, memory)
+        earlier = [{**event, "measured": None}] * (config.branches - 1)
+        history = (*saved.history[:1], *earlier, event)
+        small = SavedModel(made.model.rebuilt(made.model.steps).to(device), made.fusions, history)
+        if out is not None:
+            checkpoint.save(small, out, source=source)
+    measured = made.measured
+    before = _side(saved, made.before, device)
+    after = _side(small, None if measured is None else measured.after, device)
+    return Outcome(small, before, after, measured.images if measured else 0, (*warnings, *made.notices))
+
+
+def unlabelled_images(folder: Path) -> tuple[Samples, list[str]]:
+    """All readable images below a folder, without classes, and a sentence about the others."""
+    readable: list[Path] = []
+    files = images_in(folder)
+    for file in files:
+        try:
+            measure(file)
+        except UnreadableImage:
+            continue
+        readable.append(file)
+    if not readable:
+        raise BranchoutError(f"None of the {len(files):,} images in {folder} can be read")
+    root = folder if folder.is_dir() else folder.parent
+    paths = [str(file.relative_to(root)) for file in readable]
+    left_out = len(files) - len(readable)
+    samples = Samples.build(FilePixels(root, np.array(paths, dtype=np.str_)), ["-"] * len(paths), paths)
+    return samples, [f"{folder}: {left_out:,} images cannot be read and were left out"] if left_out else []
+
+
+def _event(saved: SavedModel, config: CompactConfig, made: Compacted, memory: Samples) -> dict[str, object]:
+    """What the model's history keeps, in place of the steps that were merged."""
+    return {
+        "what": "compact",
+        "when": now(),
+        **asdict(config),
+        "steps": len(saved.classifier.steps),
+        "images": len(memory),
+        "before": None if made.before is None else asdict(made.before),
+        "measured": None if made.measured is None else made.measured.to_dict(),
+        "losses": [round(loss, 5) for loss in made.losses],
+        "seconds": round(made.seconds, 2),
+        "version": __version__,
+    }
+
+
+def _side(saved: SavedModel, found: Accuracies | None, device: torch.device) -> Side:
+    model = saved.model().placed(device)
+    return Side(
+        len(model.steps),
+        sum(model.parameter_counts().values()),
+        checkpoint.weight_bytes(saved),
+        images_per_second(model, device),
+        found,
+    )
+
+
+@torch.no_grad()
+def images_per_second(model: Classifier, device: torch.device, rounds: int = 5) -> float:
+    """Images classified in a second, in batches of 32, without decoding: the best of some rounds."""
+    sizes = model.preprocessing
+    images = model.backbone.arrange(torch.zeros(TIMED, sizes.channels, sizes.size, sizes.size, device=device))
+    times = []
+    for _ in range(1 + rounds):
+        start = time.perf_counter()
+        model(images).argmax(1).tolist()  # waits for the device
+        times.append(time.perf_counter() - start)
+    return TIMED / min(times[1:])

@@ -1,0 +1,74 @@
+"""The command that makes a model of many steps smaller: compact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from branchout.cli.app import Device, Saved, Seed, Val, app, console, open_model, quoted, say, then, warn
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from branchout.api.compaction import Outcome
+
+
+@app.command(epilog="Example: branchout compact v11/ --memory old_photos/ --out small/")
+def compact(
+    model: Saved,
+    memory: Annotated[Path, typer.Option(help="Kept images of all classes, old and added: one folder per class.")],
+    out: Annotated[Path, typer.Option(help="The folder to save the smaller model in.")],
+    branches: Annotated[int, typer.Option(min=1, help="How many branches remain.")] = 1,
+    val: Val = None,
+    images: Annotated[Path | None, typer.Option(help="More images to learn from; they need no labels.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of training, if not the default.")] = None,
+    seed: Seed = 0,
+    device: Device = None,
+) -> None:
+    """Distil the branches of all steps into one, or a few.
+
+    Classes and goals stay as they are. Interrupted, the same command resumes.
+    """
+    from branchout.cli.display import progress
+    from branchout.training.work import check_out
+
+    check_out(out)
+    loaded = open_model(model, device=device)
+    with progress(console) as report:
+        small = loaded.compact(
+            memory, out=out, branches=branches, val=val, images=images, epochs=epochs, seed=seed, report=report
+        )
+    assert small.compaction is not None
+    warn(small.compaction.warnings)
+    console.print(comparison(small.compaction))
+    if val is None:
+        say("The model was probably trained on images of --memory, so its accuracy before may be too high: use --val.")
+    say(f"{len(small.classes):,} classes, as before; saved in {out}")
+    then(f"branchout tune {quoted(out)} --goal avg", f"branchout evaluate {quoted(out)} TEST/")
+
+
+def comparison(found: Outcome) -> Table:
+    """Size, speed and accuracy before → after."""
+    from rich.table import Table
+
+    from branchout.cli.display import percent
+    from branchout.metrics import METRICS
+    from branchout.units import size
+
+    table = Table(title="compaction", title_justify="left")
+    for heading in ("", "before", "after"):
+        table.add_column(heading, justify="right" if heading else "left")
+    sides = (found.before, found.after)
+    table.add_row("step branches", *(str(side.branches) for side in sides))
+    table.add_row("parameters", *(size(side.parameters) for side in sides))
+    table.add_row("weights on disk", *(f"{size(side.bytes)}B" for side in sides))
+    table.add_row("images a second", *(f"{side.images_per_second:,.0f}" for side in sides))
+    for name in METRICS:
+        values = [getattr(side.accuracies, name, None) for side in sides]
+        if None not in values:
+            table.add_row(f"{name} accuracy in %", *map(percent, values))
+    if found.images:
+        table.caption = f"accuracies on {found.images:,} held-out images"
+    return table

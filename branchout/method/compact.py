@@ -1,0 +1,241 @@
+"""Compaction: distil the branches of many steps into one branch, or a few (our addition; the paper keeps them all).
+
+The base stays as it is. One new branch learns, on kept images of all classes, to give the probabilities that all the
+step branches gave together; its head has the rows of all their classes. Then the heads are fused and an operating point
+is chosen as after any extension.
+
+Symbols: the branches Φ_n1, Φ_n2, … of the model to compact → `Teacher` · the new branches → `Student` · E → `memory`
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from branchout.data.images import Images, open_images, shuffled
+from branchout.data.samples import Samples, concatenate
+from branchout.errors import BranchoutError
+from branchout.labels import LabelSpace
+from branchout.method.choose import apply_fusion
+from branchout.method.config import ExtendConfig
+from branchout.method.distil import Student, Teacher, common_branch_point, compaction_loss, groups_of, merged_step
+from branchout.method.effort import effort_for
+from branchout.method.extend import Extension
+from branchout.method.features import extract, logit_columns, predictions
+from branchout.method.frontier import Frontier
+from branchout.method.results import Measured
+from branchout.method.split import DataSplit, listed
+from branchout.method.trunk_cache import TrunkOutputs
+from branchout.metrics import Accuracies, accuracies
+from branchout.model.checkpoint import Fusion, SavedModel
+from branchout.model.classifier import Classifier, Step
+from branchout.training.loop import Report, fit, seed_for, silent
+from branchout.training.optimisation import Optimisation, scale_to_dataset
+
+DISTILLATION = Optimisation(epochs=60, nesterov=True, schedule="cosine")
+VIEWS = 4
+"""Cached views of each image, as a multiple of stage I's: exemplars are few."""
+
+
+@dataclass(frozen=True)
+class CompactConfig:
+    """All that, with the model and the images, decides the result."""
+
+    branches: int = 1
+    """How many branches remain; consecutive steps share one."""
+    epochs: int = DISTILLATION.epochs
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """What a compaction made, and what it cost."""
+
+    model: Classifier
+    fusions: tuple[Fusion, ...]
+    before: Accuracies | None
+    """Of the model that was compacted, on the same held-out images as `measured`; None where there are too few."""
+    measured: Measured | None
+    losses: list[float]
+    seconds: float
+    notices: tuple[str, ...] = ()
+
+
+def check(saved: SavedModel, memory: Samples, config: CompactConfig) -> list[str]:
+    """Refuse what cannot be compacted; returns warnings."""
+    model, steps = saved.classifier, len(saved.classifier.steps)
+    if steps < 2:
+        raise BranchoutError(
+            f"This model has {steps or 'no'} step{'' if steps == 1 else 's'}, so there is nothing to compact. "
+            "`branchout extend` adds steps; `compact` merges the branches of two or more."
+        )
+    if not 1 <= config.branches < steps:
+        raise BranchoutError(
+            f"This model has {steps} step branches, and {config.branches} are asked for. Choose --branches from 1 to "
+            f"{steps - 1}."
+        )
+    unknown = sorted(set(memory.classes) - set(model.space.classes))
+    if unknown:
+        raise BranchoutError(f"--memory has classes that the model does not know: {listed(unknown)}. Remove them.")
+    added = {name for step in model.steps for name in step.names}
+    if not added & set(memory.classes):
+        raise BranchoutError(
+            f"--memory has no images of the {len(added):,} classes that the steps added. Compaction learns from such "
+            "images: add a few of each class."
+        )
+    lost = sorted(added - set(memory.classes))
+    return [f"--memory has no images for {len(lost):,} classes added by steps: {listed(lost)}"] if lost else []
+
+
+class Compaction:
+    """One run: split the images, distil, then fuse and choose as after an extension."""
+
+    def __init__(
+        self,
+        saved: SavedModel,
+        memory: Samples,
+        config: CompactConfig,
+        *,
+        val: Samples | None = None,
+        unlabelled: Samples | None = None,
+        device: torch.device,
+        work: Path | None = None,
+        cache: Path | None = None,
+        report: Report = silent,
+    ) -> None:
+        """`unlabelled` images are distilled on too; `work` is a folder for checkpoints, `cache` one for features."""
+        self.old, self.fusion = saved.model().placed(device), saved.fusions[-1]
+        self.config, self.device, self.work, self.cache, self.report = config, device, work, cache, report
+        self.unlabelled = unlabelled
+        self.groups = groups_of(len(self.old.steps), config.branches)
+        branches = self.old.space.branches
+        merged = [dict.fromkeys(name for n in group for name in branches[n]) for group in self.groups]
+        self.space = LabelSpace.of(branches[0], *merged)
+        added = self.origins(memory) > 0
+        known = memory.select(~added) if not added.all() else None
+        if val is not None:
+            val = val.of_classes([*branches[0], *memory.select(added).classes])
+        split = DataSplit.of(LabelSpace.of(branches[0]), memory.select(added), known, val, config.seed)
+        first = {name: n for n in range(len(self.groups), 0, -1) for name in self.space.branches[n]}
+        origin = np.array([first[name] for name in split.new.classes])[split.new.labels]
+        self.split = replace(split, new=split.new.placed(origin))
+
+    def origins(self, memory: Samples) -> np.ndarray:
+        """The branch that each image belongs to: its origin where it is known, or the one with the largest logit."""
+        space = self.old.space
+        member = np.array([[name in names for names in space.branches] for name in memory.classes])[memory.labels]
+        found = np.where((memory.origin >= 0) & (memory.origin < len(space.branches)), memory.origin, member.argmax(1))
+        shared = np.flatnonzero((member.sum(1) > 1) & (memory.origin < 0))
+        if len(shared):
+            samples = memory.select(shared)
+            columns = torch.from_numpy(logit_columns(self.old, self.features(self.old, samples)))
+            columns += self.old.fused.offsets.cpu()[torch.from_numpy(space.branch_of_column)]
+            own = torch.from_numpy(space.class_of_column)[None] == torch.from_numpy(self.labels(samples))[:, None]
+            best = columns.masked_fill(~own, -torch.inf).argmax(1).numpy()
+            found[shared] = space.branch_of_column[best]
+        return found
+
+    def run(self) -> Compacted:
+        begun = time.perf_counter()
+        steps, losses = self.distil()
+        fusions, notices = [], list(self.split.notices)
+        for number in range(1, len(steps) + 1):
+            model = self.old.rebuilt(steps[:number]).to(self.device)
+            fusion, measured, notice = self.choose(model)
+            fusions.append(fusion)
+        notices += [notice] if notice else []
+        apply_fusion(model, fusion)
+        before = self.accuracy_before(measured)
+        seconds = time.perf_counter() - begun
+        return Compacted(model, tuple(fusions), before, measured, losses, seconds, tuple(notices))
+
+    def distil(self) -> tuple[list[Step], list[float]]:
+        """Train the new branches."""
+        config, base = self.config, self.old.rebuilt(())
+        teacher = self.old.rebuilt(self.old.steps).to(self.device)
+        frontier = Frontier.from_dict(self.fusion.frontier)
+        fusion = replace(self.fusion, point=frontier.choose("balanced"))
+        apply_fusion(teacher, fusion)
+        where = common_branch_point(base, [step.where for step in self.old.steps])
+        offsets = np.array(fusion.offsets(len(self.old.steps)))
+        shared = [float(np.mean(offsets[np.array(group) - 1])) for group in self.groups]
+        torch.manual_seed(seed_for(config.seed, len(self.old.steps)))
+        steps = [
+            merged_step(base, [self.old.steps[n - 1] for n in group], names, where)
+            for group, names in zip(self.groups, self.space.branches[1:], strict=True)
+        ]
+        student = Student(steps, self.space, base.fused.pooler.kind, shared)
+        student.to(self.device, memory_format=base.backbone.layout(self.device))  # type: ignore[call-overload]
+        parts = (self.split.new, self.split.memory, self.unlabelled)
+        images = self.images(concatenate([part for part in parts if part is not None]))
+        frozen = Teacher(teacher, steps[0].start, logits=True, device=self.device)
+        views = VIEWS * effort_for(self.device, base.preprocessing.size).views
+        trunk = TrunkOutputs(frozen, [images], views, seed=config.seed, report=self.report)
+        optimisation = scale_to_dataset(replace(DISTILLATION, epochs=config.epochs), len(images))
+
+        def batches(epoch: int) -> Iterator[list[Tensor]]:
+            order = shuffled(len(images), optimisation.batch, seed_for(config.seed, epoch), drop_last=True)
+            return trunk.batches(epoch, [order])
+
+        losses = fit(
+            student.train(),
+            student.parameters_to_train(),
+            batches,
+            max(len(images) // optimisation.batch, 1),
+            lambda batch: compaction_loss(student(batch[0], batch[1]), batch[2]),
+            optimisation,
+            device=self.device,
+            work="Distilling the branches",
+            checkpoint=self.work / "compact.safetensors" if self.work else None,
+            report=self.report,
+        )
+        return steps, losses
+
+    def choose(self, model: Classifier) -> tuple[Fusion, Measured | None, str]:
+        """Fuse and choose after the last of these steps; a goal out of reach becomes `balanced`, with a notice."""
+        number = len(model.steps)
+        space, split = self.space.upto(number), self.split
+        earlier = [part for part in (split.memory, split.new.select(split.new.origin < number)) if part]
+        split = replace(
+            split,
+            new=split.new.select(split.new.origin == number),
+            memory=concatenate(earlier) if earlier else None,
+            dev=split.dev.of_classes(space.classes),
+            test=split.test.of_classes(space.classes),
+        )
+        config = ExtendConfig(goal=self.fusion.goal, seed=self.config.seed)
+        base = self.old.rebuilt(model.steps[:-1])
+        extension = Extension(base, split, config, device=self.device, images=self.images, report=self.report)
+        extension.space = space  # a class without images keeps its column
+        fused = extension.fuse(model) if extension.needs_fusion() else None
+        notice = ""
+        try:
+            fusion, _, measured = extension.choose(model, fused)
+        except BranchoutError as error:
+            notice = f"The goal {config.goal!r} is out of reach after compaction; balanced was chosen. {error}"
+            extension.config = replace(config, goal="balanced")
+            fusion, _, measured = extension.choose(model, fused)
+        return fusion, measured, notice
+
+    def accuracy_before(self, measured: Measured | None) -> Accuracies | None:
+        """Of the model that was compacted, on the images that `measured` was measured on."""
+        if measured is None:
+            return None
+        both = measured.images > len(self.split.test)
+        test = concatenate([self.split.dev, self.split.test]) if both else self.split.test
+        return accuracies(predictions(self.old, self.features(self.old, test)), self.labels(test), self.space)
+
+    def images(self, samples: Samples) -> Images:
+        return open_images(samples, self.old.preprocessing, self.device, cache=self.cache)
+
+    def features(self, model: Classifier, samples: Samples) -> Tensor:
+        return extract(model, self.images(samples), device=self.device, report=self.report)[0]
+
+    def labels(self, samples: Samples) -> np.ndarray:
+        return self.space.index(samples.classes)[samples.labels]

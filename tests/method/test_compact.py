@@ -1,0 +1,288 @@
+"""Compaction: fewer branches, the same classes and goals, runs that survive a stop."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import BASE, CPU, LATER, NEW, exemplars, fixed_batch, logits, same, snapshot, some, untrained
+from torch import nn
+
+from branchout import api
+from branchout.data.samples import Samples
+from branchout.errors import BranchoutError
+from branchout.labels import LabelSpace
+from branchout.method.compact import CompactConfig, Compaction
+from branchout.method.distil import (
+    Student,
+    Teacher,
+    common_branch_point,
+    compaction_loss,
+    groups_of,
+    merged_step,
+)
+from branchout.model.checkpoint import SavedModel
+from branchout.model.classifier import Classifier, Step
+from branchout.training.loop import Event
+
+ALL = (*BASE, *NEW, *LATER)
+
+
+@pytest.fixture(scope="module")
+def memory(train: Samples) -> Samples:
+    return exemplars(train, ALL, per_class=8)
+
+
+@pytest.fixture(scope="module")
+def small(extended_twice: api.Model, memory: Samples, val: Samples) -> api.Model:
+    return extended_twice.compact(memory, val=val, epochs=20)
+
+
+def test_one_branch_remains_and_classes_stay_in_their_order(extended_twice: api.Model, small: api.Model) -> None:
+    assert small.classes == extended_twice.classes
+    assert len(small.classifier.steps) == 1
+    assert set(small.classifier.space.overlap) == {BASE[0]}  # NEW[0] was in both steps and has one column now
+    assert same(snapshot(small.classifier.backbone), snapshot(extended_twice.classifier.backbone))
+    assert same(snapshot(small.classifier.base_head), snapshot(extended_twice.classifier.base_head))
+
+
+def test_it_predicts_nearly_as_well_and_is_smaller(small: api.Model) -> None:
+    found = small.compaction
+    assert found is not None
+    assert found.before.accuracies is not None
+    assert found.after.accuracies is not None
+    assert found.after.accuracies.all > found.before.accuracies.all - 0.12
+    assert (found.before.branches, found.after.branches) == (2, 1)
+    assert found.after.parameters < found.before.parameters
+    assert found.after.bytes < found.before.bytes
+    assert found.after.images_per_second > 0
+
+
+def test_accuracies_are_those_of_the_models_on_the_test_half(
+    extended_twice: api.Model, small: api.Model, memory: Samples, val: Samples
+) -> None:
+    found = small.compaction
+    assert found is not None
+    assert found.before.accuracies is not None
+    assert found.after.accuracies is not None
+    assert found.images == len(val) // 2
+    halves = Compaction(extended_twice.saved, memory, CompactConfig(), val=val, device=CPU).split
+    for model, told in ((extended_twice, found.before.accuracies), (small, found.after.accuracies)):
+        said = [answer[0][0] for answer in model.predict([halves.test.read(n) for n in range(len(halves.test))])]
+        assert told.all == pytest.approx(np.mean(np.array(said) == halves.test.names))
+
+
+def test_goals_can_still_be_chosen(small: api.Model, tmp_path: Path) -> None:
+    saved = api.Model(small.saved, None, CPU).save(tmp_path / "small")
+    for goal in ("all", "avg", "balanced", "novel", "base"):
+        saved.tune(goal)
+    loaded = api.load(tmp_path / "small")
+    assert loaded.saved.fusions[-1].goal == "base"
+    assert loaded.saved.history[-1]["what"] == "compact"
+    assert loaded.classes == small.classes
+
+
+def test_the_goal_of_the_model_stays_unless_it_is_out_of_reach(
+    extended_twice: api.Model, memory: Samples, val: Samples
+) -> None:
+    def with_goal(goal: str) -> api.Model:
+        *earlier, last = extended_twice.saved.fusions
+        return api.Model(replace(extended_twice.saved, fusions=(*earlier, replace(last, goal=goal))), None, CPU)
+
+    kept = with_goal("novel>=0.1").compact(memory, val=val, epochs=1)
+    assert kept.saved.fusions[-1].goal == "novel>=0.1"
+    lost = with_goal("all>=0.9999").compact(memory, val=val, epochs=1)
+    assert lost.saved.fusions[-1].goal == "balanced"
+    assert lost.compaction is not None
+    assert any("all>=0.9999" in line for line in lost.compaction.warnings)
+
+
+def test_a_model_with_linear_heads(extended_twice: api.Model, memory: Samples, val: Samples) -> None:
+    model = extended_twice.classifier
+
+    def linear(head: nn.Module) -> nn.Linear:
+        made = nn.Linear(head.weight.shape[1], len(head.weight))
+        made.load_state_dict({"weight": nn.functional.normalize(head.weight) * 8, "bias": torch.zeros(len(made.bias))})
+        return made
+
+    steps = [replace(step, head=linear(step.head)) for step in model.steps]
+    changed = Classifier(
+        model.arch, model.backbone, linear(model.base_head), BASE, model.preprocessing, model.kind, steps
+    )
+    saved = replace(extended_twice.saved, classifier=changed)
+    small = api.Model(saved, None, CPU).compact(memory, val=val, epochs=3)
+    assert isinstance(small.classifier.steps[0].head, nn.Linear)
+    assert small.classes == extended_twice.classes
+
+
+def test_no_overlap_and_two_of_three_branches(extended: api.Model, train: Samples, val: Samples) -> None:
+    third = extended.extend(train.of_classes(LATER[:2]), memory=exemplars(train, [*BASE, *NEW]), epochs=1, views=1)
+    third = third.extend(
+        train.of_classes(LATER[2:]), memory=exemplars(train, [*BASE, *NEW, *LATER[:2]]), epochs=1, views=1
+    )
+    small = third.compact(exemplars(train, ALL), val=val, branches=2, epochs=2)
+    assert [step.names for step in small.classifier.steps] == [
+        tuple(name for step in third.classifier.steps[:2] for name in step.names),
+        third.classifier.steps[2].names,
+    ]
+    assert len(small.saved.fusions) == 2
+    assert all(delta is None for delta in small.classifier.fused.deltas)
+    assert small.saved.model(1).space.classes == third.saved.model(2).space.classes
+
+
+def test_unlabelled_images_are_learned_from_too(
+    extended_twice: api.Model, memory: Samples, val: Samples, train: Samples, tmp_path: Path
+) -> None:
+    from PIL import Image
+
+    (tmp_path / "more" / "deep").mkdir(parents=True)
+    for n in range(12):
+        Image.fromarray(train.read(n)[..., 0]).save(tmp_path / "more" / "deep" / f"{n}.png")
+    (tmp_path / "more" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n damaged")
+    plain = extended_twice.compact(memory, val=val, epochs=1)
+    more = extended_twice.compact(memory, val=val, epochs=1, images=tmp_path / "more")
+    assert more.compaction is not None
+    assert any("1 images cannot be read" in line for line in more.compaction.warnings)
+    assert not same(snapshot(plain.classifier.branches), snapshot(more.classifier.branches))
+
+
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(
+    extended_twice: api.Model, memory: Samples, val: Samples, tmp_path: Path
+) -> None:
+    def stop(event: Event) -> None:
+        if event.work == "Distilling the branches" and event.done == 2:
+            raise KeyboardInterrupt
+
+    whole = extended_twice.compact(memory, val=val, epochs=4, out=tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        extended_twice.compact(memory, val=val, epochs=4, out=tmp_path / "broken", report=stop)
+    assert not (tmp_path / "broken").exists()
+    with pytest.raises(BranchoutError, match="seed"):
+        extended_twice.compact(memory, val=val, epochs=4, seed=1, out=tmp_path / "broken")
+    seen: list[int] = []
+    extended_twice.compact(
+        memory,
+        val=val,
+        epochs=4,
+        out=tmp_path / "broken",
+        report=lambda event: seen.append(event.done) if event.work == "Distilling the branches" else None,
+    )
+    assert seen == [3, 4]
+    again = api.load(tmp_path / "broken")
+    assert torch.equal(logits(whole.classifier, fixed_batch()), logits(again.classifier, fixed_batch()))
+    assert not (tmp_path / ".broken.work").exists()
+
+
+# What cannot be compacted.
+
+
+def test_refusals_say_what_was_found(
+    base: api.Model, extended: api.Model, extended_twice: api.Model, memory: Samples
+) -> None:
+    with pytest.raises(BranchoutError, match="no steps"):
+        base.compact(memory.of_classes(BASE))
+    with pytest.raises(BranchoutError, match="1 step,"):
+        extended.compact(memory.of_classes([*BASE, *NEW]))
+    with pytest.raises(BranchoutError, match="--branches from 1 to 1"):
+        extended_twice.compact(memory, branches=2)
+    with pytest.raises(BranchoutError, match="no images of the 7 classes"):
+        extended_twice.compact(memory.of_classes(BASE[1:]))
+    with pytest.raises(BranchoutError, match="does not know: dragon"):
+        extended_twice.compact(memory.rename({BASE[3]: "dragon"}))
+
+
+def test_classes_without_images_keep_their_columns(extended_twice: api.Model, memory: Samples, val: Samples) -> None:
+    small = extended_twice.compact(memory.of_classes([*BASE, *NEW]), val=val, epochs=1)
+    assert small.classes == extended_twice.classes
+    assert small.compaction is not None
+    assert any("3 classes" in line for line in small.compaction.warnings)
+
+
+def test_only_images_of_added_classes(extended_twice: api.Model, memory: Samples) -> None:
+    small = extended_twice.compact(memory.of_classes([*NEW, *LATER]), epochs=1)
+    assert small.classes == extended_twice.classes
+    assert small.frontier.measured == "pseudo"
+
+
+# The parts.
+
+
+def test_shared_classes_are_divided_by_the_larger_logit(
+    extended_twice: api.Model, train: Samples, memory: Samples
+) -> None:
+    compaction = Compaction(extended_twice.saved, memory, CompactConfig(), device=CPU)
+    images = some(train, {BASE[0]: 4, BASE[1]: 2, NEW[1]: 2})
+    found = dict(zip(images.ids, compaction.origins(images), strict=True))
+    columns = extended_twice.evaluate(images).columns
+    offsets = extended_twice.classifier.fused.offsets.numpy()
+    space = extended_twice.classifier.space
+    for n, name in enumerate(images.names):
+        owners = [d for d, names in enumerate(space.branches) if name in names]
+        logit = {d: columns[n, space.slice_of(d)][space.branches[d].index(name)] + offsets[d] for d in owners}
+        assert found[images.ids[n]] == max(logit, key=logit.__getitem__)
+    told = images.placed(2)
+    assert compaction.origins(told).tolist() == [2] * len(images)
+
+
+@pytest.mark.parametrize(("steps", "branches"), [(10, 1), (10, 3), (5, 4), (2, 1)])
+def test_groups_hold_every_step_once_in_order(steps: int, branches: int) -> None:
+    groups = groups_of(steps, branches)
+    assert [n for group in groups for n in group] == list(range(1, steps + 1))
+    assert len(groups) == branches
+    assert max(map(len, groups)) - min(map(len, groups)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [(("last", "last"), "last"), (("layer4", "layer3"), "layer3"), (("fc", "fc"), "fc"), (("fc", "last"), "layer4")],
+)
+def test_the_earliest_branch_point_is_taken(points: Sequence[str], expected: str) -> None:
+    assert common_branch_point(untrained(BASE), points) == expected
+
+
+def test_a_merged_step_is_the_mean_of_branches_with_all_rows() -> None:
+    model = untrained(BASE, NEW, (*LATER, NEW[0]))
+    names = (*NEW, *LATER)
+    merged = merged_step(model, model.steps, names, "last")
+    one, other, mean = (step.branch.own_state_dict() for step in (*model.steps, merged))
+    for key, value in mean.items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value, (one[key] + other[key]) / 2)
+    for number, name in enumerate(names):
+        step: Step = model.steps[1] if name in model.steps[1].names else model.steps[0]
+        assert torch.equal(merged.head.weight[number], step.head.weight[step.names.index(name)])
+
+
+def test_teacher_and_student_give_the_logits_of_their_models() -> None:
+    model = untrained(BASE, NEW, LATER)
+    model.fused.set_bias([1.0, -1.0])
+    x, z_base, taught = Teacher(model, 3, logits=True, device=CPU)(fixed_batch())
+    torch.testing.assert_close(taught, logits(model, fixed_batch()))
+    space = LabelSpace.of(BASE, NEW, LATER)
+    start = model.steps[0].start
+    x, z_base, taught = Teacher(model, start, logits=True, device=CPU)(fixed_batch())
+    student = Student(model.steps, space, "max", [1.0, -1.0]).eval()
+    torch.testing.assert_close(student(x, z_base), taught)
+    assert compaction_loss(taught, taught).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_the_loss_is_its_formula_image_by_image() -> None:
+    torch.manual_seed(0)
+    student, teacher = torch.randn(3, 4), torch.randn(3, 4)
+    total = 0.0
+    for z, t in zip(student / 2, teacher / 2, strict=True):
+        p, q = t.exp() / t.exp().sum(), z.exp() / z.exp().sum()
+        total += 4 * float(sum(p * (p / q).log()))
+    assert compaction_loss(student, teacher).item() == pytest.approx(total / 3, rel=1e-5)
+
+
+def test_a_saved_model_is_not_changed(extended_twice: api.Model, memory: Samples, val: Samples) -> None:
+    saved: SavedModel = extended_twice.saved
+    held, deltas = snapshot(saved.classifier), [f.point for f in saved.fusions]
+    before = logits(extended_twice.classifier, fixed_batch())
+    extended_twice.compact(memory, val=val, epochs=1)
+    assert same(held, snapshot(saved.classifier))
+    assert deltas == [f.point for f in saved.fusions]
+    assert torch.equal(before, logits(extended_twice.classifier, fixed_batch()))
