@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,9 +11,10 @@ import numpy as np
 import torch
 
 from branchout import __version__
-from branchout.data.decode import UnreadableImage, measure
-from branchout.data.folders import FilePixels, images_in
+from branchout.data.folders import images_in
+from branchout.data.problems import Problems
 from branchout.data.samples import Samples
+from branchout.data.verify import FilePixels, verified
 from branchout.errors import BranchoutError
 from branchout.files import cache_folder
 from branchout.method import compact as method
@@ -103,22 +105,15 @@ def compact(
 
 
 def unlabelled_images(folder: Path) -> tuple[Samples, list[str]]:
-    """All readable images below a folder, without classes, and a sentence about the others."""
-    readable: list[Path] = []
-    files = images_in(folder)
-    for file in files:
-        try:
-            measure(file)
-        except UnreadableImage:
-            continue
-        readable.append(file)
-    if not readable:
-        raise BranchoutError(f"None of the {len(files):,} images in {folder} can be read")
+    """All readable images below a folder, without classes, and what was wrong with the others."""
     root = folder if folder.is_dir() else folder.parent
-    paths = [str(file.relative_to(root)) for file in readable]
-    left_out = len(files) - len(readable)
-    samples = Samples.build(FilePixels(root, np.array(paths, dtype=np.str_)), ["-"] * len(paths), paths)
-    return samples, [f"{folder}: {left_out:,} images cannot be read and were left out"] if left_out else []
+    paths = [str(file.relative_to(root)) for file in images_in(folder) if isinstance(file, Path)]
+    pixels = FilePixels(root, np.array([os.fsencode(path) for path in paths]))
+    problems = Problems()
+    samples = verified(Samples.build(pixels, ["-"] * len(paths), paths), problems, None)
+    if not len(samples):
+        raise BranchoutError(f"None of the {len(paths):,} images in {folder} can be read")
+    return samples, [f"{folder}: {line}" for line in problems.summary()]
 
 
 def _event(saved: SavedModel, config: CompactConfig, made: Compacted, memory: Samples) -> dict[str, object]:
