@@ -1,51 +1,49 @@
-"""Write the pages that compare the paper's numbers with the measured rows: Markdown, and HTML beside it.
+"""Write the pages of results, the figures and the table of all rows.
 
-python -m benchmarks.paper --data tiny-imagenet-200
-python -m benchmarks.paper --data glyphs --page docs/results-glyphs.md
+python -m benchmarks.paper
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
+from benchmarks.paper.explore import as_csv, as_html
 from benchmarks.paper.figures import draw
-from benchmarks.paper.markdown import markdown
-from benchmarks.paper.page import beside, html
-from benchmarks.paper.report import report
+from benchmarks.paper.pages import pages
+from benchmarks.paper.rows import read
+from benchmarks.paper.tables import DATASETS
 from branchout.errors import BranchoutError
-from branchout.files import check_output, write_text
+from branchout.files import write_text
 
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser("benchmarks.paper", description=__doc__.split("\n")[0])
-    parser.add_argument("--data", default="tiny-imagenet-200", help="name of the dataset, a folder of --results")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder that holds the measured rows")
-    parser.add_argument("--page", type=Path, default=Path("docs/results.md"), help="the Markdown file to write")
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder to write into")
     options = parser.parse_args(words)
     try:
-        written = write_pages(options.results, options.data, options.page)
+        written = write_pages(options.results, options.docs)
     except BranchoutError as error:
         sys.exit(f"error: {error}")
-    print(f"Written: {', '.join(map(str, written))}")
+    print(f"Written: {len(written)} files under {options.docs}")
 
 
-def write_pages(results: Path, dataset: str, page: Path) -> list[Path]:
-    """Draw the figures and write both pages; returns the pages."""
-    check_output(page, such_as="results.md")
-    page_html = beside(page)
-    drawn = draw(results, dataset, page.parent / "figures" / dataset)
-    found = report(results, dataset, [path.relative_to(page.parent) for path in drawn])
-    link = os.path.relpath(results, page.parent)
+def write_pages(results: Path, docs: Path) -> list[Path]:
+    """Draw the figures and write every page; returns the pages."""
+    rows = read(results)
+    if not rows:
+        raise BranchoutError(f"{results} holds no rows; make some with: branchout bench disjoint-40 --data DIR")
+    drawn = draw(rows, docs / "figures", tuple(DATASETS))
     texts = {
-        page: markdown(found, link, page_html.name),
-        page_html: html(found, link, {path.stem: path.read_text(encoding="utf-8") for path in drawn}),
+        **pages(rows, results, drawn),
+        "results/rows.csv": as_csv(rows),
+        "results/rows.html": as_html(rows),
     }
-    for place, content in texts.items():
-        write_text(place, content)
-    return list(texts)
+    for name, content in texts.items():
+        write_text(docs / name, content)
+    return [docs / name for name in texts]
 
 
 if __name__ == "__main__":

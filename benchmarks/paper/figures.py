@@ -1,263 +1,235 @@
-"""The paper's three figures, drawn from measured rows: as wide as a paper's column, with labels beside their curves."""
+"""The chart of the first screen, the paper's figures and accuracy over many steps, with 95% intervals."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paper.lines import Row
-from benchmarks.paper.measurements import alone
-from benchmarks.paper.report import read
-from branchout.bench.tables import figures
+from benchmarks.paper.rows import Row, Rows, row_of
+from benchmarks.paper.tables import scenarios
+from branchout.bench.tables import BY_BASE, base_class_counts
 from branchout.files import atomic_write
 
-INK, SOFT, RULE, GROUND = "#1a1a1a", "#5f6368", "#d9d9d9", "#ffffff"
+INK, SOFT, RULE, GROUND = "#1a1a1a", "#5f6368", "#e3e3e3", "#ffffff"
 BLUE, RED, GREEN, PALE = "#0072b2", "#b34a00", "#00795a", "#56a0cf"
-"""Told apart by people who see colours differently; marks and labels say the same. `page.py` knows them too."""
-SIZE = (3.5, 2.8)
+"""Can be told apart without colour vision, and the marks differ too."""
 STYLE = {
-    "font.family": ["DejaVu Sans", "sans-serif"],
-    "font.size": 7.5,
-    "axes.labelsize": 8,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": SOFT,
-    "axes.facecolor": GROUND,
-    "figure.facecolor": GROUND,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "axes.linewidth": 0.7,
-    "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": RULE,
-    "grid.linewidth": 0.5,
-    "lines.linewidth": 1.2,
-    "lines.markersize": 4,
-    "svg.hashsalt": "branchout",  # the same rows give the same file
-    "svg.fonttype": "none",
-}
+    "font.family": ["DejaVu Sans", "sans-serif"], "font.size": 8, "axes.labelsize": 8, "text.color": INK,
+    "axes.labelcolor": INK, "axes.edgecolor": SOFT, "axes.facecolor": GROUND, "figure.facecolor": GROUND,
+    "xtick.color": SOFT, "ytick.color": SOFT, "xtick.labelcolor": INK, "ytick.labelcolor": INK, "axes.linewidth": 0.7,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
+    "grid.color": RULE, "grid.linewidth": 0.6, "lines.linewidth": 1.2, "lines.markersize": 4.5,
+    "legend.frameon": False, "legend.fontsize": 8, "svg.hashsalt": "branchout", "svg.fonttype": "none",
+}  # fmt: skip
 DEPTHS = ("fc", "layer4", "layer3", "layer2", "layer1", "stem")
-BY_COUNT = ((PALE, "o"), (BLUE, "s"), (GREEN, "^"), (INK, "D"), (RED, "v"))
-"""From few base classes to many."""
-AROUND = ("right", "left", "above", "below", "above right", "below right", "above left", "below left")
-Rows = Mapping[Path, Row]
+Painter = Callable[[Any, Rows, str], bool]
 
 
-@dataclass(frozen=True)
-class Label:
-    """Words for a place in the plot, in the colour of what they name."""
-
-    words: str
-    spots: Sequence[tuple[float, float]]
-    """Where it may be named: one point, or several along a curve."""
-    colour: str
-    sides: Sequence[str] = AROUND
-    """Where the words may stand, the best first."""
+def half_width(row: Row, metric: str) -> float:
+    """Half of a 95% interval, from the number of test images and from seeds."""
+    spread = row.spread(metric) or 0.0
+    return 1.96 * math.sqrt(row.image_variance(metric) + spread**2 / max(len(row.by_seed(metric)), 1))
 
 
-def draw(out: Path, dataset: str, folder: Path, kind: str = "svg") -> list[Path]:
-    """Draw every figure that has rows; returns the files."""
-    import matplotlib
+def bars(values: Sequence[float], halves: Sequence[float]) -> list[list[float]]:
+    """Error bars that stay between 0 and 100%."""
+    pairs = list(zip(values, halves, strict=True))
+    return [[min(half, value) for value, half in pairs], [min(half, 100 - value) for value, half in pairs]]
 
-    matplotlib.use("svg")
-    from matplotlib import pyplot
 
-    rows = read(out)
-    painters: dict[str, Callable[[Any, Rows, str], bool]] = {
-        "fig-base-classes": base_classes,
-        "fig-finetune-depth": finetune_depth,
-        "fig-design-space": design_space,
-    }
-    drawn = []
-    for name in figures():
-        with pyplot.rc_context(STYLE):
-            figure, axes = pyplot.subplots(figsize=SIZE, layout="constrained")
-            if painters[name](axes, rows, dataset):
-                path = folder / f"{name}.{kind}"
-                with atomic_write(path) as partial:
-                    figure.savefig(partial, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
-                drawn.append(path)
-            pyplot.close(figure)
-    return drawn
+def plot(axes: Any, rows: Mapping[float, Row], metric: str, label: str, colour: str, mark: str, **more: Any) -> None:
+    """One curve with error bars."""
+    values = [row.value(metric) or 0.0 for row in rows.values()]
+    error = bars(values, [half_width(row, metric) for row in rows.values()])
+    style = {"capsize": 2, "elinewidth": 0.8, "ls": "-", **more}
+    axes.errorbar(list(rows), values, yerr=error, label=label, color=colour, marker=mark, **style)
+
+
+def overview(axes: Any, rows: Rows, _: str) -> bool:
+    """The first screen: one line for each scenario."""
+    shown = scenarios(rows)
+    for name, of, colour, mark, size in (
+        ("joint training (sees all old images)", "joint", SOFT, "*", 9),
+        ("best other method", "rival", RED, "D", 4.5),
+        ("the paper's recipe", "reference", GREEN, "s", 4.8),
+        ("Branchout", "ours", BLUE, "o", 7),
+    ):
+        shift = {"joint": -0.24, "rival": 0.24, "reference": 0.08, "ours": -0.1}[of]
+        found = [(place + shift, getattr(each, of)) for place, each in enumerate(shown) if getattr(each, of)]
+        values = [row.value("balanced") for _, row in found]
+        error = bars(values, [half_width(row, "balanced") for _, row in found])
+        axes.errorbar(
+            values, [place for place, _ in found], xerr=error, label=name, color=colour, marker=mark, ms=size, ls="",
+            mew=0, elinewidth=0.8, capsize=0,
+        )  # fmt: skip
+    axes.set_yticks(range(len(shown)), [each.name for each in shown])
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
+    for place in range(1, len(shown)):
+        axes.axhline(place - 0.5, color=RULE, lw=0.5 if place > 1 else 1.2, zorder=0)
+    axes.set_xlabel("balanced accuracy (%), bars: 95% intervals")
+    handles, labels = axes.get_legend_handles_labels()
+    axes.figure.legend(handles[::-1], labels[::-1], ncols=4, loc="outside upper center", columnspacing=2.2)
+    return bool(shown)
+
+
+def _alone(rows: Rows, dataset: str, where: str) -> dict[float, Row]:
+    """Branches that learned new classes alone, by the number of base classes."""
+    counts = base_class_counts(dataset)
+    found = {count: row_of(rows, dataset, f"{BY_BASE}-{count}", "resnet10", f"alone-{where}-alone") for count in counts}
+    return {count: row for count, row in found.items() if row}
 
 
 def base_classes(axes: Any, rows: Rows, dataset: str) -> bool:
     """With and without fine-tuning, against the number of base classes."""
-    found = alone(rows, dataset)
-    labels = []
-    for where, told, colour, mark, dash in (
-        ("stem", "everything fine-tuned", BLUE, "o", "-"),
-        ("layer4", "last block fine-tuned", GREEN, "s", "--"),
-        ("fc", "features frozen", RED, "^", "-"),
+    for where, told, colour, mark in (
+        ("stem", "everything fine-tuned", BLUE, "o"),
+        ("layer4", "last block fine-tuned", GREEN, "s"),
+        ("fc", "features frozen", RED, "^"),
     ):
-        points = [(count, each[where]) for count, each in found.items() if where in each]
-        if points:
-            axes.plot(*zip(*points, strict=True), marker=mark, color=colour, ls=dash)
-            labels.append(Label(told, points[-1:], colour))
-    if not labels:
-        return False
+        found = _alone(rows, dataset, where)
+        if not found:
+            return False
+        plot(axes, found, "alone", told, colour, mark)
     axes.set_xscale("log")
-    axes.set_xticks(list(found), [str(count) for count in found])
+    axes.set_xticks(list(found), [f"{count:g}" for count in found])
     axes.minorticks_off()
     axes.set(xlabel="base classes", ylabel="accuracy on new classes alone (%)")
-    _room(axes, found, labels)
+    axes.legend(loc="lower right")
     return True
 
 
 def finetune_depth(axes: Any, rows: Rows, dataset: str) -> bool:
     """Against how much is fine-tuned, one curve for each number of base classes."""
-    found = alone(rows, dataset)
-    labels = []
-    for (count, each), (colour, mark) in zip(found.items(), cycle(BY_COUNT), strict=False):
-        points = [(DEPTHS.index(where), each[where]) for where in DEPTHS if where in each]
-        axes.plot(*zip(*points, strict=True), marker=mark, color=colour)
-        labels.append(Label(str(count), points[-1:], colour))
-    if not labels:
-        return False
+    by_depth = {where: _alone(rows, dataset, where) for where in DEPTHS}
+    for count, colour, mark in zip(base_class_counts(dataset), (PALE, BLUE, GREEN, INK), "os^D", strict=False):
+        found = {float(place): by_depth[where][count] for place, where in enumerate(DEPTHS) if count in by_depth[where]}
+        if not found:
+            return False
+        plot(axes, found, "alone", f"{count} base classes", colour, mark)
     axes.set(xlabel="fine-tuned from", ylabel="accuracy on new classes alone (%)")
     axes.set_xticks(range(len(DEPTHS)), ["nothing", *DEPTHS[1:-1], "all"])
-    top = _room(axes, range(len(DEPTHS)), labels)
-    axes.annotate("base\nclasses", (1.015, top), xycoords=("axes fraction", "data"), va="bottom", linespacing=1.0)
+    axes.legend(loc="lower right")
     return True
-
-
-def _room(axes: Any, places: Any, labels: Sequence[Label]) -> float:
-    """Labels to the right of the last points, moved apart where they would touch; returns the height above them."""
-    axes.set_xlim(right=max(places) * 1.06 if min(places) > 0 else max(places) + 0.15)
-    axes.margins(y=0.08)
-    bottom, top = axes.get_ylim()
-    apart = 0.055 * (top - bottom)
-    ordered = sorted(labels, key=lambda label: label.spots[0][1])
-    heights: list[float] = [label.spots[0][1] for label in ordered]
-    for _ in range(50):  # until none touches another, which a few rounds do
-        for lower in range(len(heights) - 1):
-            lack = apart - (heights[lower + 1] - heights[lower])
-            if lack > 0:
-                heights[lower] -= lack / 2
-                heights[lower + 1] += lack / 2
-    for label, height in zip(ordered, heights, strict=True):
-        at = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
-        axes.annotate(label.words, (1.015, height), color=label.colour, **at)
-    return heights[-1] + float(0.7 * apart)
 
 
 def design_space(axes: Any, rows: Rows, dataset: str) -> bool:
-    """Base against novel accuracy: the grid at three values of α, the dial, joint training and routing."""
-    place = Path(dataset) / "disjoint-40" / "resnet10"
+    """New against old accuracy: the grid at three values of α, the dial, joint training and routing."""
 
-    def curve(name: str) -> list[dict[str, float]]:
-        return (rows.get(place / f"{name}.json") or {}).get("curve") or []
+    def found(name: str) -> Row | None:
+        return row_of(rows, dataset, "disjoint-40", "resnet10", name)
 
-    grid, dial = curve("score-fusion-reference-all"), curve("score-fusion-branchout-all")
-    if not grid or not dial:
+    grid, dial, joint = (
+        found("score-fusion-reference-all"),
+        found("score-fusion-branchout-all"),
+        found("joint-dial-all"),
+    )
+    if not grid or not dial or not grid.data["curve"] or not dial.data["curve"]:
         return False
-    labels: list[Label] = []
-    drawn: list[tuple[float, float]] = []
-    for alpha, colour, mark in ((0.0, BLUE, "o"), (0.4, GREEN, "s"), (1.0, RED, "^")):
-        points = sorted((p["beta"], p["base"], p["novel"]) for p in grid if abs(p["alpha"] - alpha) < 1e-9)
-        if points:
-            along = [(base, novel) for _, base, novel in points]
-            axes.plot(
-                *zip(*along, strict=True), marker=mark, ms=3.2, lw=0.8, color=colour, zorder=3, label=f"α = {alpha:g}"
-            )
-            drawn += along
-    if not drawn:
-        return False
+    for alpha, colour, mark in ((0.0, PALE, "o"), (0.4, GREEN, "s"), (1.0, RED, "^")):
+        points = sorted((at["beta"], at["novel"], at["base"]) for at in grid.data["curve"] if at["alpha"] == alpha)
+        across, up = [at[1] for at in points], [at[2] for at in points]
+        axes.plot(across, up, color=colour, marker=mark, ms=3.5, lw=0.8, label=f"paper's grid, α = {alpha:g}", zorder=3)
+    for row, told, colour, dash in (
+        (dial, "Branchout, the dial", BLUE, "-"),
+        (joint, "joint training, the dial", SOFT, "--"),
+    ):
+        curve = [(at["novel"], at["base"]) for at in (row.data["curve"] if row else None) or ()]  # in the dial's order
+        if curve:
+            axes.plot(*zip(*curve, strict=True), color=colour, ls=dash, lw=1.6, label=told, zorder=2)
+    marks = []
     for name, told, mark in (
-        ("joint-plain", "joint\ntraining", "*"),
-        ("confidence-routing-plain", "confidence routing", "X"),
+        ("joint-plain", "joint training", "*"), ("confidence-routing-plain", "confidence routing", "X"),
         ("learned-routing-plain", "learned routing", "P"),
-        ("logitcat-max-plain", "nothing fused", "d"),
-    ):
-        row = rows.get(place / f"{name}.json")
-        if row is not None:
-            at = (row["metrics"]["base"], row["metrics"]["novel"])
-            axes.plot(*at, mark, ms=8 if mark == "*" else 5.5, color=INK, mfc=GROUND, mew=0.9, zorder=5)
-            drawn.append(at)
-            labels.append(Label(told, [at], INK))
-    # The ends of a dial, where one side is all but given up, would press everything else into a corner.
-    dialled_joint = [rows.get(place / f"joint-dial-{goal}.json") for goal in ("all", "balanced", "avg")]
-    joint = curve("joint-dial-all") or [dict(row["metrics"]) for row in dialled_joint if row]
-    left, low = min(p[0] for p in drawn), min(p[1] for p in drawn)
-    right = max([p["base"] for p in dial] + [p[0] for p in drawn])
-    high = max([p["novel"] for p in dial + joint if p["base"] >= left] + [p[1] for p in drawn])
-    axes.set_xlim(left - 0.07 * (right - left), right + 0.26 * (right - left))
-    axes.set_ylim(low - 0.3 * (high - low), high + 0.12 * (high - low))
-    bottom = axes.get_ylim()[0]
-    for told, dialled, colour, width, dash, sides in (
-        ("our recipe, the dial", dial, INK, 1.5, "-", ("above right", "below left", "left")),
-        ("joint\ntraining,\nthe dial", joint, SOFT, 1.2, (0, (4, 2)), ("right", "above right", "above")),
-    ):
-        along = [(p["base"], p["novel"]) for p in sorted(dialled, key=lambda p: p["novel"])]
-        inside = [p for p in along if p[0] >= left and p[1] >= bottom]
-        if inside:
-            axes.plot(*zip(*along, strict=True), zorder=2, color=colour, lw=width, ls=dash)
-            drawn += inside
-            labels.append(Label(told, inside[::-1], colour, sides))
-    axes.set(xlabel="accuracy on base classes (%)", ylabel="accuracy on new classes (%)")
-    title = "score fusion, β from 0 (top) to 1"
-    axes.legend(loc="lower left", title=title, alignment="left", **LEGEND)
-    _place(axes, labels, drawn)
+    ):  # fmt: skip
+        row = found(name)
+        if row:
+            at = [row.value(part) or 0.0 for part in ("novel", "base")]
+            error = [bars([value], [half_width(row, part)]) for value, part in zip(at, ("novel", "base"), strict=True)]
+            style = {"ms": 7, "mfc": GROUND, "elinewidth": 0.7, "ls": "", "zorder": 5}
+            axes.errorbar(*at, xerr=error[0], yerr=error[1], marker=mark, color=INK, label=told, **style)
+            marks.append(at)
+    # The ends of a dial, where one side is given up, would press everything else together.
+    near = [(at["novel"], at["base"]) for at in grid.data["curve"]] + [(at[0], at[1]) for at in marks]
+    low_x, low_y = (min(at[axis] for at in near) for axis in (0, 1))
+    high = max(at["base"] for at in dial.data["curve"])
+    axes.set_xlim(max(low_x - 12, 0), min(max(at[0] for at in near) + 6, 100))
+    axes.set_ylim(max(low_y - 4, 0), min(high + 2, 100))
+    axes.set(xlabel="accuracy on new classes (%)", ylabel="accuracy on old classes (%)")
+    axes.legend(loc="lower left", fontsize=7, ncols=1, labelspacing=0.3)
     return True
 
 
-LEGEND: dict[str, Any] = {
-    "frameon": False, "fontsize": 7.5, "title_fontsize": 7.5, "borderaxespad": 0.2, "labelspacing": 0.25, "ncols": 3,
-    "columnspacing": 1.2, "handletextpad": 0.5, "handlelength": 1.4,
-}  # fmt: skip
+def many_steps(axes: Any, rows: Rows, dataset: str) -> bool:
+    """Accuracy on all classes seen so far, after each of ten steps, with ResNet18."""
+    end = 0
+    for name, told, colour, mark in (
+        ("score-fusion-branchout-all", "Branchout", BLUE, "o"),
+        ("score-fusion-reference-all", "the paper's recipe", GREEN, "s"),
+        ("bic-plain", "BiC", RED, "D"),
+        ("podnet-plain", "PODNet", INK, "^"),
+    ):
+        row = row_of(rows, dataset, "multistep", "resnet18", name)
+        if row and row.data.get("per_step"):
+            steps = [list(seeds) for seeds in zip(*row.data["per_step"], strict=True)]
+            values = [row.data["base_model"], *(sum(at["all"] for at in each) / len(each) for each in steps)]
+            each = sum(row.images().values()) / 2 / len(steps)  # as many images in each step; the base has half
+            images = [each * (len(steps) + place) for place in range(len(values))]
+            halves = [1.96 * math.sqrt(at * (100 - at) / count) for at, count in zip(values, images, strict=True)]
+            error = bars(values, halves)
+            axes.errorbar(
+                range(len(values)), values, yerr=error, label=told, color=colour, marker=mark, capsize=2, elinewidth=0.7
+            )
+            end = max(end, len(steps))
+    joint = row_of(rows, dataset, "multistep", "resnet18", "joint-plain")
+    if joint:
+        plot(axes, {float(end): joint}, "all", "joint training", SOFT, "*", ls="", ms=8)
+    if not end:
+        return False
+    axes.set(xlabel="steps of ten new classes", ylabel="accuracy on all classes so far (%)")
+    axes.set_xticks(range(end + 1))
+    axes.legend(loc="lower left")
+    return True
 
 
-def _place(axes: Any, labels: Sequence[Label], drawn: Sequence[tuple[float, float]]) -> None:
-    """Set each label where it covers the least: of the plot's points, of other labels, and of what lies outside."""
-    axes.figure.draw_without_rendering()  # so that the layout is settled and places are known
-    frame = axes.get_window_extent()
-    taken = [axes.get_legend().get_window_extent()]
-    points = axes.transData.transform(_dense(drawn))
-    for label in labels:
-        best = None
-        for spot in label.spots:
-            for rank, side in enumerate(label.sides):
-                text = axes.annotate(label.words, spot, color=label.colour, **_beside(side))
-                box = text.get_window_extent()
-                text.remove()
-                cost = 0.1 * rank + sum(box.padded(1).contains(*point) for point in points)
-                cost += 20 * sum(box.padded(1).overlaps(other) for other in taken)
-                inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
-                cost += 0 if inside else 50
-                if best is None or cost < best[0]:
-                    best = (cost, spot, side, box)
-        assert best is not None
-        axes.annotate(label.words, best[1], color=label.colour, zorder=6, linespacing=1.0, **_beside(best[2]))
-        taken.append(best[3])
+FIGURES: dict[str, Painter] = {
+    "fig-base-classes": base_classes,
+    "fig-finetune-depth": finetune_depth,
+    "fig-design-space": design_space,
+}
 
 
-def _dense(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Points, and some between neighbours: what a label may not lie on is lines as well."""
-    between = [
-        (a[0] + (b[0] - a[0]) * part / 4, a[1] + (b[1] - a[1]) * part / 4)
-        for a, b in pairwise(points)
-        if abs(a[0] - b[0]) + abs(a[1] - b[1]) < 8  # neighbours on a curve, not ends of two
-        for part in (1, 2, 3)
-    ]
-    return [*points, *between]
+def draw(rows: Rows, folder: Path, datasets: Sequence[str]) -> dict[str, list[str]]:
+    """Draw everything that has rows; returns the names of the paper's figures, by dataset."""
+    drawn: dict[str, list[str]] = {}
+    _save(overview, rows, "", folder / "overview.svg", (9.0, 4.0))
+    _save(many_steps, rows, "tiny-imagenet-200", folder / "many-steps.svg", (4.6, 3.0))
+    for dataset in datasets:
+        for name, painter in FIGURES.items():
+            if _save(painter, rows, dataset, folder / dataset / f"{name}.svg", (4.6, 3.4)):
+                drawn.setdefault(dataset, []).append(name)
+    return drawn
 
 
-def _beside(side: str) -> dict[str, Any]:
-    across = -1 if "left" in side else 1 if "right" in side else 0
-    up = 1 if "above" in side else -1 if "below" in side else 0
-    far = 4.5 if across and up else 6.5
-    return {
-        "xytext": (far * across, far * up),
-        "textcoords": "offset points",
-        "ha": {-1: "right", 0: "center", 1: "left"}[across],
-        "va": {-1: "top", 0: "center", 1: "bottom"}[up],
-    }
+def _save(painter: Painter, rows: Rows, dataset: str, path: Path, size: tuple[float, float]) -> bool:
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    with pyplot.rc_context(STYLE):
+        figure, axes = pyplot.subplots(figsize=size, layout="constrained")
+        done = painter(axes, rows, dataset)
+        for axis in (axes.xaxis, axes.yaxis):
+            first, last = axis.get_view_interval()
+            if "%" in axis.get_label_text() and last > 100:  # an accuracy ends there
+                axis.set_view_interval(first, 100, ignore=True)
+        if done:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(path) as partial:
+                figure.savefig(partial, format="svg", metadata={"Date": None})
+        pyplot.close(figure)
+    return done

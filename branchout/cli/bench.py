@@ -86,7 +86,7 @@ def bench(
         return
     if table == "report":
         raise BranchoutError(
-            "the pages of results are written by a script of the repository: python -m benchmarks.paper --data NAME; "
+            "the pages of results are written by a script of the repository: python -m benchmarks.paper; "
             "see benchmarks/README.md"
         )
     from branchout.bench.request import Request

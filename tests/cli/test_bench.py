@@ -1,7 +1,7 @@
 """The bench from the command line."""
 
+import csv
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -59,9 +59,11 @@ def test_methods_in_a_scenario_of_ones_own(folder: Path, tmp_path: Path) -> None
     assert ["avg", *shown] in lines[lines.index(["score-fusion-branchout"]) :]
     assert all(len(line) <= 80 for line in told.splitlines() if "dial-" in line)
     assert "…" not in told
-    page = write_pages(tmp_path, folder.name, tmp_path / "page.md")[0].read_text()
-    assert page.startswith(f"# Results on {folder.name}")
-    assert len(set(re.findall(r"\(([^()]*\.json)\)", page))) == 7
+    write_pages(tmp_path, tmp_path / "docs")
+    with (tmp_path / "docs" / "results" / "rows.csv").open(newline="") as file:
+        listed = [row["file"] for row in csv.DictReader(file)]
+    assert len(listed) == 7
+    assert all((tmp_path / name).is_file() for name in listed)
 
 
 def test_a_transformer_from_scratch_is_a_base_for_all_who_take_part_in_its_table(folder: Path, tmp_path: Path) -> None:

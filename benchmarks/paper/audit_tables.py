@@ -1,0 +1,254 @@
+"""The audit of the tables: the first screen, one page for each table, the photos, the recipe and the speeds."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.paper.audit import (
+    GOALS,
+    HEADINGS,
+    LINK,
+    Audit,
+    limits,
+    mean,
+    rounded,
+    seed_deviations,
+    seed_values,
+    shown,
+    tables_of,
+    variance_of_images,
+    with_sign,
+)  # fmt: skip
+
+ORACLES = ("oracle-routing", "joint", "ncm-all", "ranpac-all", "fecam-all", "slca-all", "aper-all")
+OURS_ON_PHOTOS = ("default", "blocks.5", "fc", "no-memory", "two-steps")
+SCREEN = {
+    "180 + 20 classes": "disjoint-40/resnet10",
+    "180 + 20, ResNet18": "disjoint-40/resnet18",
+    "180 + 20, ResNet50": "disjoint-40/resnet50",
+    "160 + 40": "disjoint-200/resnet10",
+    "141 objects + 20 animals": "branch-depth/resnet10",
+    "100 + 10 × 10": "multistep/resnet10",
+    "100 + 10 × 10, ResNet18": "multistep/resnet18",
+    "180 + 15 new, 5 old in a new style": "overlap-style/resnet10",
+    "180 + 15 new, 5 old, halves at random": "overlap-random-shuffled/resnet10",
+    "180 + 15 new, 5 old, halves by cluster": "overlap-random-clustered/resnet10",
+    "180 + 20 old, halves by cluster": "overlap-full/resnet10",
+}
+PAPER_NAMES = {
+    "score-fusion-reference": "score fusion", "score-fusion-fc-reference": "score fusion fc-only",
+}  # fmt: skip
+CLONED = {"-layer3": "layer3,4", "": "layer4", "-conv2": "layer4 (conv2 only)", "-fc": "fc-only"}
+BEST = {"all": "best-Acc_all", "balanced": "best-balanced", "avg": "best-Acc_avg"}
+
+
+def check(audit: Audit, pages: Sequence[Path]) -> None:
+    for page in pages:
+        if page.name.startswith("table-"):
+            table_page(audit, page)
+    photos(audit, audit.docs / "results" / "photos.md")
+    recipe(audit, audit.docs / "results" / "recipe.md")
+    speed(audit, audit.docs / "results" / "speed.md")
+    definitions(audit, audit.docs / "results" / "definitions.md")
+    screen(audit, audit.docs / "results.md")
+
+
+def definitions(audit: Audit, page: Path) -> None:
+    """Reasons for marked rows with their counts, and the paper's misprints."""
+    text = page.read_text(encoding="utf-8").replace("\\", "")
+    why = Counter(row.get("superseded") or row.get("outdated") for row in audit.rows.values())
+    expected = [f"- {count} rows: {reason}." for reason, count in why.items() if reason]
+    audit.same(page.name, str(sorted(re.findall(r"^- \d+ rows: .+$", text, re.MULTILINE))), str(sorted(expected)))
+    for key, told in audit.paper["_errata"].items():
+        name, *rest = key.split(" / ")
+        entry = audit.paper[name]
+        start = [entry["what"].split(":")[0], entry["backbone"].replace("resnet", "ResNet"), *rest]
+        audit.same(page.name, str(f"- {', '.join(start)}: {told}\n" in text), "True")
+
+
+def table_page(audit: Audit, page: Path) -> None:
+    """Each column by its heading, each line by the file that its name leads to."""
+    text = page.read_text(encoding="utf-8")
+    facts = re.findall(r"^(\d+) \+ (\d+) classes(?:, (\d+) of them old ones)?(?: in (\d+) steps)?(?:, (\d+) exemplars "
+                       r"of each class)?; base model ([\d.]+)\.", text, re.MULTILINE)  # fmt: skip
+    found = list(tables_of(page))
+    audit.same(page.name, str(len(facts)), str(len(found)))
+    for (title, heading, lines), told in zip(found, facts, strict=False):
+        files = [audit.file_of(page, LINK.findall(line[0])[0][1]) for line in lines if LINK.search(line[0])]
+        row = audit.rows[files[0]]
+        expected = (
+            row["base_classes"], row["novel_classes"], row["overlap_classes"] or "",
+            row["steps"] if row["steps"] > 1 else "", row["settings"]["exemplars"], rounded(row["base_model"]),
+        )  # fmt: skip
+        audit.same(f"{page.name}, {title}", str(told), str(tuple(map(str, expected))))
+        audit.same(f"{page.name}, {title}: one folder", str(len({path.parent for path in files})), "1")
+        for line in lines:
+            table_line(audit, page, dict(zip(heading, line, strict=True)), files[0].parent)
+
+
+def table_line(audit: Audit, page: Path, line: Mapping[str, str], folder: Path) -> None:
+    where = f"{page.name}, {line['']}"
+    link = LINK.search(line[""])
+    path = audit.file_of(page, link[2]) if link else None
+    row = audit.rows[path] if path else None
+    told = paper_line(audit, page, path, folder, line[""])
+    if path and row and link:
+        goal = f": best {row['point']}" if row["point"] in GOALS else ""
+        audit.same(
+            where, link[1].replace("\\", "") + line[""][link.end() :], f"{row['label']}{goal}{audit.marks(path)}"
+        )
+    for name, cell in line.items():
+        metric = HEADINGS.get(name, name)
+        if name.startswith("paper "):
+            key = HEADINGS.get(name[6:], name[6:]).replace("parameters", "parameters_millions")
+            audit.same(f"{where}, {name}", cell, rounded(told.get(key)))
+        elif name.startswith("dial: "):
+            other = audit.linked(f"{where}, {name}", page, cell, name[6:])
+            stem = path.stem.removesuffix("-plain") if path else ""
+            expected = folder / f"{stem}-dial-{name[6:]}.json"
+            audit.same(f"{where}, {name}", str(other), str(expected if expected in audit.rows else None))
+        elif name:
+            audit.same(f"{where}, {name}", cell, shown(row, metric) if row else "–")
+
+
+def paper_line(audit: Audit, page: Path, path: Path | None, folder: Path, label: str) -> Mapping[str, float]:
+    """The paper's numbers beside a line."""
+    dataset, experiment, arch = folder.parts
+    if dataset != "tiny-imagenet-200" or experiment.endswith("-split2"):
+        return {}
+    name = "sota" if page.stem == "table-1" else experiment
+    entries: list[dict[str, Any]] = [audit.paper.get(f"{name}-{arch}") or {}, audit.paper.get(name) or {}]
+    rows: dict[str, Any] = next((entry["rows"] for entry in entries if entry.get("backbone") == arch), {})
+    if path is None:
+        return dict(rows[label.replace("\\", "")])
+    row = audit.rows[path]
+    method = path.stem.removesuffix(f"-{row['point']}")
+    wanted = row["label"] if row["point"] == "plain" else ""
+    if row.get("recipe") == "reference" and row["point"] in BEST:
+        cloned = CLONED.get(method.removeprefix("score-fusion").removesuffix("-reference"))
+        wanted = f"{PAPER_NAMES.get(method)} {BEST[row['point']]}"
+        if name == "branch-depth":
+            wanted = f"{cloned}: score fusion {BEST[row['point']]}"
+    return dict(rows.get(wanted, {}))
+
+
+def photos(audit: Audit, page: Path) -> None:
+    files = []
+    for _, heading, lines in tables_of(page):
+        for line in lines:
+            path = audit.file_of(page, LINK.findall(line[0])[0][1])
+            row = audit.rows[path]
+            files.append(path)
+            audit.same(f"{page.name}, {path}", line[0].partition(")")[2], audit.marks(path))
+            for name, cell in zip(heading[1:], line[1:], strict=True):
+                expected = shown(row, name)
+                if name == "old classes before":
+                    expected = rounded(row["before"])
+                elif name == "seconds":
+                    expected = ", ".join(f"{each:.0f}" for each in row["seconds"])
+                audit.same(f"{page.name}, {path}, {name}", cell, expected)
+        facts = f"{row['base_classes']:,} + {row['novel_classes']} classes, {row['test_images']:,} test images."
+        audit.same(page.name, str(facts in page.read_text(encoding="utf-8")), "True")
+    every = [path for path, row in audit.rows.items() if row.get("scenario") == "photos"]
+    audit.same(page.name, str(sorted(files)), str(sorted(every)))
+
+
+def recipe(audit: Audit, page: Path) -> None:
+    for title, heading, lines in tables_of(page):
+        for line in lines:
+            paths = [
+                audit.linked(f"{page.name}, {title}, {name}", page, cell, name.removeprefix("best "))
+                for name, cell in zip(heading[1:], line[1:], strict=True)
+            ]
+            points = [path.stem.rsplit("-", 1)[1] for path in paths if path]
+            audit.same(f"{page.name}, {title}, {line[0]}", str(points), str([name[5:] for name in heading[1:]]))
+    same = {str(row["settings"]["recipe"]) for row in audit.rows.values() if row.get("recipe") == "branchout"}
+    audit.same(f"{page.name}: settings of the recipe", str(len(same)), "1")
+
+
+def speed(audit: Audit, page: Path) -> None:
+    ((_, _, lines),) = tables_of(page)
+    for line in lines:
+        text, target = LINK.findall(line[0])[0]
+        row = audit.files[audit.file_of(page, target)]
+        ratio = rounded(row["ratio"]) if row["ratio"] >= 1 else f"{row['ratio']:.3f}"
+        audit.same(f"{page.name}, {target}", text, ratio)
+        told = [row["of"], row["against"], row["hardware"], f"`{row['commit']}`"]
+        audit.same(f"{page.name}, {target}", str([cell.replace("\\", "") for cell in line[1:]]), str(told))
+
+
+def screen(audit: Audit, page: Path) -> None:
+    """The first screen: the files of each line, and the sentences."""
+    ((_, _, lines),) = tables_of(page)
+    pairs: dict[str, list[tuple[Path, Path]]] = {"recipe": [], "other": [], "joint": []}
+    for line in lines:
+        name = LINK.findall(line[0])[0][0]
+        found = [audit.linked(f"{page.name}, {name}", page, cell, "balanced") for cell in line[1:]]
+        expected = who(audit, name)
+        audit.same(f"{page.name}, {name}", str(found), str(expected))
+        ours, reference, rival, joint = found
+        if rival:
+            row = audit.rows[rival]
+            audit.same(
+                f"{page.name}, {name}", line[3].partition(")")[2].strip(" †‡").replace("\\", ""),
+                row.get("label") or row["method"].replace("-", " "),
+            )  # fmt: skip
+        for key, pair in (("recipe", (ours, reference)), ("other", (ours, rival)), ("joint", (joint, ours))):
+            if pair[0] and pair[1] and (pair[0] in audit.on_other_base) == (pair[1] in audit.on_other_base):
+                pairs[key].append((pair[0], pair[1]))
+    first = audit.rows[Path("imagenet-flowers/default.json")]
+    classes = (f"{first['base_classes']:,} ImageNet classes", f"{first['novel_classes']} flowers")
+    names = [LINK.findall(line[0])[0][0] for line in lines]
+    audit.same(page.name, str(names), str([" + ".join(classes), *SCREEN]))
+    text = page.read_text(encoding="utf-8")
+    figures = (first["metrics"]["novel"], first["before"], first["metrics"]["base"])
+    told = "1. A network with {} learns {} from 15 photos each: ".format(*classes)
+    told += "new classes reach {}%, old ones go from {}% to {}%.".format(*map(rounded, figures))
+    audit.same(f"{page.name}, first sentence", str(told in text), "True")
+    for words, key in (("the paper's recipe in", "recipe"), ("applies, in", "other"), ("above Branchout in", "joint")):
+        sentence = re.search(rf"{words} (.+?)\.$", text, re.MULTILINE)
+        audit.same(f"{page.name}, sentence on {key}", sentence[1] if sentence else "", lead(audit, pairs[key]))
+    numbered = re.findall(r"^(\d)\. ", text, re.MULTILINE)
+    audit.same(page.name, "".join(numbered), "12345")
+
+
+def who(audit: Audit, name: str) -> list[Path | None]:
+    """Whose files a line of the first screen must show."""
+    if name not in SCREEN:
+        folder = Path("imagenet-flowers")
+        others = [
+            path for path in audit.rows if path.parent == folder and audit.rows[path]["method"] not in OURS_ON_PHOTOS
+        ]
+        return [folder / "default.json", None, best(audit, others), None]
+    folder = Path("tiny-imagenet-200", SCREEN[name])
+    others = []
+    for path, row in audit.rows.items():
+        method = path.stem.removesuffix(f"-{row.get('point')}")
+        if path.parent == folder and row["point"] in ("plain", "dial-balanced") and not row.get("recipe"):
+            others += [path] if method not in ORACLES else []
+    stems = ("score-fusion-branchout-balanced", "score-fusion-reference-balanced", "joint-dial-balanced")
+    ours, reference, joint = (path if (path := folder / f"{stem}.json") in audit.rows else None for stem in stems)
+    return [ours, reference, best(audit, others), joint]
+
+
+def best(audit: Audit, paths: Sequence[Path]) -> Path | None:
+    return max(paths, key=lambda path: mean(audit.rows[path], "balanced") or 0) if paths else None
+
+
+def lead(audit: Audit, pairs: Sequence[tuple[Path, Path]]) -> str:
+    margins, clear = [], 0
+    for paths in pairs:
+        first, second = (audit.rows[path] for path in paths)
+        margin = (mean(first, "balanced") or 0) - (mean(second, "balanced") or 0)
+        drawn = seed_deviations(seed_values(first, "balanced"), seed_values(second, "balanced"))
+        variance = (variance_of_images(first, "balanced") + variance_of_images(second, "balanced")) / 2
+        margins.append(margin)
+        clear += limits(margin, drawn, variance)[0] > 0
+    return (
+        f"{sum(margin > 0 for margin in margins)} of {len(margins)} scenarios, by {with_sign(min(margins))} to "
+        f"{with_sign(max(margins))} points; in {clear} the 95% interval excludes zero"
+    )

@@ -1,0 +1,203 @@
+"""The lines of the pages: one for each method and operating point, with the files of its numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.paper.claims import is_rival
+from benchmarks.paper.paper_numbers import network, paper_label, paper_number, paper_rows
+from benchmarks.paper.rows import GOALS, Row, Rows, row_of
+from branchout.bench.methods import methods
+from branchout.bench.tables import Table, networks_of, tables
+
+MEASURED = ("all", "base", "novel", "overlap", "avg", "incremental", "avg_steps")
+DATASETS = {"tiny-imagenet-200": "Tiny-ImageNet", "glyphs": "Characters"}
+SPLIT2 = "disjoint-40-split2"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method at one operating point: its row, the rows of the same dial, and the paper's numbers."""
+
+    label: str
+    row: Row | None
+    dial: Mapping[str, Row]
+    """By goal: the rows in which a method without a dial of its own is given one."""
+    paper: Mapping[str, float]
+
+    def rows(self) -> Iterator[Row]:
+        yield from ([self.row] if self.row else [])
+        yield from self.dial.values()
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table with one network on one dataset."""
+
+    dataset: str
+    table: Table
+    arch: str
+    lines: tuple[Line, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def number(self) -> str:
+        return _numbered(self.table, self.arch)
+
+    @property
+    def heading(self) -> str:
+        other = ", other classes" if self.table.experiment == SPLIT2 else ""
+        return f"{DATASETS.get(self.dataset, self.dataset)}, {network(self.arch)}{other}"
+
+    @property
+    def about(self) -> Row:
+        """A row, for what all of them have in common."""
+        return next(row for line in self.lines for row in line.rows())
+
+    @property
+    def command(self) -> str:
+        data = "glyphs" if self.dataset == "glyphs" else "DIR"
+        split = " --split 2" if self.table.experiment == SPLIT2 else ""
+        return f"branchout bench {self.table.name} --arch {self.arch} --data {data}{split}"
+
+    def facts(self) -> str:
+        """How large it is and what it was measured on."""
+        data = self.about.data
+        parts = [f"{data['base_classes']} + {data['novel_classes']} classes"]
+        if data["overlap_classes"]:
+            parts[0] += f", {data['overlap_classes']} of them old ones"
+        if data["steps"] > 1:
+            parts[0] += f" in {data['steps']} steps"
+        settings = data.get("settings") or {}
+        if settings.get("exemplars"):
+            parts.append(f"{settings['exemplars']} exemplars of each class")
+        return ", ".join(parts)
+
+
+def _numbered(table: Table, arch: str) -> str:
+    """The paper's number of a table; for a network that the paper does not have, that of its first network."""
+    known = tables().get(table.name, table)
+    return paper_number(known.name, arch) or paper_number(known.name, known.archs[0])
+
+
+def sections(dataset: str, rows: Rows) -> list[Section]:
+    """Every table that has rows, in the paper's order; a second split follows the table that it repeats."""
+    known = [(table, arch) for table in tables().values() for arch in networks_of(table, dataset)]
+    found = [_section(dataset, table, arch, rows) for table, arch in known]
+    split = Table("disjoint-40", "", SPLIT2, ("resnet10",), tables()["disjoint-40"].methods)
+    found.append(_section(dataset, split, "resnet10", rows))
+    found = [section for section in found if any(True for line in section.lines for _ in line.rows())]
+    return sorted(found, key=lambda each: (_order(each.number), each.table.experiment == SPLIT2, each.arch))
+
+
+def _order(number: str) -> tuple[int, str]:
+    return int(re.sub(r"\D", "", number)), number
+
+
+def _section(dataset: str, table: Table, arch: str, rows: Rows) -> Section:
+    # The paper's numbers are of ImageNet and are shown once.
+    once = dataset == "tiny-imagenet-200" and table.experiment != SPLIT2
+    told = dict(paper_rows(table.name, arch)) if once else {}
+    found, missing = [], []
+    for name in table.of(arch):
+        method = methods()[name]
+        if method.recipe == "paper":  # those are in the table of all rows
+            continue
+        points = ("plain",) if method.baseline else GOALS
+        of = {point: row_of(rows, dataset, table.experiment, arch, f"{name}-{point}") for point in points}
+        dial = {goal: row_of(rows, dataset, table.experiment, arch, f"{name}-dial-{goal}") for goal in GOALS}
+        if not any(of.values()):
+            missing.append(method.label)
+        for point in points:
+            label = paper_label(table.name, name, point)
+            figures = told.pop(label, {}) if label else {}
+            row = of[point]
+            if row or figures:
+                shown = row.data["label"] if row else method.label
+                given = {goal: each for goal, each in dial.items() if each and method.baseline}
+                found.append(Line(shown if point == "plain" else f"{shown}: best {point}", row, given, figures))
+    found.sort(key=_kind)
+    unmeasured = tuple(missing) if table.experiment != SPLIT2 else ()
+    return Section(dataset, table, arch, tuple(found), unmeasured)
+
+
+def _kind(line: Line) -> int:
+    """Ours first, then the paper's, then others, then what sees all images."""
+    data = line.row.data if line.row else {}
+    if data.get("recipe"):
+        return 0 if data["recipe"] == "branchout" else 1
+    name = line.row.path.stem.removesuffix("-plain") if line.row else ""
+    return 2 if not name or is_rival(name) else 3
+
+
+# The first screen.
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A line of the first screen: who is compared in one scenario, by the balanced accuracy."""
+
+    name: str
+    page: str
+    ours: Row
+    reference: Row | None
+    rival: Row | None
+    """The best of all other methods that see no more images, with the same dial where they can have it."""
+    joint: Row | None
+
+
+FLOWERS = Path("imagenet-flowers")
+OF_PHOTOS = ("default", "blocks.5", "fc", "no-memory", "two-steps")
+"""Ways to extend a strong base with Branchout; the other rows beside them are other methods."""
+SCENARIOS = (
+    ("180 + 20 classes", "disjoint-40/resnet10"),
+    ("180 + 20, ResNet18", "disjoint-40/resnet18"),
+    ("180 + 20, ResNet50", "disjoint-40/resnet50"),
+    ("160 + 40", "disjoint-200/resnet10"),
+    ("141 objects + 20 animals", "branch-depth/resnet10"),
+    ("100 + 10 × 10", "multistep/resnet10"),
+    ("100 + 10 × 10, ResNet18", "multistep/resnet18"),
+    ("180 + 15 new, 5 old in a new style", "overlap-style/resnet10"),
+    ("180 + 15 new, 5 old, halves at random", "overlap-random-shuffled/resnet10"),
+    ("180 + 15 new, 5 old, halves by cluster", "overlap-random-clustered/resnet10"),
+    ("180 + 20 old, halves by cluster", "overlap-full/resnet10"),
+)
+
+
+def scenarios(rows: Rows) -> list[Scenario]:
+    """The twelve lines, as far as they are measured; the strong base first."""
+    found = []
+    default = rows.get(FLOWERS / "default.json")
+    if default:
+        others = [row for path, row in rows.items() if path.parent == FLOWERS and row.data["method"] not in OF_PHOTOS]
+        found.append(Scenario("1,000 ImageNet classes + 102 flowers", "photos", default, None, best(others), None))
+    for name, place in SCENARIOS:
+        folder = Path("tiny-imagenet-200", place)
+        ours, reference, joint = (
+            rows.get(folder / f"{file}.json")
+            for file in ("score-fusion-branchout-balanced", "score-fusion-reference-balanced", "joint-dial-balanced")
+        )
+        others = [
+            row
+            for path, row in rows.items()
+            if path.parent == folder
+            and row.data["point"] in ("plain", "dial-balanced")
+            and is_rival(path.stem.removesuffix(f"-{row.data['point']}"))
+        ]
+        if ours:
+            table = next(table for table in tables().values() if table.experiment == folder.parts[1] == table.name)
+            page = page_of(table, folder.name)
+            found.append(Scenario(name, page, ours, reference, best(others), joint))
+    return found
+
+
+def best(others: list[Row]) -> Row | None:
+    known = [row for row in others if row.value("balanced") is not None]
+    return max(known, key=lambda row: row.value("balanced") or 0.0) if known else None
+
+
+def page_of(table: Table, arch: str) -> str:
+    return f"table-{re.sub('[ab]', '', _numbered(table, arch))}"

@@ -1,0 +1,110 @@
+"""The audit finds nothing on the pages as they are, and finds one changed digit."""
+
+import ast
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from measured import ROOT
+
+from benchmarks.paper.audit import Audit
+
+FILES = sorted((ROOT / "benchmarks" / "paper").glob("audit*.py"))
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repository")
+    for name in ("docs", "results", "benchmarks/paper"):
+        shutil.copytree(ROOT / name, root / name)
+    return root
+
+
+def test_every_cell_is_that_of_its_file() -> None:
+    found = Audit(ROOT).run()
+    assert found.faults == [], "type: python -m benchmarks.paper"
+    assert found.cells > 30_000
+    assert found.links > 1_000
+
+
+CHANGES = [
+    ("results.md", r"\[6(1)\.7 ± "),
+    ("results.md", r"new classes reach (9)"),
+    ("results.md", r"in (\d) the 95% interval"),
+    ("results.md", r"claims, (\d) hold here"),
+    ("results/claims.md", r"\| −2\.(\d) \|"),
+    ("results/claims.md", r"to −0\.(\d) \|"),
+    ("results/claims.md", r"\[(7)1\.5\]"),
+    ("results/cases.md", r"\| (\d)\.\d to \d"),
+    ("results/photos.md", r"\| 9(0)\.3 ± "),
+    ("results/photos.md", r" ± 0\.(8) "),
+    ("results/table-1.md", r"\| 61\.(0) \|"),
+    ("results/table-1.md", r"\| (3)0\.3 \|"),  # of the paper
+    ("results/table-2.md", r"base model (\d)"),
+    ("results/table-5.md", r"\[(\d)\d\.\d ± 0\.0\]\(\S+dial-avg"),
+    ("results/table-9.md", r"joint-(p)lain"),
+    ("results/recipe.md", r"\[(6)1\.6"),
+    ("results/speed.md", r"\[0\.1(1)5\]"),
+    ("results/definitions.md", r"printed (8)2"),
+    ("results/rows.csv", r",(6)1\.02?,|,(6)1\.0,"),
+    ("results/rows.html", r'"(6)1\.0"'),
+]
+
+
+@pytest.mark.parametrize(("name", "pattern"), CHANGES)
+def test_one_changed_digit_is_found(name: str, pattern: str, copy: Path) -> None:
+    page = copy / "docs" / name
+    text = page.read_text(encoding="utf-8")
+    found = re.search(pattern, text)
+    assert found, pattern
+    place = found.start(found.lastindex or 1)
+    other = str((int(text[place]) + 1) % 10) if text[place].isdigit() else "x"
+    page.write_text(text[:place] + other + text[place + 1 :], encoding="utf-8")
+    try:
+        assert faults(copy)
+    finally:
+        page.write_text(text, encoding="utf-8")
+
+
+def faults(root: Path) -> bool:
+    """Whether the audit complains; a page that it cannot read counts too."""
+    try:
+        return bool(Audit(root).run().faults)
+    except (KeyError, ValueError, IndexError):
+        return True
+
+
+def test_the_copy_is_in_order_so_that_only_the_digit_is_found(copy: Path) -> None:
+    assert Audit(copy).run().faults == []
+
+
+@pytest.mark.parametrize("change", ["metrics", "per_seed", "superseded"])
+def test_a_changed_file_is_found(change: str, copy: Path) -> None:
+    path = copy / "results/tiny-imagenet-200/disjoint-40/resnet10/score-fusion-branchout-balanced.json"
+    text = path.read_text(encoding="utf-8")
+    row = json.loads(text)
+    if change == "metrics":
+        row["metrics"]["novel"] += 1
+    elif change == "per_seed":
+        row["per_seed"][0]["novel"] += 1
+    else:
+        row["superseded"] = "another dial"
+    path.write_text(json.dumps(row), encoding="utf-8")
+    try:
+        assert Audit(copy).run().faults
+    finally:
+        path.write_text(text, encoding="utf-8")
+
+
+def test_it_shares_no_code_with_the_pages() -> None:
+    assert len(FILES) == 3
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                own = name in ("benchmarks.paper", "benchmarks.paper.audit")
+                assert own or name.split(".")[0] in sys.stdlib_module_names, f"{file.name} imports {name}"

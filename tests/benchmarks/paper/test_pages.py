@@ -1,0 +1,119 @@
+"""The pages in docs/ are those that the rows give; the first is one screen."""
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import pytest
+from browsing import opened_browser, visited
+from measured import ROOT, row
+
+from benchmarks.paper.__main__ import main
+from benchmarks.paper.explore import as_csv, as_html
+from benchmarks.paper.figures import FIGURES
+from benchmarks.paper.pages import anchor, footnotes, pages, plain, signed, table_page
+from benchmarks.paper.rows import Row
+from benchmarks.paper.tables import DATASETS, sections
+
+Rows = dict[Path, Row]
+
+
+@pytest.fixture(scope="module")
+def written(measured_rows: Rows) -> dict[str, str]:
+    found = pages(measured_rows, ROOT / "results", {name: list(FIGURES) for name in DATASETS})
+    return {**found, "results/rows.csv": as_csv(measured_rows), "results/rows.html": as_html(measured_rows)}
+
+
+def test_the_pages_are_those_of_the_rows(written: dict[str, str]) -> None:
+    for name, text in written.items():
+        there = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert there == text, f"docs/{name} is not what results/ gives; type: python -m benchmarks.paper"
+    there = {f"results/{path.name}" for path in (ROOT / "docs" / "results").iterdir()}
+    assert there == set(written) - {"results.md"}
+
+
+def test_the_first_page_is_one_screen(written: dict[str, str]) -> None:
+    text = written["results.md"]
+    assert len(re.findall(r"^\d\. ", text, re.MULTILINE)) == 5
+    lines = [line for line in text.splitlines() if line.startswith("| [")]
+    assert len(lines) == 12
+    assert "imagenet-flowers/default.json" in lines[0]  # the strong base is first
+    assert text.count("![") == 1
+    assert len(re.findall(r"[\w.]+", re.sub(r"\]\([^)]+\)", "]", text))) < 450
+
+
+def test_the_claims_are_fourteen_lines(written: dict[str, str]) -> None:
+    table = written["results/claims.md"].split("## Tiny-ImageNet")[1].split("\n\n")[1]
+    assert len(table.splitlines()) - 2 == 14
+
+
+def test_measured_columns_come_before_the_papers(written: dict[str, str]) -> None:
+    shown = 0
+    for name, text in written.items():
+        for heading in re.findall(r"^\|  \| .+ \|$", text, re.MULTILINE) if "table-" in name else ():
+            of_paper = [cell.strip().startswith("paper") for cell in heading.strip("|").split("|")]
+            assert of_paper == sorted(of_paper)
+            shown += any(of_paper)
+    assert shown >= 12
+
+
+def test_every_row_is_in_the_table_of_all_rows(measured_rows: Rows) -> None:
+    found = list(csv.DictReader(io.StringIO(as_csv(measured_rows))))
+    assert {Path(each["file"]) for each in found} == set(measured_rows)
+    assert found[0]["experiment"] == "photos"
+
+
+def test_a_superseded_row_is_marked_with_one_footnote(measured_rows: Rows) -> None:
+    path = Path("tiny-imagenet-200/overlap-style/resnet10/logitcat-max-dial-avg.json")
+    old = Row(path, {**measured_rows[path].data, "superseded": "its dial moved one column only"})
+    found = pages({**measured_rows, path: old}, ROOT / "results", {})
+    page = found["results/table-5.md"]
+    value = measured_rows[path].value("avg")
+    assert re.search(rf"\[{value:.1f}[^\]]*\]\(\S+logitcat-max-dial-avg\.json\) † \|", page)
+    assert page.count("To be measured again") == 1
+    assert "1 rows: its dial moved one column only." in found["results/definitions.md"]
+    assert footnotes("no marks") == "no marks\n"
+
+
+def test_a_section_says_what_is_not_measured(measured_rows: Rows) -> None:
+    less = {path: each for path, each in measured_rows.items() if path.stem != "podnet-plain"}
+    shown = [section for section in sections("tiny-imagenet-200", less) if section.number == "2"]
+    assert "Not measured: PODNet." in table_page("2", shown)
+
+
+def test_text_and_numbers_are_written_plainly() -> None:
+    assert plain("a|b <i> [x](y) `c` *d*") == r"a\|b \<i\> \[x\](y) \`c\` \*d\*"
+    assert [signed(value) for value in (0.04, -0.04, -2.25, 62.15)] == ["0.0", "0.0", "−2.3", "62.2"]
+    assert anchor("Best-Acc_all, α: (one)") == "best-acc_all-α-one"
+
+
+def test_a_folder_without_rows_is_an_error_with_the_next_command(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="holds no rows; make some with: branchout bench"):
+        main(["--results", str(tmp_path), "--docs", str(tmp_path)])
+
+
+def test_rows_of_another_dataset_have_a_table_too() -> None:
+    other = row("toys/disjoint-8+2/resnet10/bic-plain.json", all=50.0, label="home|made </script><b>", dataset="toys")
+    text = pages({other.path: other}, ROOT / "results", {})["results.md"]
+    assert "not measured" in text
+    assert "</script><b>" not in as_html({other.path: other})
+
+
+def test_the_table_of_all_rows_can_be_searched_and_sorted() -> None:
+    address = (ROOT / "docs" / "results" / "rows.html").as_uri()
+    with opened_browser() as browser, visited(browser, address) as page:
+        page.fill("input[type=search]", "bic multistep resnet18")
+        shown = page.locator("tbody tr")
+        assert shown.count() == 4
+        page.select_option("select >> nth=3", "plain")
+        assert shown.count() == 1
+        link = page.locator("tbody tr a").first.get_attribute("href") or ""
+        assert (ROOT / "docs" / "results" / link).resolve().is_file()
+        page.select_option("select >> nth=3", "")
+        page.click("th button:text-is('avg')")
+        names = [text.strip(" ▲▼") for text in page.locator("th").all_inner_texts()]
+        place = names.index("avg")
+        values = [float(text) for text in page.locator(f"tbody td:nth-child({place + 1})").all_inner_texts()]
+        assert values == sorted(values, reverse=True)
+        assert page.locator("output").inner_text().startswith("4 of ")
