@@ -161,7 +161,7 @@ with lock(Path(sys.argv[1]), wait=False) as mine:
 """
 
 
-def test_a_lock_is_told_at_once_and_dies_with_its_process(tmp_path: Path) -> None:
+def test_a_held_lock_is_reported_at_once_and_released_with_its_process(tmp_path: Path) -> None:
     path = tmp_path / "work" / ".lock"
     with subprocess.Popen([sys.executable, "-c", HOLD, path], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None

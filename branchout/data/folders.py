@@ -97,16 +97,24 @@ def _listed_images(
         inside.setdefault(class_folder, []).append(folder)
     named = _name_classes(list(inside), known, problems)
     classes = tuple(sorted(named))
-    paths = [np.sort(np.concatenate([files[f] for folder in named[name] for f in inside[folder]])) for name in classes]
-    present = [n for n, of_class in enumerate(paths) if len(of_class)]
-    labels = np.repeat(np.arange(len(present)), [len(paths[n]) for n in present])
+    counts = [sum(len(files[f]) for folder in named[name] for f in inside[folder]) for name in classes]
+    paths = np.empty(
+        sum(counts), dtype=max((of_folder.dtype for of_folder in files.values()), key=lambda d: d.itemsize)
+    )
+    ids = np.empty(len(paths), dtype=TEXT)
+    for name, count, end in zip(classes, counts, np.cumsum(counts).tolist(), strict=True):
+        of_class = np.concatenate([files.pop(f) for folder in named[name] for f in inside[folder]])
+        of_class.sort()
+        paths[end - count : end] = of_class
+        ids[end - count : end] = _ids(of_class.tolist())
+    present = np.flatnonzero(counts)
     samples = Samples(
-        pixels=FilePixels(root, np.concatenate(paths), max_pixels=max_pixels),
-        rows=np.arange(len(labels)),
+        pixels=FilePixels(root, paths, max_pixels=max_pixels),
+        rows=np.arange(len(paths)),
         classes=tuple(classes[n] for n in present),
-        labels=labels,
-        ids=np.concatenate([np.array(_ids(of_class.tolist()), dtype=TEXT) for of_class in paths]),
-        origin=np.full(len(labels), UNASSIGNED),
+        labels=np.repeat(np.arange(len(present)), np.array(counts)[present]),
+        ids=ids,
+        origin=np.full(len(paths), UNASSIGNED),
     )
     return samples, classes
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -150,23 +150,17 @@ class StreamedImages:
         return len(self.samples)
 
     def plain(self, batches: Sequence[Ints]) -> Iterator[Tensor]:
-        for images in self._load([[(int(i), None) for i in positions] for positions in batches]):
+        for images in self._load(whole(batches), len(batches)):
             yield self.preprocessing.normalise(images.to(self.device, non_blocking=True).float() / 255)
 
     def views(self, batches: Sequence[Ints], augmentation: Augmentation, seed: int) -> Iterator[Tensor]:
         if self.device.type == "cuda" and not augmentation.pad and self._fit():
             yield from self._views_of_thumbnails(batches, augmentation, seed)
             return
-        boxing = torch.Generator().manual_seed(seed)
-        jobs: list[list[Job]] = []
-        for positions in batches:
-            if augmentation.pad:  # whole images, which are shifted on the device
-                jobs.append([(int(i), None) for i in positions])
-                continue
-            boxes = augment.crop_boxes(len(positions), augmentation.area, boxing).tolist()
-            jobs.append([(int(i), tuple(box)) for i, box in zip(positions, boxes, strict=True)])
         generator = torch.Generator(self.device).manual_seed(seed)
-        for images in self._load(jobs):
+        # With padding, whole images are shifted on the device.
+        jobs = whole(batches) if augmentation.pad else _cropped(batches, augmentation, seed)
+        for images in self._load(jobs, len(batches)):
             batch = images.to(self.device, non_blocking=True).float() / 255
             if augmentation.pad:
                 batch = augment.cut(batch, augmentation, generator)
@@ -175,8 +169,9 @@ class StreamedImages:
                 batch = torch.where(mirrored.view(-1, 1, 1, 1), batch.flip(3), batch)
             yield self.preprocessing.normalise(augment.recolour(batch, augmentation, generator))
 
-    def _load(self, jobs: Sequence[list[Job]]) -> Iterator[Tensor]:
-        return load(self.samples, self.preprocessing, jobs, self.workers, pin=self.device.type == "cuda")
+    def _load(self, jobs: Jobs, count: int) -> Iterator[Tensor]:
+        workers = min(self.workers, count)
+        return load(self.samples, self.preprocessing, jobs, workers, pin=self.device.type == "cuda")
 
     # A GPU crops faster than a CPU decodes: where they fit there, whole images are decoded once, somewhat larger than
     # the network's input, and every view is cropped from them on the device.
@@ -190,8 +185,10 @@ class StreamedImages:
     def _thumbnails(self) -> Tensor:
         """All images, stretched to squares (N, C, size, size), on the device."""
         larger = replace(self.preprocessing, size=_thumbnail_size(self.preprocessing))
-        jobs: list[list[Job]] = [[(int(i), WHOLE) for i in some] for some in in_order(len(self.samples), 64)]
-        return torch.cat([batch.to(self.device) for batch in load(self.samples, larger, jobs, self.workers)])
+        batches = in_order(len(self.samples), 64)
+        workers = min(self.workers, len(batches))
+        loaded = load(self.samples, larger, whole(batches, WHOLE), workers)
+        return torch.cat([batch.to(self.device) for batch in loaded])
 
     def _views_of_thumbnails(self, batches: Sequence[Ints], augmentation: Augmentation, seed: int) -> Iterator[Tensor]:
         generator = torch.Generator(self.device).manual_seed(seed)
@@ -211,6 +208,19 @@ def _thumbnail_size(preprocessing: Preprocessing) -> int:
 
 Job = tuple[int, tuple[float, ...] | None]
 """A position, and the box to crop it to (left, top, width, height as shares) or None for the plain image."""
+Jobs = Iterable[list[Job]]
+"""A list for each batch, made when it is wanted: those of a million images take much memory."""
+
+
+def whole(batches: Sequence[Ints], box: tuple[float, ...] | None = None) -> Jobs:
+    return ([(int(i), box) for i in positions] for positions in batches)
+
+
+def _cropped(batches: Sequence[Ints], augmentation: Augmentation, seed: int) -> Jobs:
+    generator = torch.Generator().manual_seed(seed)
+    for positions in batches:
+        boxes = augment.crop_boxes(len(positions), augmentation.area, generator).tolist()
+        yield [(int(i), tuple(box)) for i, box in zip(positions, boxes, strict=True)]
 
 
 class CroppedSamples(torch.utils.data.Dataset[Tensor]):
@@ -233,13 +243,13 @@ class CroppedSamples(torch.utils.data.Dataset[Tensor]):
 
 
 def load(
-    samples: Samples, preprocessing: Preprocessing, jobs: Sequence[list[Job]], workers: int, pin: bool = False
+    samples: Samples, preprocessing: Preprocessing, jobs: Jobs, workers: int, pin: bool = False
 ) -> Iterator[Tensor]:
     """Decoded batches, one per list of jobs, made by `workers` processes (0: by this one).
 
     A daemonic process, such as a Dask worker, may not start any.
     """
-    workers = 0 if multiprocessing.current_process().daemon else min(workers, len(jobs))
+    workers = 0 if multiprocessing.current_process().daemon else workers
     loader = torch.utils.data.DataLoader(
         CroppedSamples(samples, preprocessing),
         batch_sampler=jobs,
@@ -270,9 +280,9 @@ def decoded(samples: Samples, preprocessing: Preprocessing, cache: Path | None) 
     if stored is not None:
         return stored
     pixels = np.empty(shape, dtype=np.uint8)
-    jobs: list[list[Job]] = [[(int(i), None) for i in positions] for positions in in_order(len(samples), 512)]
-    workers = cores() if len(jobs) > 4 else 0  # starting processes costs more than decoding a few images
-    for positions, images in zip(in_order(len(samples), 512), load(samples, preprocessing, jobs, workers), strict=True):
+    batches = in_order(len(samples), 512)
+    workers = cores() if len(batches) > 4 else 0  # starting processes costs more than decoding a few images
+    for positions, images in zip(batches, load(samples, preprocessing, whole(batches), workers), strict=True):
         pixels[positions] = images.numpy()
     store_cached(cache, kept, pixels)
     return pixels

@@ -21,8 +21,8 @@ Hashes = npt.NDArray[np.uint64]
 ImageHashes = npt.NDArray[np.uint64]
 """One row of two numbers per image: see `near_duplicates`."""
 
-TEXT: npt.DTypeLike = np.dtypes.StringDType() if hasattr(np.dtypes, "StringDType") else np.str_
-"""The type of ids and names: with numpy 2 each text takes its own length, not four bytes for each of the longest."""
+TEXT: npt.DTypeLike = np.dtypes.StringDType()
+"""The type of ids and names: each text takes its own length, where numpy's other type takes four times the longest."""
 
 UNASSIGNED = -1
 """Origin of a sample that no scenario has assigned yet. Otherwise 0 is the base and t is step t."""

@@ -161,5 +161,7 @@ def named_as_images(samples: Samples, problems: Problems) -> Samples:
 def _only(samples: Samples, which: npt.NDArray[np.bool_]) -> Samples:
     """Some samples of a whole table, which then has no other pixels."""
     assert isinstance(samples.pixels, FilePixels)
+    if which.all():
+        return samples
     kept = samples.select(which)
     return replace(kept, pixels=samples.pixels.only(which), rows=np.arange(len(kept)))

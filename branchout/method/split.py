@@ -176,7 +176,7 @@ def _warn_of_near_duplicates(held: Samples, new: Samples, memory: Samples | None
     near = np.unique(np.concatenate([near_training(held, part) for part in (new, memory) if part is not None]))
     if len(near):
         notices.append(
-            f"{len(near):,} of {len(held):,} validation images are near-duplicates of training images (such as "
+            f"near-duplicates of training images among the {len(held):,} validation images: {len(near):,} (such as "
             f"{held.ids[near[0]]}); the accuracies measured on them may be too high"
         )
 

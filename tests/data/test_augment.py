@@ -67,7 +67,7 @@ def boxes_inside(draw: st.DrawFn) -> tuple[float, float, float, float]:
 
 @settings(max_examples=25)
 @given(st.lists(st.tuples(boxes_inside(), st.booleans()), min_size=1, max_size=3), st.sampled_from([(7, 9), (8, 5)]))
-def test_each_picture_is_cut_to_its_own_box(
+def test_each_image_is_cut_to_its_own_box(
     asked: list[tuple[tuple[float, float, float, float], bool]], shape: tuple[int, int]
 ) -> None:
     images = torch.rand(len(asked), 3, *shape, generator=seeded(1))
@@ -98,7 +98,7 @@ def test_a_box_of_whole_pixels_is_a_slice_scaled_up(left: int, top: int, width: 
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_full_box_is_the_picture_itself(channels: int) -> None:
+def test_the_full_box_is_the_image_itself(channels: int) -> None:
     images = pictures(3, channels)
     torch.testing.assert_close(
         crop(images, FULL.expand(3, 4), torch.zeros(3, dtype=torch.bool)), images, atol=1e-5, rtol=0
@@ -118,7 +118,7 @@ def test_mirrored_is_flipped_left_to_right_for_those_asked_only() -> None:
 
 
 @given(st.floats(0.01, 1), st.floats(0.01, 1), st.integers(0, 1000))
-def test_boxes_lie_in_the_picture_with_the_area_and_ratio_asked_for(one: float, other: float, seed: int) -> None:
+def test_boxes_lie_in_the_image_with_the_area_and_ratio_asked_for(one: float, other: float, seed: int) -> None:
     least, most = sorted((one, other))
     boxes = crop_boxes(200, (least, most), seeded(seed)).double()
     left, top, width, height = boxes.unbind(1)
@@ -164,7 +164,7 @@ def slow_shift(picture: np.ndarray, left: int, top: int, pad: int, mirrored: boo
     st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.booleans()), min_size=1, max_size=4),
     st.sampled_from([(1, 7, 9), (3, 8, 5)]),
 )
-def test_each_padded_picture_is_cut_at_its_own_place_and_no_pixel_is_mixed(
+def test_each_padded_image_is_cut_at_its_own_place_and_no_pixel_is_mixed(
     pad: int, asked: list[tuple[int, int, bool]], shape: tuple[int, int, int]
 ) -> None:
     images = torch.rand(len(asked), *shape, generator=seeded(1))
@@ -174,7 +174,7 @@ def test_each_padded_picture_is_cut_at_its_own_place_and_no_pixel_is_mixed(
         np.testing.assert_array_equal(view.numpy(), slow_shift(image.numpy(), left, top, pad, flip))
 
 
-def test_padded_pictures_are_cut_everywhere_equally_often_and_half_are_mirrored() -> None:
+def test_padded_images_are_cut_everywhere_equally_often_and_half_are_mirrored() -> None:
     picture = torch.arange(81.0).view(1, 1, 9, 9)
     found = cut(picture.expand(9000, -1, -1, -1), Augmentation((1.0, 1.0), True, pad=1), seeded())
     views = {
@@ -242,7 +242,7 @@ def test_the_jitter_is_its_steps_one_after_the_other(
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_strengths_of_zero_leave_a_picture_as_it_is(channels: int) -> None:
+def test_strengths_of_zero_leave_a_image_as_it_is(channels: int) -> None:
     images = pictures(4, channels)
     before = images.clone()
     torch.testing.assert_close(recolour(images, NOTHING, seeded()), images, atol=1e-5, rtol=0)
@@ -318,7 +318,7 @@ def test_a_view_stays_between_black_and_white() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_equal_pictures_in_a_batch_get_different_views(channels: int) -> None:
+def test_equal_images_in_a_batch_get_different_views(channels: int) -> None:
     twins = pictures(1, channels).expand(8, -1, -1, -1)
     photo = for_kind("photo", 32)
     views = [

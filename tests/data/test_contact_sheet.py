@@ -44,7 +44,7 @@ def cell(row: int, column: int, place: int, each: int = 5) -> tuple[slice, slice
     ("classes", "each", "width", "height"),
     [(1, 5, 356 + 8, 96 + 8), (3, 5, 3 * 356 + 8, 96 + 8), (4, 2, 4 * 152 + 8, 96 + 8), (9, 1, 4 * 84 + 8, 3 * 96 + 8)],
 )
-def test_the_sheet_is_as_large_as_its_pictures_need(
+def test_the_sheet_is_as_large_as_its_images_need(
     tmp_path: Path, classes: int, each: int, width: int, height: int
 ) -> None:
     samples = plain_colours({f"class {n}": 6 for n in range(classes)})
@@ -52,7 +52,7 @@ def test_the_sheet_is_as_large_as_its_pictures_need(
     assert drawn(tmp_path / "sheet.png").shape == (height, width, 3)
 
 
-def test_every_class_has_its_own_pictures_under_its_own_name(tmp_path: Path) -> None:
+def test_every_class_has_its_own_images_under_its_own_name(tmp_path: Path) -> None:
     samples = plain_colours({f"class {n}": n + 1 for n in range(6)})
     contact_sheet(samples, tmp_path / "sheet.png")
     sheet = drawn(tmp_path / "sheet.png")
@@ -85,7 +85,7 @@ def test_the_samples_of_a_large_class_are_spread_evenly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), [(20, 60), (60, 20), (100, 300)])
-def test_the_middle_of_a_picture_that_is_not_square_is_shown(tmp_path: Path, height: int, width: int) -> None:
+def test_the_middle_of_a_image_that_is_not_square_is_shown(tmp_path: Path, height: int, width: int) -> None:
     side = min(height, width)
     image = np.full((height, width, 3), (255, 0, 0), dtype=np.uint8)
     top, left = (height - side) // 2, (width - side) // 2
@@ -111,7 +111,7 @@ def test_names_that_are_hard_to_draw_are_no_failure(tmp_path: Path, name: str) -
 
 
 @pytest.mark.parametrize("name", ["sheet.jpg", "sheet.webp", "sheet.PNG"])
-def test_the_extension_tells_the_format(tmp_path: Path, name: str) -> None:
+def test_the_extension_names_the_format(tmp_path: Path, name: str) -> None:
     contact_sheet(plain_colours({"x": 1}), tmp_path / name)
     middle = drawn(tmp_path / name)[cell(0, 0, 0)][16:-16, 16:-16].astype(int)
     assert np.abs(middle - hue(0)).max() <= 8  # JPEG and WebP are not exact, least of all near an edge

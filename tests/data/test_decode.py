@@ -104,7 +104,7 @@ def test_palettes_with_transparency() -> None:
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_pictures_are_turned_upright(format: str, orientation: int) -> None:
+def test_images_are_turned_upright(format: str, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = encoded(picture(), format, exif=exif)
@@ -114,7 +114,7 @@ def test_pictures_are_turned_upright(format: str, orientation: int) -> None:
     assert expected.shape[:2] == ((32, 24) if orientation > 4 else (24, 32))
 
 
-def test_broken_exif_does_not_lose_the_picture() -> None:
+def test_broken_exif_does_not_lose_the_image() -> None:
     data = encoded(picture(), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff\0\x01")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

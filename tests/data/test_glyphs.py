@@ -53,7 +53,7 @@ def test_no_two_classes_look_alike() -> None:
     assert correlation.max() < glyph_classes.ALIKE + 0.005
 
 
-def test_look_alikes_are_told_by_their_drawings() -> None:
+def test_characters_that_look_alike_are_found_by_their_drawings() -> None:
     def alike(one: str, other: str) -> bool:
         products = glyph_classes.looks_of(one, SANS) @ glyph_classes.looks_of(other, SANS).T
         return bool(products.max() >= glyph_classes.ALIKE)

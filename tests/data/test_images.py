@@ -146,7 +146,7 @@ def test_batches_on_the_device_are_the_same_batches(lists: list[list[int]]) -> N
 # The cache.
 
 
-def test_pictures_are_decoded_as_they_are_prepared_one_by_one() -> None:
+def test_images_are_decoded_as_they_are_prepared_one_by_one() -> None:
     samples = samples_of(Watched())
     found = decoded(samples, COLOUR, None)
     assert found.dtype == np.uint8
@@ -196,7 +196,7 @@ def test_other_pixels_order_labels_or_settings_make_another_file(tmp_path: Path)
     assert len(list(tmp_path.rglob("*"))) == 1 + len(every)  # one folder, and nothing half-written
 
 
-def test_pictures_swapped_between_two_sources_are_not_confused(tmp_path: Path) -> None:
+def test_images_swapped_between_two_sources_are_not_confused(tmp_path: Path) -> None:
     one, other = (Samples.build(Watched(1, seed), ["x"], [str(seed)]) for seed in (1, 2))
     joined = concatenate([one, other])
     for table in (joined, joined.select(np.array([1, 0]))):
@@ -255,7 +255,7 @@ def test_what_a_killed_process_left_is_never_used(tmp_path: Path, monkeypatch: p
         assert np.array_equal(decoded(samples, COLOUR, tmp_path), by_hand(samples, COLOUR))
 
 
-def test_no_pictures_at_all_are_an_empty_array(tmp_path: Path) -> None:
+def test_no_images_at_all_are_an_empty_array(tmp_path: Path) -> None:
     none = samples_of(Watched()).select(np.zeros(7, dtype=bool))
     for _ in range(2):
         assert decoded(none, COLOUR, tmp_path).shape == (0, 3, 8, 8)
@@ -292,7 +292,7 @@ class Broken(Watched):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_broken_picture_is_named_whoever_reads_it(workers: int) -> None:
+def test_a_broken_image_is_named_with_and_without_workers(workers: int) -> None:
     images = StreamedImages(samples_of(Broken()), COLOUR, CPU, workers)
     with pytest.raises(UnreadableImage, match=r"^cat/five\.jpg: truncated \(half of it\)$") as caught:
         list(images.plain(in_order(7, 2)))
@@ -306,7 +306,7 @@ def resident(samples: Samples, preprocessing: Preprocessing = COLOUR) -> Residen
     return ResidentImages(torch.from_numpy(decoded(samples, preprocessing, None)), preprocessing, CPU)
 
 
-def test_both_kinds_show_the_network_the_same_plain_pictures() -> None:
+def test_both_kinds_show_the_network_the_same_plain_images() -> None:
     samples = samples_of(Watched())
     order = shuffled(7, 3, seed=1)
     streamed = StreamedImages(samples, COLOUR, CPU, workers=0)
@@ -332,7 +332,7 @@ def test_views_repeat_with_the_seed_and_differ_without(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["resident", "streamed"])
-def test_equal_pictures_get_different_views_in_one_batch_and_in_the_next(kind: str) -> None:
+def test_equal_images_get_different_views_in_one_batch_and_in_the_next(kind: str) -> None:
     samples = samples_of(Watched()).select(np.zeros(6, dtype=np.int64))
     images = resident(samples) if kind == "resident" else StreamedImages(samples, COLOUR, CPU, workers=0)
     views = torch.cat(list(images.views(in_order(6, 3), for_kind("photo", 224), seed=0)))
@@ -351,7 +351,7 @@ def test_streamed_views_do_not_depend_on_the_number_of_workers() -> None:
     assert all(torch.equal(one, other) for one, other in zip(alone, helped, strict=True))
 
 
-def test_a_streamed_view_is_its_box_of_the_full_picture_and_maybe_mirrored() -> None:
+def test_a_streamed_view_is_its_box_of_the_full_image_and_maybe_mirrored() -> None:
     samples = samples_of(Watched())
     colourless = Augmentation((0.2, 0.8), flip=True)
     (views,) = StreamedImages(samples, COLOUR, CPU, workers=0).views(in_order(7, 7), colourless, seed=4)
@@ -366,7 +366,7 @@ def test_a_streamed_view_is_its_box_of_the_full_picture_and_maybe_mirrored() -> 
 
 
 @pytest.mark.parametrize("kind", ["resident", "streamed"])
-def test_a_padded_view_is_made_of_pixels_of_the_plain_picture(kind: str) -> None:
+def test_a_padded_view_is_made_of_pixels_of_the_plain_image(kind: str) -> None:
     samples = samples_of(Watched())
     images = resident(samples) if kind == "resident" else StreamedImages(samples, COLOUR, CPU, workers=0)
     (views,) = images.views(in_order(7, 7), Augmentation((1.0, 1.0), flip=True, pad=1), seed=4)
@@ -380,7 +380,7 @@ def test_a_padded_view_is_made_of_pixels_of_the_plain_picture(kind: str) -> None
     assert moved
 
 
-def test_a_resident_view_without_freedom_is_the_plain_picture() -> None:
+def test_a_resident_view_without_freedom_is_the_plain_image() -> None:
     images = resident(samples_of(Watched()))
     barely = Augmentation((2.0, 2.0), flip=False)  # twice the picture, which every box is clamped to
     (view,), (plain,) = images.views(in_order(7, 7), barely, seed=0), images.plain(in_order(7, 7))
@@ -388,7 +388,7 @@ def test_a_resident_view_without_freedom_is_the_plain_picture() -> None:
 
 
 @pytest.mark.parametrize("kind", ["resident", "streamed"])
-def test_grey_pictures_have_views_too(kind: str) -> None:
+def test_grey_images_have_views_too(kind: str) -> None:
     samples = samples_of(Watched())
     images = resident(samples, GREY) if kind == "resident" else StreamedImages(samples, GREY, CPU, workers=0)
     views = torch.cat(list(images.views(in_order(7, 4), for_kind("glyph", 4), seed=0)))
@@ -416,7 +416,7 @@ def test_small_inputs_stay_in_memory_and_large_ones_are_streamed(tmp_path: Path)
         assert [batch.shape for batch in images.plain(in_order(2, 1))] == [(1, 1, size, size)] * 2
 
 
-def test_a_gallery_gives_each_table_its_own_pictures() -> None:
+def test_a_gallery_gives_each_table_its_own_images() -> None:
     tables = [samples_of(Watched(9, seed=1)), samples_of(Watched(5, seed=2))]
     first = tables[0].select(np.array([7, 2, 2, 4]))
     mixed = concatenate([tables[1].select(np.array([3, 0])), tables[0].select(np.array([4, 8, 7]))])
@@ -428,7 +428,7 @@ def test_a_gallery_gives_each_table_its_own_pictures() -> None:
         assert np.array_equal(held.pixels.numpy(), by_hand(table, COLOUR))
 
 
-def test_a_gallery_decodes_each_picture_once() -> None:
+def test_a_gallery_decodes_each_image_once() -> None:
     sources = [Watched(9, seed=1), Watched(5, seed=2)]
     tables = [samples_of(pixels) for pixels in sources]
     gallery = Gallery(COLOUR, CPU)

@@ -38,7 +38,7 @@ sides = st.integers(3, 50)
 @given(
     sides, sides, st.integers(4, 32), st.sampled_from([1.0, 0.9, 0.875, 0.5]), st.sampled_from(sorted(MODES)), st.data()
 )
-def test_the_plain_picture_is_torchvisions_resize_and_centre_crop(
+def test_the_plain_image_is_torchvisions_resize_and_centre_crop(
     height: int, width: int, size: int, crop: float, interpolation: str, data: st.DataObject
 ) -> None:
     image = picture(height, width, seed=data.draw(st.integers(0, 9)))
@@ -55,7 +55,7 @@ def test_the_plain_picture_is_torchvisions_resize_and_centre_crop(
     assert torch.equal(found, reference(Image.fromarray(image)))
 
 
-def test_a_picture_of_the_right_size_passes_untouched() -> None:
+def test_a_image_of_the_right_size_passes_untouched() -> None:
     image = picture(8, 8)
     found = colour(8).prepare(image)
     assert np.array_equal(found.permute(1, 2, 0).numpy(), image)
@@ -64,7 +64,7 @@ def test_a_picture_of_the_right_size_passes_untouched() -> None:
     assert torch.equal(found, kept)  # and shares no memory with its source
 
 
-def test_the_sides_of_a_wide_picture_are_cut_off_and_the_middle_is_not_stretched() -> None:
+def test_the_sides_of_a_wide_image_are_cut_off_and_the_middle_is_not_stretched() -> None:
     image = np.zeros((10, 30, 3), dtype=np.uint8)
     image[:, 10:20] = (10, 200, 30)
     found = colour(10).prepare(image)
@@ -87,7 +87,7 @@ def slow_resample(image: np.ndarray, start: float, length: float, size: int) -> 
 
 
 @given(sides, sides, st.integers(2, 24), st.tuples(*[st.floats(0, 1)] * 2), st.tuples(*[st.floats(0.3, 1)] * 2))
-def test_a_box_is_that_part_of_the_picture_at_the_networks_size(
+def test_a_box_is_that_part_of_the_image_at_the_networks_size(
     height: int, width: int, size: int, place: tuple[float, float], shares: tuple[float, float]
 ) -> None:
     image = picture(height, width)
@@ -105,7 +105,7 @@ def test_a_box_ignores_the_centre_crop() -> None:
 
 
 @pytest.mark.parametrize("interpolation", sorted(MODES))
-def test_the_full_box_is_the_whole_picture_resized(interpolation: str) -> None:
+def test_the_full_box_is_the_whole_image_resized(interpolation: str) -> None:
     image = picture(20, 32)
     how = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}[interpolation]
     expected = np.asarray(Image.fromarray(image).resize((8, 8), how))
@@ -114,7 +114,7 @@ def test_the_full_box_is_the_whole_picture_resized(interpolation: str) -> None:
 
 
 @pytest.mark.parametrize("box", [(0.3, 0.3, 0.7000001, 0.7000001), (0.0, 0.0, 1.0000001, 1.0)])
-def test_a_box_that_rounding_pushes_out_of_the_picture_is_no_error(box: tuple[float, ...]) -> None:
+def test_a_box_that_rounding_pushes_out_of_the_image_is_no_error(box: tuple[float, ...]) -> None:
     assert colour(8).prepare(picture(11, 13), box).shape == (3, 8, 8)
 
 
@@ -122,7 +122,7 @@ def test_a_box_that_rounding_pushes_out_of_the_picture_is_no_error(box: tuple[fl
 
 
 @pytest.mark.parametrize("box", [None, (0.1, 0.2, 0.5, 0.6)])
-def test_a_grey_picture_in_colour_has_three_equal_channels(box: tuple[float, ...] | None) -> None:
+def test_a_grey_image_in_colour_has_three_equal_channels(box: tuple[float, ...] | None) -> None:
     image = picture(12, 9, channels=1)
     found = colour(6).prepare(image, box)
     assert found.shape == (3, 6, 6)
@@ -130,7 +130,7 @@ def test_a_grey_picture_in_colour_has_three_equal_channels(box: tuple[float, ...
     assert torch.equal(found, colour(6).prepare(image[:, :, 0], box))  # height × width will do
 
 
-def test_a_coloured_picture_in_grey_is_its_luminance() -> None:
+def test_a_coloured_image_in_grey_is_its_luminance() -> None:
     image = picture(7, 7)
     found = grey(7).prepare(image)
     assert found.shape == (1, 7, 7)
@@ -142,7 +142,7 @@ def test_a_fourth_channel_is_dropped() -> None:
     assert np.array_equal(colour(5).prepare(image).permute(1, 2, 0).numpy(), image[:, :, :3])
 
 
-def test_pictures_of_other_numbers_are_refused() -> None:
+def test_images_of_other_numbers_are_refused() -> None:
     with pytest.raises(BranchoutError, match=r"8-bit \(uint8\), not float32"):
         colour(4).prepare(np.zeros((4, 4, 3), dtype=np.float32))
 
@@ -210,7 +210,7 @@ def test_bad_settings_are_named(change: dict[str, Any], words: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 200_000), (200_000, 1)])
-def test_a_very_long_picture_is_seen_in_its_middle_without_growing(shape: tuple[int, int]) -> None:
+def test_a_very_long_image_is_seen_in_its_middle_without_growing(shape: tuple[int, int]) -> None:
     image = np.zeros((*shape, 3), dtype=np.uint8)
     middle = shape[0] // 2 - 30, shape[1] // 2 - 30
     image[max(middle[0], 0) : middle[0] + 60 if shape[0] > 1 else 1, max(middle[1], 0) : middle[1] + 60] = 200
@@ -219,7 +219,7 @@ def test_a_very_long_picture_is_seen_in_its_middle_without_growing(shape: tuple[
     assert (seen == 200).all()
 
 
-def test_pictures_of_ordinary_shape_are_not_shortened() -> None:
+def test_images_of_ordinary_shape_are_not_shortened() -> None:
     image = np.random.default_rng(0).integers(0, 256, (20, 20 * 16, 3), dtype=np.uint8)
     whole = Preprocessing(10, 3, (0.5,) * 3, (0.5,) * 3).prepare(image)
     resized = Image.fromarray(image).resize((160, 10), Image.Resampling.BILINEAR).crop((75, 0, 85, 10))

@@ -180,7 +180,7 @@ def test_columns_of_unequal_length_are_refused() -> None:
 @pytest.mark.parametrize(
     "images", [np.zeros((2, 3, 3), dtype=np.uint8), np.zeros((2, 3, 3, 1), dtype=np.float32)], ids=["flat", "floats"]
 )
-def test_arrays_that_are_no_pictures_are_refused(images: np.ndarray) -> None:
+def test_arrays_that_are_no_images_are_refused(images: np.ndarray) -> None:
     with pytest.raises(BranchoutError, match=r"uint8 array of shape \(number, height, width, channels\)"):
         ArrayPixels(images)
 
@@ -216,7 +216,7 @@ class Unread:
         return ",".join(map(str, rows))
 
 
-def test_a_fingerprint_of_joined_pixels_tells_every_choice_and_order_of_rows_apart() -> None:
+def test_a_fingerprint_of_joined_pixels_differs_for_every_choice_and_order_of_rows() -> None:
     joined = JoinedPixels((Unread(), Unread()))
     choices = [np.array(c, dtype=np.int64) for n in range(4) for c in itertools.permutations(range(6), n)]
     assert len({joined.fingerprint(choice) for choice in choices}) == len(choices)
@@ -261,6 +261,6 @@ def test_the_same_bytes_in_another_shape_are_other_pixels() -> None:
     assert table(["ant", "bee"], pixels=upright).fingerprint() != table(["ant", "bee"], pixels=lying).fingerprint()
 
 
-def test_two_pictures_of_one_class_swapped_between_two_sources_are_noticed() -> None:
+def test_two_images_of_one_class_swapped_between_two_sources_are_noticed() -> None:
     joined = concatenate([table(["ant"]), table(["ant"], first=7)])
     assert joined.fingerprint() != joined.select(np.array([1, 0])).fingerprint()

@@ -224,4 +224,4 @@ def test_validation_images_like_training_images_are_counted(base: api.Model, tra
         0,
     )
     (notice,) = split.notices
-    assert notice.startswith(f"1 of {len(other)} validation images are near-duplicates of training images")
+    assert notice.startswith(f"near-duplicates of training images among the {len(other)} validation images: 1")

@@ -479,3 +479,10 @@ def test_the_help_lists_it() -> None:
     status, told, _ = run("--help")
     assert status == 0
     assert re.search(r"^ *report +Write an HTML report", told, re.MULTILINE)
+
+
+def test_near_duplicates_are_counted_where_there_are_any(extended: api.Model) -> None:
+    *earlier, last = extended.saved.history
+    kept = replace(extended.saved, history=(*earlier, {**last, "near-duplicates": 1234}))
+    assert "near-duplicates 1,234 images" in Page(render(api.Model(kept, None, extended.device).facts())).shown
+    assert "near-duplicates" not in Page(render(extended.facts())).shown
