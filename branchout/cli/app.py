@@ -232,7 +232,7 @@ def check_folders(*folders: Path | None) -> None:
         if folder is not None and not folder.is_dir():
             from branchout.data.folders import scan
 
-            scan(folder)  # raises, and names folders nearby
+            scan(folder, verify=False)  # raises, and names folders nearby
 
 
 def open_model(name: str, arch: str | None = None, *, base: bool = False, device: str | None = None) -> Model:
