@@ -39,6 +39,16 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     return LINK.sub(moved, markdown)
 
 
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Pages of results are wide and have compact tables; `stylesheets/site.css` knows them by these classes."""
+    name = page.file.src_uri.removesuffix(".md")
+    if name.split("/")[0] != "results":
+        return html
+    page.meta["hide"] = ["toc"]
+    kind = "screen" if name == "results" else "lines" if "/table-" in name or name.endswith("/photos") else "words"
+    return f'<div class="results {kind}">{html}</div>'
+
+
 def command_line() -> str:
     """One section for each command, from the program itself."""
     import typer

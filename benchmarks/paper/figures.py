@@ -205,7 +205,7 @@ FIGURES: dict[str, Painter] = {
 def draw(rows: Rows, folder: Path, datasets: Sequence[str]) -> dict[str, list[str]]:
     """Draw everything that has rows; returns the names of the paper's figures, by dataset."""
     drawn: dict[str, list[str]] = {}
-    _save(overview, rows, "", folder / "overview.svg", (9.0, 4.0))
+    _save(overview, rows, "", folder / "overview.svg", (9.6, 3.7))
     _save(many_steps, rows, "tiny-imagenet-200", folder / "many-steps.svg", (4.6, 3.0))
     for dataset in datasets:
         for name, painter in FIGURES.items():
