@@ -159,7 +159,14 @@ class Model:
 
     @overload
     def explain(  # type: ignore[overload-overlap]
-        self, images: Image, *, top: int = 3, memory: Source | None = None, nearest: int = 5, report: Report = silent
+        self,
+        images: Image,
+        *,
+        top: int = 3,
+        expect: str | None = None,
+        memory: Source | None = None,
+        nearest: int = 5,
+        report: Report = silent,
     ) -> Explanation: ...
 
     @overload
@@ -168,6 +175,7 @@ class Model:
         images: Several,
         *,
         top: int = 3,
+        expect: str | None = None,
         memory: Source | None = None,
         nearest: int = 5,
         report: Report = silent,
@@ -178,16 +186,18 @@ class Model:
         images: Image | Several,
         *,
         top: int = 3,
+        expect: str | None = None,
         memory: Source | None = None,
         nearest: int = 5,
         report: Report = silent,
     ) -> Explanation | list[Explanation]:
         """How the logits of an image come about; a list of explanations for several images.
 
-        With `memory`, labelled images, it also names those whose features are nearest.
+        With `expect`, a class, also why it did not win. With `memory`, labelled images, it also names those whose
+        features are nearest.
         """
         if isinstance(images, str | PathLike | np.ndarray):
-            return self.explain([images], top=top, memory=memory, nearest=nearest, report=report)[0]
+            return self.explain([images], top=top, expect=expect, memory=memory, nearest=nearest, report=report)[0]
         labelled = None
         if memory is not None:
             samples = samples_in(memory)
@@ -197,7 +207,7 @@ class Model:
         found: list[Explanation] = []
         for image in images:
             pixels = preprocessing.normalise(preprocessing.prepare(_pixels(image))[None].to(self.device))
-            found.append(explain(self.classifier, before, pixels, top=top, labelled=labelled))
+            found.append(explain(self.classifier, before, pixels, top=top, expect=expect, labelled=labelled))
         return found
 
     def features(self, samples: Samples, *, report: Report = silent) -> np.ndarray:

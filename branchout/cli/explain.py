@@ -24,17 +24,22 @@ from branchout.cli.app import (
 from branchout.errors import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.table import Table
 
     from branchout.data.samples import Samples
     from branchout.data.tar_shards import ImageFile
-    from branchout.evaluate.explain import ClassScore, Column, Explanation
+    from branchout.evaluate.explain import ClassScore, Column, Expected, Explanation
 
 
-@app.command(epilog="Example: branchout explain v2/ photo.jpg --memory old_photos/ --memory new_photos/")
+@app.command(epilog="Example: branchout explain v2/ photo.jpg --expect robin")
 def explain(
     model: Saved,
     images: Pictures,
+    expect: Annotated[
+        str | None, typer.Option(metavar="CLASS", help="The class you expected: show why it did not win.")
+    ] = None,
     memory: Annotated[
         list[Path] | None,
         typer.Option(help="Labelled images: name those with the nearest features. May be given several times."),
@@ -59,12 +64,13 @@ def explain(
     read: list[ImageFile] = []
     pixels = (read.append(file) or image for file, image in readable(files))  # type: ignore[func-returns-value]
     with nullcontext(silent) if as_json else progress(console) as report:
-        found = loaded.explain(pixels, top=top, memory=album, nearest=nearest, report=report)
+        found = loaded.explain(pixels, top=top, expect=expect, memory=album, nearest=nearest, report=report)
+    has_dial = bool(loaded.saved.fusions) and loaded.frontier.kind == "dial"
     for file, explanation in zip(read, found, strict=True):
         if as_json:
             print_json({"file": printable(file), **explanation.to_dict()})
         else:
-            _show(printable(file), explanation, None if album is None else len(album))
+            _show(printable(file), explanation, None if album is None else len(album), has_dial=has_dial)
 
 
 def _labelled(folders: list[Path], classes_from: str | None, *, to_stderr: bool) -> Samples:
@@ -85,7 +91,7 @@ def _labelled(folders: list[Path], classes_from: str | None, *, to_stderr: bool)
     return concatenate(tables)
 
 
-def _show(file: str, why: Explanation, images: int | None) -> None:
+def _show(file: str, why: Explanation, images: int | None, *, has_dial: bool) -> None:
     """One image's prediction in words and one table."""
     from branchout.labels import branch_name
 
@@ -94,15 +100,20 @@ def _show(file: str, why: Explanation, images: int | None) -> None:
     if why.before:
         name, probability = why.before
         say(f"before {branch_name(len(why.branches) - 1)} the prediction was: {name}, {100 * probability:.1f}%")
-    console.print(_sums(why))
+    expected = None if why.expected is None or why.expected.place == 1 else why.expected
+    shown = [*why.answers, *([] if expected is None or expected.place <= len(why.answers) else [expected.score])]
+    console.print(_sums(why, shown))
     if several:
         for number, best in enumerate(why.branches):
             say(f"{branch_name(number)} on its own: {', '.join(f'{name} {value:.2f}' for name, value in best)}")
-    if len(why.answers) > 1:
-        first, second = (_shown_parts(score) for score in why.answers[:2])
+    rival = expected.score if expected else why.answers[1] if len(why.answers) > 1 else None
+    if rival is not None:
+        first, second = (_shown_parts(score) for score in (winner, rival))
         own, delta, dial = (one - other for one, other in zip(first, second, strict=True))
         parts = f": own logits {own:+.2f}, deltas {delta:+.2f}, dial {dial:+.2f}" if several else ""
-        say(f"{winner.name} leads {why.answers[1].name} by {own + delta + dial:.2f}{parts}")
+        say(f"{winner.name} leads {rival.name} by {own + delta + dial:.2f}{parts}")
+    if why.expected is not None:
+        say(_why_not(why.expected, winner.name, has_dial))
     if why.own_answer != winner.name:
         say(f"from the branches' own logits alone it would be: {why.own_answer}")
     if why.without_dial not in (winner.name, why.own_answer):
@@ -112,11 +123,25 @@ def _show(file: str, why: Explanation, images: int | None) -> None:
         say(f"nearest of {images:,} images to {branch_name(winner.branch)}, by the cosine of features:\n  {listed}")
 
 
-def _sums(why: Explanation) -> Table:
+def _why_not(expected: Expected, winner: str, has_dial: bool) -> str:
+    """Where an expected class stands, and what the dial would change."""
+    name = expected.score.name
+    if expected.place == 1:
+        return f"{name} is the answer, as expected"
+    said = f"{name} is in place {expected.place:,} with {100 * expected.score.probability:.1f}%"
+    if not has_dial:
+        return said
+    if expected.dial_change is None:
+        return f"{said}; no position of the dial makes it win"
+    more = "higher" if expected.dial_change > 0 else "lower"
+    return f"{said}; with the dial more than {abs(expected.dial_change):.2f} {more} it would win over {winner}"
+
+
+def _sums(why: Explanation, scores: Sequence[ClassScore]) -> Table:
     """How the best classes' logits come about. Parts are rounded first and then added, so what is shown adds up."""
     from branchout.labels import branch_name
 
-    pools = any(len(score.columns) > 1 for score in why.answers)
+    pools = any(len(score.columns) > 1 for score in scores)
     several = len(why.branches) > 1
     headings = ["class", "branch", "own logit", "+ deltas", "+ dial", "= logit"] if several else ["class", "logit"]
     from rich.table import Table
@@ -124,7 +149,7 @@ def _sums(why: Explanation) -> Table:
     table = Table(title="logits of the most probable classes" if several else None, title_justify="left")
     for heading in [*headings, *(["pooled"] if pools else [])]:
         table.add_column(heading, justify="left" if heading in ("class", "branch", "pooled") else "right")
-    for score in why.answers:
+    for score in scores:
         for number, column in enumerate(score.columns):
             parts = _rounded(column)
             cells = [Text(score.name if number == 0 else "", "bold" if score is why.winner else "")]

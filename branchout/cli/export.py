@@ -34,7 +34,7 @@ def export(
     same = "all predictions are" if made.agreeing == made.pictures else f"{made.agreeing:,} predictions are"
     say(f"checked on {made.pictures:,} {source}images: logits differ by at most {made.difference:.1e}, {same} the same")
     say(
-        f"{made.path}: {size(made.size)}B, opset {OPSET}, {len(loaded.classes):,} classes; "
+        f"{made.path}: {size(made.size)}, opset {OPSET}, {len(loaded.classes):,} classes; "
         f"images (N × {sizes.channels} × {sizes.size} × {sizes.size}) in, logits and probabilities out"
         + (", averaged over the mirror image" if flip else "")
     )

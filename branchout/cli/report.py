@@ -29,8 +29,8 @@ def report(
     from branchout import api
     from branchout.cli.display import progress
     from branchout.model.checkpoint import is_saved_model
-    from branchout.report.formatting import size
     from branchout.report.page import check_report, default_path
+    from branchout.units import size
 
     loaded = open_model(model, device=device)
     if out is None:

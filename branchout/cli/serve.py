@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
@@ -16,8 +17,11 @@ from branchout.errors import BranchoutError
 if TYPE_CHECKING:
     from branchout.api import Model
     from branchout.serve.limits import Limits
+    from branchout.training.loop import Event, Report
 
 SHORTEST_TOKEN = 12
+QUIET_SECONDS = 5.0
+"""Between two lines about labelled images."""
 
 
 @app.command(epilog="Example: branchout serve v2/ test_photos/")
@@ -107,6 +111,8 @@ def _serve(
             watch=watch,
             test=test,
             typed=place.rstrip("/") or place,
+            device=device,
+            report=_reading(),
         )
         here = address(sock, host)
         what = f"waiting for {watch}" if opened is None else f"{place}: {len(opened.classes):,} classes"
@@ -118,6 +124,22 @@ def _serve(
             then(f"curl -H {quoted(f'Authorization: Bearer {token}')} -F files=@photo.jpg {here}/predict")
         sys.stdout.flush()
         serve(served, sock)
+
+
+def _reading() -> Report:
+    """Print how far the labelled images are read: at the start, every few seconds, and at the end."""
+    last = [float("-inf")]
+
+    def report(event: Event) -> None:
+        now, finished = time.monotonic(), event.work == "thumbnails" and event.done == event.total
+        if finished:
+            say("The labelled images are read: the page has accuracies, tables and images.")
+        elif now > last[0] + QUIET_SECONDS:
+            last[0] = now
+            say(f"Reading the labelled images ({event.work}): {event.done:,} of {event.total:,}")
+        sys.stdout.flush()
+
+    return report
 
 
 def _open(model: str | None, watch: Path | None, device: str | None) -> tuple[Model | None, Path | None]:

@@ -200,7 +200,7 @@ def demo(
 def _show_extension(model: Model, prepared: Prepared, out: Path) -> None:
     """The end of an extension: the table of operating points, and what to run next."""
     from branchout.cli.display import operating_points, percent
-    from branchout.units import size
+    from branchout.units import parameters
 
     assert model.outcome is not None
     measured, chosen_on = model.outcome.measured, prepared.split.measured
@@ -225,9 +225,9 @@ def _show_extension(model: Model, prepared: Prepared, out: Path) -> None:
     counts = model.classifier.parameter_counts()
     branches = sum(count for name, count in counts.items() if name not in ("heads", "deltas"))
     say(
-        f"{len(model.classes):,} classes; parameters: base {size(counts['base'])}, this branch "
-        f"{size(counts[f'step {len(model.classifier.steps)}'])}, all branches {size(branches)} without heads; "
-        f"saved in {out}"
+        f"{len(model.classes):,} classes; parameters: base {parameters(counts['base'])}, this branch "
+        f"{parameters(counts[f'step {len(model.classifier.steps)}'])}, all branches {parameters(branches)} without "
+        f"heads; saved in {out}"
     )
     here = quoted(out)
     then(

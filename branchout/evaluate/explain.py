@@ -6,6 +6,7 @@ numbers that the model adds, in its own precision and order, so (own + delta) + 
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,9 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from branchout.errors import BranchoutError, printable
 from branchout.evaluate.compare import logits
 from branchout.labels import OVERLAP, branch_name
+from branchout.method.dial import prediction_changes
 from branchout.model.classifier import Classifier
+from branchout.model.heads import FusedHead
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,31 @@ class ClassScore:
     def branch(self) -> int:
         """The branch with the largest logit for the class."""
         return max(self.columns, key=lambda column: column.logit).branch
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "class": self.name,
+            "probability": self.probability,
+            "logit": self.logit,
+            "parts": self.parts(),
+            "columns": [{**asdict(c), "branch": branch_name(c.branch)} for c in self.columns],
+        }
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A class that was expected, compared with the class that won."""
+
+    score: ClassScore
+    place: int
+    """1 for the most probable class."""
+    lead: dict[str, float]
+    """By how much the winner's own logit, deltas and dial exceed those of the expected class."""
+    dial_change: float | None
+    """The smallest change of the dial with which the expected class would win; None if there is none."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.score.to_dict(), "place": self.place, "lead": self.lead, "dial_change": self.dial_change}
 
 
 @dataclass(frozen=True)
@@ -102,6 +131,7 @@ class Explanation:
     known: str
     """Where the winning class comes from: the base, a step, or several of them."""
     nearest: tuple[Neighbour, ...] = ()
+    expected: Expected | None = None
 
     @property
     def winner(self) -> ClassScore:
@@ -110,16 +140,8 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able data; branches by name."""
         return {
-            "answers": [
-                {
-                    "class": score.name,
-                    "probability": score.probability,
-                    "logit": score.logit,
-                    "parts": score.parts(),
-                    "columns": [{**asdict(c), "branch": branch_name(c.branch)} for c in score.columns],
-                }
-                for score in self.answers
-            ],
+            "answers": [score.to_dict() for score in self.answers],
+            "expected": None if self.expected is None else self.expected.to_dict(),
             "known_to": self.known,
             "pooler": self.pooler,
             "branches": [
@@ -140,23 +162,21 @@ def explain(
     image: Tensor,
     *,
     top: int = 3,
+    expect: str | None = None,
     labelled: LabelledFeatures | None = None,
 ) -> Explanation:
-    """Explain the answer to one normalised image (1×C×H×W); `before` is the model without its last step."""
+    """Explain the answer to one normalised image (1×C×H×W); `before` is the model without its last step.
+
+    With `expect`, the name of a class, it is compared with the class that won.
+    """
     space, fused = model.space, model.fused
     features = model.features(model.backbone.arrange(image))
-    own = fused.frozen_columns(features)
-    delta = fused.delta_columns(features)
-    added = torch.zeros_like(own) if delta is None else delta
-    dial = fused.offsets[torch.from_numpy(space.branch_of_column).to(own.device)]
-    columns = (own + added) + dial  # in the order in which the model adds them
-    answers = _scores(model, torch.stack([own[0], added[0], dial, columns[0]], dim=1), fused.pooler(columns)[0], top)
-
+    sums = LogitSums.of(fused, features)
+    answers = tuple(sums.score(number) for number in sums.best(max(top, 2)))
     best = []
     for branch, names in enumerate(space.branches):
-        values, places = own[0, space.slice_of(branch)].topk(min(top, len(names)))
+        values, places = sums.own[space.slice_of(branch)].topk(min(top, len(names)))
         best.append(tuple((names[n], value) for n, value in zip(places.tolist(), values.tolist(), strict=True)))
-
     old = None
     if before is not None:
         probabilities = logits(before, image).softmax(1)[0]
@@ -166,31 +186,106 @@ def explain(
         answers,
         tuple(best),
         fused.pooler.kind,
-        own_answer=space.classes[int(fused.pooler(own)[0].argmax())],
-        without_dial=space.classes[int(fused.pooler(own + added)[0].argmax())],
+        own_answer=space.classes[int(fused.pooler(sums.own[None])[0].argmax())],
+        without_dial=space.classes[int(fused.pooler((sums.own + sums.delta)[None])[0].argmax())],
         before=old,
         known=_known_to(model, answers[0].name),
         nearest=() if labelled is None else labelled.nearest(features[number], number),
+        expected=None if expect is None else sums.expected(expect),
     )
 
 
-def _scores(model: Classifier, parts: Tensor, pooled: Tensor, top: int) -> tuple[ClassScore, ...]:
-    """The best classes. `parts` has a row for each column: own logit, delta, dial and their sum."""
-    space = model.space
-    rows, probabilities = parts.tolist(), pooled.softmax(0)
-    scores = []
-    for number in pooled.topk(min(max(top, 2), len(pooled))).indices.tolist():
+@dataclass(frozen=True)
+class LogitSums:
+    """The parts of every column's logit for one image at one operating point."""
+
+    head: FusedHead
+    own: Tensor
+    delta: Tensor
+    dial: Tensor
+
+    @classmethod
+    def of(cls, head: FusedHead, features: Sequence[Tensor]) -> LogitSums:
+        """From the feature vectors of one image, each of shape (1, k)."""
+        own, delta = head.frozen_columns(features), head.delta_columns(features)
+        dial = head.offsets[torch.from_numpy(head.space.branch_of_column).to(own.device)]
+        return cls(head, own[0], torch.zeros_like(own[0]) if delta is None else delta[0], dial)
+
+    @property
+    def columns(self) -> Tensor:
+        return (self.own + self.delta) + self.dial  # in the order in which the model adds them
+
+    def best(self, count: int) -> list[int]:
+        """The classes with the highest logits."""
+        pooled = self.head.pooler(self.columns[None])[0]
+        places: list[int] = pooled.topk(min(count, len(pooled))).indices.tolist()
+        return places
+
+    def score(self, number: int) -> ClassScore:
+        """How the logit of one class comes about."""
+        space, pooled = self.head.space, self.head.pooler(self.columns[None])[0]
+        rows = torch.stack([self.own, self.delta, self.dial, self.columns], dim=1).tolist()
         of_class = np.flatnonzero(space.class_of_column == number).tolist()
         largest = max(of_class, key=lambda column: rows[column][3])
         columns = []
         for n in of_class:
             own, delta, dial, logit = rows[n]
-            counts = model.fused.pooler.kind != "max" or n == largest
+            counts = self.head.pooler.kind != "max" or n == largest
             columns.append(Column(int(space.branch_of_column[n]), own, delta, dial, logit, counts))
-        scores.append(
-            ClassScore(space.classes[number], probabilities[number].item(), pooled[number].item(), tuple(columns))
+        return ClassScore(
+            space.classes[number], pooled.softmax(0)[number].item(), pooled[number].item(), tuple(columns)
         )
-    return tuple(scores)
+
+    def expected(self, name: str) -> Expected:
+        """Why the class `name` did or did not win."""
+        space, pooled = self.head.space, self.head.pooler(self.columns[None])[0]
+        number = find_class(name, space.classes)
+        score, winner = self.score(number), self.score(int(pooled.argmax())).parts()
+        lead = {part: winner[part] - value for part, value in score.parts().items()}
+        place = 1 + int((pooled > pooled[number]).sum())
+        return Expected(score, place, lead, self._dial_change(number) if len(space.branches) > 1 else None)
+
+    def _dial_change(self, number: int) -> float | None:
+        changes, answers = prediction_changes(
+            self.columns[None].double().cpu().numpy(), self.head.space, self.head.pooler.kind
+        )
+        wins = np.flatnonzero(answers[0] == number)
+        if not len(wins):
+            return None
+        # The stretches of the dial in which the class wins: from one change to the next.
+        low = np.concatenate([[-np.inf], changes[0]])[wins]
+        high = np.concatenate([changes[0], [np.inf]])[wins]
+        nearest = np.clip(0.0, low, high)
+        return float(nearest[np.abs(nearest).argmin()])
+
+
+def find_class(name: str, classes: Sequence[str]) -> int:
+    """The index of a class; the error for an unknown one names similar ones."""
+    if name in classes:
+        return list(classes).index(name)
+    close = ", ".join(printable(each) for each in difflib.get_close_matches(name, classes, n=3, cutoff=0.5))
+    hint = f"Similar names: {close}" if close else f"It knows {len(classes):,} others"
+    raise BranchoutError(f"The model does not know the class {printable(name)!r}. {hint}.")
+
+
+def branch_shares(head: FusedHead, columns: Tensor) -> Tensor:
+    """The share of each branch in the probabilities, from logits before the dial: (images, branches), rows sum to 1.
+
+    A class's probability is credited to the branch whose column the pooler chose; with a mean pooler it is divided
+    equally between all branches that know the class.
+    """
+    pooler = head.pooler
+    branch_of_column = torch.from_numpy(head.space.branch_of_column).to(columns.device)
+    shifted = columns + head.offsets.to(columns)[branch_of_column]
+    spread = shifted[:, pooler.columns_of]
+    if pooler.kind == "max":
+        weight = torch.zeros_like(spread).scatter_(-1, spread.argmax(-1, keepdim=True), 1.0)
+    else:
+        counted = pooler.counted.to(shifted)
+        weight = (counted / counted.sum(-1, keepdim=True)).expand_as(spread)
+    probability = pooler(shifted).softmax(1).unsqueeze(-1) * weight
+    shares = shifted.new_zeros(len(shifted), len(head.heads))
+    return shares.index_add_(1, branch_of_column[pooler.columns_of].flatten(), probability.flatten(1)).clamp(max=1)
 
 
 def _known_to(model: Classifier, name: str) -> str:

@@ -18,7 +18,7 @@ from branchout.method.split import DataSplit, listed
 from branchout.model.classifier import Classifier
 from branchout.model.heads import sources
 from branchout.model.staged import Branch, branch_point
-from branchout.units import duration, size
+from branchout.units import duration, parameters, size
 
 
 def forecast(
@@ -29,11 +29,11 @@ def forecast(
     yield from _old_images(model, split)
     added = Branch.clone(model.backbone, branch_point(model.backbone, where)).parameter_count
     base = sum(p.numel() for p in model.backbone.parameters())
-    yield f"branch {where}: {size(added)} parameters; the base has {size(base)}"
+    yield f"branch {where}: {parameters(added)} parameters; the base has {parameters(base)}"
     yield f"time: about {duration(_seconds(model, split, where, device))} on this {device.type}"
     more = added_bytes(model, split, where)
     free = shutil.disk_usage(Path.cwd()).free
-    yield f"disk: about {size(base_bytes + more)}B for the model, {size(more)}B of it new; {size(free)}B free"
+    yield f"disk: about {size(base_bytes + more)} for the model, {size(more)} of it new; {size(free)} free"
 
 
 def _classes(model: Classifier, split: DataSplit) -> Iterator[str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,15 +19,9 @@ from branchout.model.classifier import Classifier
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-Count = list[int]
-"""A number of images at every point, as pairs: [0, the number at point 0, p, the number from point p on, …]."""
 
 CHUNK = 4096
 """Images whose logits are in memory at once while the points of a grid are evaluated."""
-
-
-def count_at(count: Sequence[int], point: int) -> int:
-    return count[2 * bisect_right(count[::2], point) - 1]
 
 
 @dataclass(frozen=True)
@@ -61,33 +54,6 @@ class PointValues:
         values = self.first.copy()
         values[self.image[:upto]] = self.value[:upto]  # of several changes of one image the last one stays
         return values
-
-    def counts(self, key: Callable[[Ints, Ints], Ints]) -> dict[int, Count]:
-        """How many images have each key, at every point. `key` maps images and values to integers, -1 for none."""
-        everyone = np.arange(len(self.first))
-        keys = np.concatenate(
-            [key(everyone, self.first), key(self.image, self._replaced()), key(self.image, self.value)]
-        )
-        points = np.concatenate([np.zeros_like(everyone), self.point, self.point])
-        steps = np.repeat([1, -1, 1], [len(everyone), len(self.image), len(self.image)])
-        found: dict[int, Count] = {}
-        order = np.lexsort((points, keys))
-        for name, point, step in zip(keys[order].tolist(), points[order].tolist(), steps[order].tolist(), strict=True):
-            if name < 0:
-                continue
-            count = found.setdefault(name, [0, 0])
-            if count[-2] != point:
-                count += [point, count[-1]]
-            count[-1] += step
-        return found
-
-    def _replaced(self) -> Ints:
-        """The value that each change replaces."""
-        old = self.first[self.image]
-        order = np.argsort(self.image, kind="stable")
-        again = np.flatnonzero(np.diff(self.image[order]) == 0)
-        old[order[again + 1]] = self.value[order[again]]
-        return old
 
 
 def point_order(frontier: Frontier) -> Ints:

@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
 
-from branchout.report.formatting import percent
+from branchout.units import percent
 
 WIDTH, HEIGHT = 480, 340
 LEFT, RIGHT, TOP, BOTTOM = 46, 16, 14, 44
+LETTER, LINE = 8.2, 15
+"""Width of a letter and height of a line in the largest size that the stylesheet gives to labels."""
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom."""
 
 
 @dataclass(frozen=True)
@@ -95,17 +99,18 @@ def scatter(
     cursors: Sequence[str] = (),
 ) -> Markup:
     """Points of several series over two accuracies. `before` is a vertical line; the script moves `cursors`."""
-    left, top, right, bottom = axes.box
+    _, top, _, bottom = axes.box
     parts = [_frame(axes, names)]
+    # Labels keep clear of the marks that matter, and of each other.
+    marks = [axes.place(mark.x, mark.y) for each in series for mark in each.marks if mark.shape not in ("dot", "cross")]
+    used: list[Box] = [(x - 6, y - 6, x + 6, y + 6) for x, y in marks]
     if before is not None and axes.x[0] <= before <= axes.x[1]:
         x, _ = axes.place(before, axes.y[0])
-        end = x > (left + right) / 2
+        at, anchor = _free_place(x, bottom - 12, f"before: {percent(before)}", axes, used)
         parts.append(
             f'<g class="before"><line x1="{x}" x2="{x}" y1="{top}" y2="{bottom}"/>'
-            f'<text x="{x + (-5 if end else 5)}" y="{bottom - 7}" text-anchor="{"end" if end else "start"}">'
-            f"before: {percent(before)}</text></g>"
+            f'<text x="{at[0]}" y="{at[1]}" text-anchor="{anchor}">before: {percent(before)}</text></g>'
         )
-    used: list[tuple[float, float, float]] = []
     for each in series:
         parts.append(f'<g class="series {each.name}">')
         if each.joined > 1:
@@ -179,31 +184,35 @@ def _frame(axes: Axes, names: tuple[str, str]) -> str:
     return f'<g class="frame">{"".join(parts)}</g>'
 
 
-def _mark(mark: Mark, axes: Axes, used: list[tuple[float, float, float]]) -> str:
+def _mark(mark: Mark, axes: Axes, used: list[Box]) -> str:
     x, y = axes.place(mark.x, mark.y)
     tip = f"<title>{escape(mark.tip)}</title>" if mark.tip else ""
     label = ""
     if mark.label:
-        place, anchor = _free_place(x, y, 7.0 * len(mark.label), axes, used)
+        place, anchor = _free_place(x, y, mark.label, axes, used)
         label = f'<text x="{place[0]}" y="{place[1]}" text-anchor="{anchor}">{escape(mark.label)}</text>'
     return f"<g>{tip}{_shape(mark.shape, x, y)}{label}</g>"
 
 
-def _free_place(
-    x: float, y: float, width: float, axes: Axes, used: list[tuple[float, float, float]]
-) -> tuple[tuple[float, float], str]:
-    """Where a label overlaps no other: beside its mark, or a line further up or down."""
-    _, top, right, _ = axes.box
-    end = x + 9 + width > right
-    start = x - 9 - width if end else x + 9
-    line = y - 8  # above a frontier is free space
-    for shift in (-8, 4, -21, 17, -34, 30):
+def _free_place(x: float, y: float, label: str, axes: Axes, used: list[Box]) -> tuple[tuple[float, float], str]:
+    """Where a label covers no other label and no mark: beside its mark, or a few lines up or down."""
+    left, top, right, bottom = axes.box
+    width = LETTER * len(label) + 4
+    shifts = (-7, 5, -22, 20, -37, 35, -52, 50, -67, 65, -82, 80)
+    for shift in shifts:
         line = y + shift
-        apart = all(abs(line - other) >= 12 or start + width < a or b < start for a, b, other in used)
-        if apart and line >= top:
-            break
-    used.append((start, start + width, line))
-    return (round(x - 9 if end else x + 9, 1), round(line, 1)), "end" if end else "start"
+        for end in (x + 10 + width > right, x + 10 + width <= right):
+            start = x - 10 - width if end else x + 10
+            box = (start, line - LINE * 0.8, start + width, line + LINE * 0.2)
+            inside = left <= box[0] and box[2] <= right and top <= box[1] and box[3] <= bottom
+            if inside and not any(_overlap(box, other) for other in used):
+                used.append(box)
+                return (round(x - 10 if end else x + 10, 1), round(line, 1)), "end" if end else "start"
+    return (round(x + 10, 1), round(y - 7, 1)), "start"
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def _shape(shape: str, x: float, y: float) -> str:

@@ -1,7 +1,4 @@
-"""Results on labelled images: what was gained and lost at every operating point, confusions, galleries.
-
-All counts are computed here, for every point at once; templates and the page's script only look them up.
-"""
+"""Results on labelled images: every image's answer at every operating point, accuracies, and images to show."""
 
 from __future__ import annotations
 
@@ -15,12 +12,14 @@ import torch
 from branchout.data.images import open_images
 from branchout.data.samples import Samples
 from branchout.errors import printable
-from branchout.evaluate.compare import ClassAccuracy, Comparison, check_classes
-from branchout.labels import OVERLAP, LabelSpace
+from branchout.evaluate.compare import check_classes
+from branchout.evaluate.explain import branch_shares
+from branchout.labels import LabelSpace
 from branchout.method.features import extract
-from branchout.metrics import METRICS, accuracies, part_of_class
+from branchout.metrics import METRICS, accuracies
 from branchout.model.checkpoint import SavedModel
-from branchout.report.answers_by_point import Count, PointValues, answers_by_point, count_at
+from branchout.model.classifier import Classifier
+from branchout.report.answers_by_point import PointValues, answers_by_point
 from branchout.report.gallery import KINDS, members, select, thumbnail
 from branchout.training.loop import Event, Report
 
@@ -32,62 +31,17 @@ THUMBNAIL_BYTES = 1_500_000
 
 
 @dataclass(frozen=True)
-class ClassResult:
-    """One class with images."""
-
-    number: int
-    images: int
-    before: float | None
-    """Accuracy before the last step; None for a class that was not known then."""
-    right: Count
-    by_branch: list[Count]
-    """Of an overlapping class: right answers by the branch whose logit was the highest."""
-
-
-@dataclass(frozen=True)
-class PartResult:
-    """One part (base, a step, the overlap) with images."""
-
-    number: int
-    images: int
-    right: Count
-    wrong: dict[int, Count]
-    """Wrong answers by the part of the answered class."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Images of one class that are answered with another, whose first branch is later (or earlier)."""
-
-    label: int
-    answer: int
-    images: Count
-    were_right: Count
-    """Those of them that were right before the last step."""
-
-
-@dataclass(frozen=True)
-class Gallery:
-    counts: dict[int, Count]
-    """How many images belong to it, by part."""
-    images: list[int]
-    """Images with a thumbnail that belong to it at some point, best choice first."""
-
-    def count_at(self, point: int) -> int:
-        return sum(count_at(count, point) for count in self.counts.values())
-
-
-@dataclass(frozen=True)
 class Thumbnail:
     src: str
     file: str
+    shares: list[float]
+    """Each branch's share of the answer at the saved point."""
 
 
 @dataclass(frozen=True)
 class LabelledResults:
     """Results on labelled images."""
 
-    images: int
     labels: list[int]
     known: int
     """Classes with a smaller index were known before the last step."""
@@ -96,17 +50,20 @@ class LabelledResults:
     were_right: list[bool]
     """Images that were right before the last step."""
     answers: PointValues
+    branches: PointValues
+    """The branch with the highest logit for the image's own class."""
     figures: dict[str, list[float | None]]
+    """For each metric its value at every operating point."""
     figures_before: dict[str, float | None] | None
-    classes: list[ClassResult]
-    """Worst losses at the saved point first, then classes that were not known before, lowest accuracy first."""
-    parts: list[PartResult]
-    to_later: list[Pair]
-    to_earlier: list[Pair]
     gallery: int
     """How many images a gallery shows."""
-    galleries: dict[str, Gallery]
+    galleries: dict[str, list[int]]
+    """Images with a thumbnail that belong to a gallery at some point, best choice first."""
     thumbnails: dict[int, Thumbnail]
+
+    @property
+    def images(self) -> int:
+        return len(self.labels)
 
 
 def labelled_results(
@@ -133,36 +90,27 @@ def labelled_results(
     answers, branches = answers_by_point(saved, model, features, labels)
     known = _known_classes(saved)
     before = _answers_before(saved, features, device)
-    compared = None if before is None else np.where(labels < known, before, -1)
-    found = Comparison(space, labels, answers.at(point), compared, np.empty((0, 0)))
     were_right = np.zeros(len(labels), dtype=bool) if before is None else (before == labels) & (labels < known)
     measured = [accuracies(answers.at(each), labels, space) for each in range(points)]
-    pairs: tuple[list[Pair], list[Pair]] = ([], [])
-    galleries: dict[str, Gallery] = {}
+    galleries: dict[str, list[int]] = {}
     thumbnails: dict[int, Thumbnail] = {}
     if before is not None:
-        pairs = _pairs(answers, labels, before == labels, space)
-        chosen = {
+        galleries = {
             kind: select(kind, answers, points, point, labels, were_right, labels < known, gallery) for kind in KINDS
         }
-        here = {kind: members(kind, found.answers, labels, were_right) for kind in KINDS}
-        thumbnails = _thumbnails(samples, chosen, here, report)
-        galleries = _galleries(chosen, thumbnails, answers, found, were_right)
+        here = {kind: members(kind, answers.at(point), labels, were_right) for kind in KINDS}
+        thumbnails = _thumbnails(samples, galleries, here, model, features, report)
     return LabelledResults(
-        images=len(labels),
         labels=labels.tolist(),
         known=known,
         before=None if before is None else before.tolist(),
         were_right=were_right.tolist(),
         answers=answers,
+        branches=branches,
         figures={name: [getattr(each, name) for each in measured] for name in METRICS},
-        figures_before=None if found.before is None else asdict(found.before),
-        classes=_class_results(found, answers, branches, points),
-        parts=_part_results(answers, labels, space),
-        to_later=pairs[0],
-        to_earlier=pairs[1],
+        figures_before=_figures_before(before, labels, known, space),
         gallery=gallery,
-        galleries=galleries,
+        galleries={kind: [image for image in images if image in thumbnails] for kind, images in galleries.items()},
         thumbnails=thumbnails,
     )
 
@@ -193,80 +141,22 @@ def _answers_before(saved: SavedModel, features: torch.Tensor, device: torch.dev
     return answers
 
 
-def _class_results(found: Comparison, answers: PointValues, branches: PointValues, points: int) -> list[ClassResult]:
-    def place(row: ClassAccuracy) -> tuple[bool, float, str]:
-        return row.before is None, row.after - (row.before or 0.0), row.name
-
-    labels, space = found.labels, found.space
-    right = answers.counts(lambda image, answer: np.where(answer == labels[image], labels[image], -1))
-    shared = np.flatnonzero(space.split_of_class[labels] == OVERLAP)
-    width = len(space.branches)
-    answered = PointValues.of(
-        np.where(answers.at(point) == labels, branches.at(point), -1)[shared] for point in range(points)
-    )
-    by = answered.counts(lambda image, branch: np.where(branch < 0, -1, labels[shared][image] * width + branch))
-    results = []
-    for row in sorted(found.classes(), key=place):
-        number = int(space.index([row.name])[0])
-        by_branch = [by.get(number * width + d, [0, 0]) for d in range(width)] if row.name in space.overlap else []
-        results.append(ClassResult(number, row.images, row.before, right.get(number, [0, 0]), by_branch))
-    return results
+def _figures_before(before: Ints | None, labels: Ints, known: int, space: LabelSpace) -> dict[str, float | None] | None:
+    """Accuracies before the last step, on the images of classes that were known then."""
+    old = labels < known
+    if before is None or not old.any():
+        return None
+    return asdict(accuracies(before[old], labels[old], space))
 
 
-def _part_results(answers: PointValues, labels: Ints, space: LabelSpace) -> list[PartResult]:
-    part = part_of_class(space)
-    count = len(space.branches) + 1
-    images = np.bincount(part[labels], minlength=count).tolist()
-    right = answers.counts(lambda i, answer: np.where(answer == labels[i], part[labels[i]], -1))
-    wrong = answers.counts(lambda i, answer: np.where(answer == labels[i], -1, part[labels[i]] * count + part[answer]))
-    present = sorted(set(part.tolist()))
-    return [
-        PartResult(
-            n, images[n], right.get(n, [0, 0]), {other: wrong.get(n * count + other, [0, 0]) for other in present}
-        )
-        for n in present
-        if images[n]
-    ]
-
-
-def _pairs(answers: PointValues, labels: Ints, were_right: Bools, space: LabelSpace) -> tuple[list[Pair], list[Pair]]:
-    """Images answered with a class of a later branch, and of an earlier one; pairs in the order of names."""
-    first, size = first_branch(space), len(space.classes)
-    rank = {number: place for place, number in enumerate(np.argsort(space.classes, kind="stable").tolist())}
-
-    def counted(sign: int) -> list[Pair]:
-        def key(image: Ints, answer: Ints) -> Ints:
-            crossing = np.sign(first[answer] - first[labels[image]]) == sign
-            return np.where(crossing, labels[image] * size + answer, -1)
-
-        every = answers.counts(key)
-        earlier = answers.counts(lambda image, answer: np.where(were_right[image], key(image, answer), -1))
-        pairs = [Pair(*divmod(name, size), count, earlier.get(name, [0, 0])) for name, count in every.items()]
-        return sorted(pairs, key=lambda pair: (rank[pair.label], rank[pair.answer]))
-
-    return counted(1), counted(-1)
-
-
-def _galleries(
-    chosen: dict[str, list[int]],
-    thumbnails: dict[int, Thumbnail],
-    answers: PointValues,
-    found: Comparison,
-    were_right: Bools,
-) -> dict[str, Gallery]:
-    labels, part = found.labels, part_of_class(found.space)
-
-    def of_kind(kind: str) -> Gallery:
-        counts = answers.counts(
-            lambda i, answer: np.where(members(kind, answer, labels[i], were_right[i]), part[labels[i]], -1)
-        )
-        return Gallery(counts, [image for image in chosen[kind] if image in thumbnails])
-
-    return {kind: of_kind(kind) for kind in KINDS}
-
-
+@torch.no_grad()
 def _thumbnails(
-    samples: Samples, chosen: dict[str, list[int]], here: dict[str, Bools], report: Report
+    samples: Samples,
+    chosen: dict[str, list[int]],
+    here: dict[str, Bools],
+    model: Classifier,
+    features: torch.Tensor,
+    report: Report,
 ) -> dict[int, Thumbnail]:
     """Thumbnails of the chosen images. Those of the saved point come first and are made whatever their size."""
     wanted = [(image, bool(here[kind][image])) for kind, images in chosen.items() for image in images]
@@ -277,10 +167,8 @@ def _thumbnails(
         if (shown or size < THUMBNAIL_BYTES) and image not in found:
             copy = thumbnail(samples.read(image))
             size += len(copy)
-            found[image] = Thumbnail(copy, printable(str(samples.ids[image])))
+            shares = branch_shares(model.fused, model.fused.columns(features[image : image + 1].unbind(1)))
+            rounded = [round(share, 3) for share in shares[0].tolist()]
+            found[image] = Thumbnail(copy, printable(str(samples.ids[image])), rounded)
         report(Event("thumbnails", number + 1, len(wanted)))
     return found
-
-
-def accuracy_at(result: ClassResult | PartResult, point: int) -> float:
-    return count_at(result.right, point) / result.images

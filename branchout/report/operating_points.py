@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from branchout.metrics import MEASURED_ON, METRICS, PAPER_GOALS
-from branchout.report.charts import Axes, Legend, Mark, Series, scatter
+from branchout.report.charts import Axes, Legend, Mark, Series, glyph, scatter
 from branchout.report.data import Figures, OperatingPoints, ReportData
-from branchout.report.formatting import count, percent, setting
+from branchout.units import count, percent, setting
 
 SHAPES = dict(zip(PAPER_GOALS, ("triangle", "disc", "square"), strict=True))
 IMAGES = MEASURED_ON | {"pseudo": "new images and pseudo-exemplars"}
@@ -31,6 +31,33 @@ class GoalTable:
 
 def tune_command(report: ReportData, goal: str) -> str:
     return f"branchout tune {shlex.quote(report.path)} --goal {shlex.quote(goal)}"
+
+
+@dataclass(frozen=True)
+class GoalMark:
+    """A tick of the dial."""
+
+    point: int
+    goals: list[str]
+    glyph: Markup
+    share: float
+    """How far along the dial it lies."""
+
+
+def goal_marks(points: OperatingPoints) -> list[GoalMark]:
+    """The ticks of the dial: each goal of the paper with the shape that it has in the chart."""
+    last = max(len(points) - 1, 1)
+    return [
+        GoalMark(point, goals, glyph(SHAPES[goals[-1]], "goal"), point / last)
+        for point, goals in sorted(_goals_by_point(points).items())
+    ]
+
+
+def _goals_by_point(points: OperatingPoints) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for goal, point in points.goals.items():
+        found.setdefault(point, []).append(goal)
+    return found
 
 
 def axes_of(points: OperatingPoints) -> tuple[str, str]:
@@ -84,7 +111,7 @@ def frontier_chart(report: ReportData) -> tuple[Markup, list[Legend]]:
         Axes.around([*(mark.x for mark in marks), *([] if before is None else [before])], [mark.y for mark in marks]),
         names=(f"{x} accuracy", f"{y} accuracy"),
         title=f"{x} against {y} accuracy of {count(len(points), 'operating point')}",
-        description="The tables beside it have the numbers of the goals.",
+        description="The tables beside it have the numbers of the goals, and the dial reaches every point.",
         before=before,
         cursors=[each.name for each in series if each.name in ("dev", "test")],
     )
@@ -105,9 +132,7 @@ def _mark(figures: Mapping[str, float | None], x: str, y: str, shape: str, name:
 def _frontier(name: str, figures: Figures, points: OperatingPoints, *, labelled: bool) -> Series:
     """All points as dots on a line, with the points of goals and the saved point marked."""
     x, y = axes_of(points)
-    goals: dict[int, list[str]] = {}
-    for goal, point in points.goals.items():
-        goals.setdefault(point, []).append(goal)
+    goals = _goals_by_point(points)
 
     def mark(point: int, shape: str, label: str = "", prefix: str = "") -> Mark:
         here = {metric: values[point] for metric, values in figures.items()}

@@ -1,57 +1,93 @@
-"""The page at /docs: the OpenAPI description as HTML without scripts. FastAPI's own page loads from another host."""
+"""The page at /docs: the OpenAPI description as HTML. FastAPI's own page loads its scripts from another host."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import Environment
 from markupsafe import Markup, escape
 
+from branchout.report.page import rendered
+
 Schema = Mapping[str, Any]
+Row = tuple[str, str, Markup]
+"""A name, its type, and what it means."""
 
-TEMPLATE = """\
-<!doctype html><html lang="en"><meta charset="utf-8"><title>Branchout: HTTP API</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
-<link rel="stylesheet" href="/style.css"><main>
-{% macro table(rows) %}{% if rows %}<table>{% for name, kind, text in rows %}
-<tr><td><code>{{ name }}</code><td>{{ kind }}<td>{{ text | code }}{% endfor %}</table>{% endif %}{% endmacro %}
-<h1>{{ info.title }} {{ info.version }}</h1>
-<p>{{ info.description }} The same for programs: <a href="/openapi.json">openapi.json</a>. <a href="/">The page</a></p>
-{% for method, path, operation in operations %}
-<h2><code>{{ method }} {{ path }}</code> {{ operation.summary }}</h2>
-{% for paragraph in operation.get("description", "").split("\n\n") %}<p>{{ paragraph | code }}</p>{% endfor %}
-{{ table(operation | rows) }}
-{% endfor %}
-<h1>JSON objects</h1>
-{% for name, schema in schemas %}<h2 id="{{ name }}">{{ name }}</h2>{{ table(schema | fields) }}{% endfor %}
-</main>"""
+CURL = {
+    "POST /predict": "-F files=@photo.jpg '{}/predict?top=3'",
+    "PUT /operating-point": """-X PUT -H 'Content-Type: application/json' -d '{{"goal": "avg"}}' {}/operating-point""",
+    "GET /classes": "'{}/classes?search=robin'",
+    "GET /progress/events": "-N {}/progress/events",
+}
+"""What follows `curl` where it is more than a method and an address."""
 
 
-def documentation(api: Schema) -> str:
-    """The page of an OpenAPI description: every path, then every JSON object."""
-    environment = Environment(autoescape=True)
-    environment.filters |= {"code": _code, "rows": _rows, "fields": _fields}
-    return environment.from_string(TEMPLATE).render(
-        info=api["info"],
-        operations=[(m.upper(), path, each) for path, methods in api["paths"].items() for m, each in methods.items()],
-        schemas=sorted(api["components"]["schemas"].items()),
+@dataclass(frozen=True)
+class Operation:
+    """One route."""
+
+    anchor: str
+    name: str
+    summary: str
+    description: list[Markup]
+    curl: str
+    rows: list[Row]
+
+
+def documentation(api: Schema, base: str) -> str:
+    """The page of an OpenAPI description: all paths with curl lines for the server at `base`, all objects."""
+    info, schemas = api["info"], sorted(api["components"]["schemas"].items())
+    return rendered(
+        "docs.html",
+        title="HTTP API",
+        lead=f"{info['description']} Version {info['version']}. If the server has a token, add "
+        "-H 'Authorization: Bearer TOKEN' to each command.",
+        operations=[
+            _operation(path, method, each, base) for path, m in api["paths"].items() for method, each in m.items()
+        ],
+        schemas=[(name, _fields(schema)) for name, schema in schemas],
     )
 
 
-def _rows(operation: Schema) -> list[tuple[str, str, str]]:
+def not_found(path: str) -> str:
+    """The page for an address that does not exist."""
+    lead = f"{path} does not exist on this server. These pages do:"
+    return rendered("docs.html", title="Page not found", lead=lead, operations=[], schemas=[])
+
+
+def _operation(path: str, method: str, each: Schema, base: str) -> Operation:
+    name = f"{method.upper()} {path}"
+    option = "" if method == "get" else f"-X {method.upper()} "
+    curl = CURL.get(name, option + "{}" + re.sub(r"\{\w+\}", "0", path))
+    return Operation(
+        anchor=re.sub(r"\W+", "-", name.lower()).strip("-"),
+        name=name,
+        summary=each["summary"],
+        description=[_code(paragraph) for paragraph in each.get("description", "").split("\n\n")],
+        curl=f"curl {curl.format(base)}",
+        rows=_rows(each),
+    )
+
+
+def _rows(operation: Schema) -> list[Row]:
     """Parameters, bodies and responses of an operation."""
-    rows = [(f"?{p['name']}", _kind(p["schema"]), p.get("description", "")) for p in operation.get("parameters", [])]
+    rows = [
+        (f"?{p['name']}" if p["in"] == "query" else p["name"], _kind(p["schema"]), _code(p.get("description", "")))
+        for p in operation.get("parameters", [])
+    ]
     for kind, content in operation.get("requestBody", {}).get("content", {}).items():
-        rows.append(("body", kind, _kind(content["schema"])))
+        rows.append(("body", kind, escape(_kind(content["schema"]))))
     for status, response in operation.get("responses", {}).items():
         kinds = [_kind(content["schema"]) for content in response.get("content", {}).values() if "schema" in content]
-        rows.append((status, ", ".join(kinds), response.get("description", "")))
+        rows.append((status, ", ".join(kinds), _code(response.get("description", ""))))
     return rows
 
 
-def _fields(schema: Schema) -> list[tuple[str, str, str]]:
-    return [(name, _kind(each), each.get("description", "")) for name, each in schema.get("properties", {}).items()]
+def _fields(schema: Schema) -> list[Row]:
+    found = schema.get("properties", {}).items()
+    return [(name, _kind(each), _code(each.get("description", ""))) for name, each in found]
 
 
 def _kind(schema: Schema) -> str:

@@ -16,7 +16,7 @@ from branchout import __version__
 from branchout.api import Model
 from branchout.data.decode import Kind, UnreadableImage
 from branchout.data.samples import Samples
-from branchout.report.page import served_page, static_file
+from branchout.report.page import rendered, report_script, static_file
 from branchout.serve import schema
 from branchout.serve.access import Access, HostNames
 from branchout.serve.api_docs import documentation
@@ -27,6 +27,7 @@ from branchout.serve.progress import progress_of
 from branchout.serve.responses import HANDLERS, FiniteJSON, event
 from branchout.serve.service import Service
 from branchout.serve.uploads import uploaded_files
+from branchout.training.loop import Report, silent
 
 STATUS = {Kind.EMPTY: 400, Kind.NOT_AN_IMAGE: 415, Kind.UNSUPPORTED: 415, Kind.TOO_LARGE: 413}
 """For an image that cannot be used; 422 for every other reason."""
@@ -46,14 +47,17 @@ def create_app(
     watch: Path | None = None,
     test: Path | Samples | None = None,
     typed: str | None = None,
+    device: str | None = None,
+    report: Report = silent,
 ) -> FastAPI:
     """The app that serves one model. Without a model it waits for the one that is being made in `watch`.
 
     With `test`, labelled images, it also shows accuracies before and after the last step. `typed` is how commands on
-    the page name the model. With `token`, every request must carry it.
+    the page name the model. With `token`, every request must carry it. `device` is for a model that is loaded later.
+    `report` gets the progress of reading the labelled images.
     """
     limits = limits or Limits()
-    service = Service(model, limits, watch, test, typed)
+    service = Service(model, limits, watch, test, typed, device, report)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -110,6 +114,9 @@ async def predict(
     at: Annotated[
         int | None, Query(alias="point", description="A point of the frontier by its number, for this request only.")
     ] = None,
+    expect: Annotated[
+        str | None, Query(max_length=500, description="A class: each prediction then says in `why` why it did not win.")
+    ] = None,
 ) -> object:
     """Send images as multipart/form-data in the field `files`, or one image as the body with its image type.
 
@@ -117,7 +124,7 @@ async def predict(
     the request is refused. All answers of a request come from one operating point.
     """
     engine = service.engine
-    engine.check_flip(flip)
+    engine.check(flip=flip, expect=expect)
     point = engine.points.current if at is None else engine.points.numbered(at)
     service.check_room()
     try:
@@ -126,7 +133,7 @@ async def predict(
                 async with uploaded_files(request, service.limits) as files:
                     slot.enter_context(service.admitted())
                     decoded = await service.decode(files)
-            questions = [Question(p, top, flip, point) for p in decoded if not isinstance(p, UnreadableImage)]
+            questions = [Question(p, top, flip, point, expect) for p in decoded if not isinstance(p, UnreadableImage)]
             answers = iter(await service.ask(questions))
     except ClientDisconnect:
         return Response(status_code=400)  # nobody is there to read it
@@ -238,10 +245,34 @@ async def report_data(
 
 
 @router.get("/test-image/{number}", summary="Get a labelled image", response_class=Response)
-async def test_image(service: Served, number: int) -> Response:
+async def labelled_image(service: Served, number: int) -> Response:
     """A small copy, by its number in /report-data."""
     kind, data = await asyncio.to_thread(service.report.thumbnail, number)
     return Response(data, media_type=kind, headers={"cache-control": "private, max-age=3600"})
+
+
+@router.get(
+    "/test-image/{number}/prediction",
+    summary="Classify a labelled image",
+    response_model=schema.Prediction,
+    response_model_exclude_unset=True,
+)
+async def labelled_image_prediction(
+    service: Served,
+    number: int,
+    top: Annotated[int, Query(ge=1, le=1000)] = 5,
+    at: Annotated[int | None, Query(alias="point", description="A point of the frontier by its number.")] = None,
+    expect: Annotated[str | None, Query(max_length=500, description="A class, as for /predict.")] = None,
+) -> object:
+    """The prediction for a labelled image, as /predict gives it for uploaded ones."""
+    engine = service.engine
+    engine.check(flip=False, expect=expect)
+    point = engine.points.current if at is None else engine.points.numbered(at)
+    service.check_room()
+    file, image = await asyncio.to_thread(service.report.image, number)
+    pixels = await asyncio.to_thread(engine.model.classifier.preprocessing.prepare, image)
+    (found,) = await service.ask([Question(pixels, top, False, point, expect)])
+    return {"file": file, **found}
 
 
 # State.
@@ -291,14 +322,20 @@ async def progress_events(service: Served) -> Response:
 # Pages.
 
 
+HTML = "text/html; charset=utf-8"
+
+
 @page_router.get("/docs")
 async def docs(request: Request) -> Response:
-    return Response(documentation(request.app.openapi()), media_type="text/html; charset=utf-8")
+    base = str(request.base_url).rstrip("/")
+    return Response(documentation(request.app.openapi(), base), media_type=HTML)
 
 
 @page_router.get("/")
-async def page() -> Response:
-    return Response(served_page(), media_type="text/html; charset=utf-8")
+async def page(service: Served) -> Response:
+    """The page with what is known already, so that the first thing a browser draws is not empty."""
+    parts = await asyncio.to_thread(service.report.parts) if service.ready else None
+    return Response(rendered("served.html", report=parts, waiting_for=service.watch), media_type=HTML)
 
 
 @page_router.get("/style.css")
@@ -308,4 +345,9 @@ async def style() -> Response:
 
 @page_router.get("/script.js")
 async def script() -> Response:
-    return Response(static_file("script.js"), media_type="text/javascript; charset=utf-8")
+    return Response(report_script(), media_type="text/javascript; charset=utf-8")
+
+
+@page_router.get("/serve.js")
+async def serve_script() -> Response:
+    return Response(static_file("serve.js"), media_type="text/javascript; charset=utf-8")

@@ -14,6 +14,7 @@ from torch import Tensor
 from branchout.api import Model
 from branchout.data.decode import Kind, UnreadableImage, decode, image_size
 from branchout.errors import BranchoutError
+from branchout.evaluate.explain import ClassScore, LogitSums, branch_shares, find_class
 from branchout.model.heads import FusedHead
 from branchout.serve.limits import JPEG_COST, JPEG_PIXELS, Limits
 from branchout.serve.model_info import branch_name
@@ -32,6 +33,8 @@ class Question:
     top: int
     flip: bool
     point: OperatingPoint
+    expect: str | None = None
+    """A class to compare with the one that wins."""
 
 
 class Engine:
@@ -84,7 +87,11 @@ class Engine:
         if target * (target * max(height, width) // min(height, width)) > max_pixels:
             raise UnreadableImage(Kind.TOO_LARGE, f"{width:,} × {height:,} pixels are too long and thin")
 
-    def check_flip(self, flip: bool) -> None:
+    def check(self, *, flip: bool, expect: str | None) -> None:
+        """Refuse what cannot be asked, before an image is read."""
+        space = self.model.classifier.space
+        if expect is not None:
+            find_class(expect, space.classes)
         if flip and self.model.classifier.kind == "glyph":
             raise BranchoutError("flip is for photographs: a mirrored character is another character")
 
@@ -109,6 +116,9 @@ class Engine:
             top = max(questions[n].top for n in rows)
             for n, each in zip(rows, self._results(views, questions[rows[0]].point, top), strict=True):
                 results[n] = _shortened(each, questions[n].top)
+        for n, question in enumerate(questions):
+            if question.expect is not None:
+                results[n]["why"] = _why(question.point.head, [h[n : n + 1] for h in features], question.expect)
         return results
 
     def _results(self, views: list[list[Tensor]], point: OperatingPoint, top: int) -> list[Result]:
@@ -127,16 +137,16 @@ class Engine:
             earlier = _mean([self.before(h[:count]) for h in views])
             for each, before in zip(results, self._named(earlier, self.before, top), strict=True):
                 each["before"] = before
-        for each, branches in zip(results, self._branches(_mean(columns) + shift, head, top), strict=True):
+        for each, branches in zip(results, self._branches(_mean(columns), shift, head, top), strict=True):
             each["branches"] = branches
         return results
 
     def _named(self, logits: Tensor, head: FusedHead, top: int) -> list[list[Result]]:
         return _top(logits.softmax(1), head.space.classes, top)
 
-    def _branches(self, shifted: Tensor, head: FusedHead, top: int) -> list[list[Result]]:
+    def _branches(self, columns: Tensor, shift: Tensor, head: FusedHead, top: int) -> list[list[Result]]:
         """For each image the answer of each branch alone, and its share of the answer."""
-        shares = credit(head, shifted, self._branch_of_column).tolist()
+        shares, shifted = branch_shares(head, columns).tolist(), columns + shift
         rows: list[list[Result]] = [[] for _ in shares]
         for number, names in enumerate(head.space.branches):
             own = _top(shifted[:, head.space.slice_of(number)].softmax(1), names, top)
@@ -145,22 +155,21 @@ class Engine:
         return rows
 
 
-def credit(head: FusedHead, shifted: Tensor, branch_of_column: Tensor) -> Tensor:
-    """The share of each branch in the probabilities: (images, branches), each row adding up to 1.
+def _why(head: FusedHead, features: list[Tensor], expect: str) -> Result:
+    """How the logits of the winner and of an expected class come about: `why` of schema.Prediction."""
+    sums = LogitSums.of(head, features)
+    found = sums.expected(expect)
 
-    A class's probability is credited to the branch whose column the pooler chose; with a mean pooler it is divided
-    equally between all branches that know the class.
-    """
-    pooler = head.pooler
-    spread = shifted[:, pooler.columns_of]
-    if pooler.kind == "max":
-        weight = torch.zeros_like(spread).scatter_(-1, spread.argmax(-1, keepdim=True), 1.0)
-    else:
-        counted = pooler.counted.to(shifted)
-        weight = (counted / counted.sum(-1, keepdim=True)).expand_as(spread)
-    probability = pooler(shifted).softmax(1).unsqueeze(-1) * weight
-    shares = shifted.new_zeros(len(shifted), len(head.heads))
-    return shares.index_add_(1, branch_of_column[pooler.columns_of].flatten(), probability.flatten(1)).clamp(max=1)
+    def plain(score: ClassScore) -> Result:
+        return {"class": score.name, "probability": score.probability, "logit": score.logit, "parts": score.parts()}
+
+    return {
+        "winner": plain(sums.score(sums.best(1)[0])),
+        "expected": plain(found.score),
+        "place": found.place,
+        "lead": found.lead,
+        "dial_change": found.dial_change,
+    }
 
 
 def _mean(views: Sequence[Tensor]) -> Tensor:

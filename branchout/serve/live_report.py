@@ -11,15 +11,15 @@ from typing import Any
 
 from branchout.api import Model, samples_in
 from branchout.data.decode import UnreadableImage
-from branchout.data.samples import Samples
-from branchout.errors import BranchoutError
+from branchout.data.samples import Image, Samples
+from branchout.errors import BranchoutError, printable
 from branchout.model.checkpoint import SavedModel
 from branchout.report.data import ReportData
 from branchout.report.gallery import thumbnail
 from branchout.report.page import parts
 from branchout.serve.limits import Refused
 from branchout.serve.responses import finite
-from branchout.training.loop import Event
+from branchout.training.loop import Event, Report, silent
 
 
 class _Stopped(Exception):  # noqa: N818 – not an error
@@ -29,13 +29,14 @@ class _Stopped(Exception):  # noqa: N818 – not an error
 class LiveReport:
     """The report of one model, first without labelled images, then with those of `test`."""
 
-    def __init__(self, test: Path | Samples | None = None, typed: str | None = None) -> None:
+    def __init__(self, test: Path | Samples | None = None, typed: str | None = None, report: Report = silent) -> None:
         self.test = test
         self.state: dict[str, Any] = {
             "state": "none", "work": "", "done": 0, "total": 0, "error": None, "problems": [],
         }  # fmt: skip
         """The progress of reading the labelled images: see schema.LabelledImages."""
         self._typed = typed
+        self._report = report
         self._model: Model | None = None
         self._facts: ReportData | None = None
         self._samples: Samples | None = None
@@ -79,6 +80,7 @@ class LiveReport:
         if self._stopping:
             raise _Stopped
         self.state = {**self.state, "work": event.work, "done": event.done, "total": event.total}
+        self._report(event)
 
     def parts(self) -> dict[str, Any]:
         """The report now: HTML, and the data for its script."""
@@ -91,15 +93,19 @@ class LiveReport:
                 self._parts = finite(parts(self._facts))
             return self._parts
 
-    def thumbnail(self, number: int) -> tuple[str, bytes]:
-        """The type and the bytes of a small copy of one labelled image."""
+    def image(self, number: int) -> tuple[str, Image]:
+        """The name and the pixels of one labelled image."""
         samples = self._samples
         if samples is None or not 0 <= number < len(samples):
             raise Refused(404, f"Labelled image {number} does not exist.")
         try:
-            head, _, body = thumbnail(samples.read(number)).partition(",")
+            return printable(str(samples.ids[number])), samples.read(number)
         except (UnreadableImage, OSError) as error:
             raise Refused(404, f"Labelled image {number} cannot be read any more: {error}") from None
+
+    def thumbnail(self, number: int) -> tuple[str, bytes]:
+        """The type and the bytes of a small copy of one labelled image."""
+        head, _, body = thumbnail(self.image(number)[1]).partition(",")
         return head.removeprefix("data:").removesuffix(";base64"), base64.b64decode(body)
 
     def stop(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -9,11 +10,12 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from branchout.errors import BranchoutError
 from branchout.serve.access import HEADERS
+from branchout.serve.api_docs import not_found
 from branchout.serve.limits import Refused
 
 BODY = 'Send JSON such as {"goal": "avg"} or {"b": 1.3}, with Content-Type: application/json.'
@@ -49,10 +51,14 @@ def _refused(_: Request, error: Refused) -> JSONResponse:
     return FiniteJSON({"error": error.detail}, error.status_code, error.headers)
 
 
-def _http(request: Request, error: HTTPException) -> JSONResponse:
+def _http(request: Request, error: HTTPException) -> Response:
     path = request.url.path[:80]
+    if error.status_code == 404 and "text/html" in request.headers.get("accept", ""):
+        return Response(not_found(path), 404, media_type="text/html; charset=utf-8")
+    close = difflib.get_close_matches(path, request.app.openapi()["paths"], n=1)
+    hint = f"Did you mean {close[0]}? " if close else ""
     sentences = {
-        404: f"{path} does not exist. See /docs for all paths.",
+        404: f"{path} does not exist. {hint}See /docs for all paths.",
         405: f"{path} does not accept {request.method}. See /docs.",
     }
     sentence = sentences.get(error.status_code, str(error.detail))

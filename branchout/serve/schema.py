@@ -26,6 +26,21 @@ class Branch(Shape):
     top: list[ClassProbability] = Field(description="The answer of this branch alone, over its own classes.")
 
 
+class Score(ClassProbability):
+    logit: float
+    parts: dict[str, float] = Field(
+        description="own (the branch's own logit), delta and dial; they add up to the logit."
+    )
+
+
+class WhyNot(Shape):
+    winner: Score
+    expected: Score
+    place: int = Field(description="The place of the expected class; 1 if it won.")
+    lead: dict[str, float] = Field(description="By how much each part of the winner's logit is larger.")
+    dial_change: float | None = Field(description="The change of b with which it would win; null if there is none.")
+
+
 class Prediction(Shape):
     file: str = Field(description="The last part of the file's name.")
     answers: list[Answer] | None = None
@@ -33,6 +48,7 @@ class Prediction(Shape):
         None, description="The answer before the last step; null for a base model."
     )
     branches: list[Branch] | None = None
+    why: WhyNot | None = Field(None, description="With `expect`: why that class did not win.")
     error: str | None = Field(None, description="Instead of all the others: why this file cannot be used.")
 
 
@@ -138,7 +154,8 @@ class LabelledImages(Shape):
 
 
 class ReportData(LabelledImages):
-    header: str | None = Field(None, description="HTML, as are contents, sections and dial.")
+    title: str | None = Field(None, description="HTML, as are figures, contents, sections and dial.")
+    figures: str | None = None
     contents: str | None = None
     sections: str | None = None
     dial: str | None = None

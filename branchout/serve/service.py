@@ -24,6 +24,7 @@ from branchout.serve.live_report import LiveReport
 from branchout.serve.model_info import model_info
 from branchout.serve.schema import ModelInfo
 from branchout.serve.uploads import UNNAMED
+from branchout.training.loop import Report, silent
 
 BUSY = "Too many images are waiting. Try again in a second."
 CHECK_EVERY = 0.5
@@ -40,6 +41,8 @@ class Service:
         watch: Path | None = None,
         test: Path | Samples | None = None,
         typed: str | None = None,
+        device: str | None = None,
+        report: Report = silent,
     ) -> None:
         self.limits = limits
         self.watch = watch
@@ -47,10 +50,11 @@ class Service:
         """Why the awaited model cannot be opened."""
         self.stopping: Callable[[], bool] = lambda: False
         """Whether the server is about to stop; endless responses ask it."""
-        self.report = LiveReport(test, typed)
+        self.report = LiveReport(test, typed, report)
         self.point_lock = asyncio.Lock()
         """Held while the operating point changes."""
         self._model = model
+        self._device = device
         self._engine: Engine | None = None
         self._info: ModelInfo | None = None
         self._batcher: Batcher[Question, Result] | None = None
@@ -78,7 +82,7 @@ class Service:
         while not is_saved_model(watch):
             await asyncio.sleep(CHECK_EVERY)
         try:
-            await asyncio.to_thread(lambda: self._open(api.load(watch)))
+            await asyncio.to_thread(lambda: self._open(api.load(watch, device=self._device)))
         except BranchoutError as error:
             self.failure = str(error)
 

@@ -63,13 +63,25 @@ def test_a_chart_is_sound_svg_that_says_what_it_shows() -> None:
     assert len(tree.findall(".//polyline")) == 1
 
 
-def test_labels_do_not_cover_each_other() -> None:
-    marks = [Mark(0.5, 0.5 + n / 1000, "disc", f"label {n}") for n in range(4)]
+@given(st.lists(st.tuples(st.floats(0.3, 0.8), st.floats(0.3, 0.8)), min_size=2, max_size=4))
+def test_labels_cover_neither_each_other_nor_marks(points: list[tuple[float, float]]) -> None:
+    """Also where goals lie on one spot, as avg and balanced often do."""
+    names = ["all", "balanced", "avg", "saved"]
+    marks = [Mark(x, y, "disc", name) for (x, y), name in zip(points, names, strict=False)]
     axes = Axes.around([0.2, 0.9], [0.2, 0.9])
-    drawn = scatter([Series("dev", marks)], axes, names=("x", "y"), title="", description="")
-    lines = [float(y) for y in re.findall(r'y="([\d.]+)" text-anchor="\w+">label', drawn)]
-    assert len(lines) == 4
-    assert min(b - a for a, b in zip(sorted(lines), sorted(lines)[1:], strict=False)) >= 11.9
+    drawn = scatter([Series("dev", marks)], axes, names=("x", "y"), title="", description="", before=0.6)
+    found = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="(start|end)">([a-z][^<]*)<', drawn)
+    assert len(found) == len(points) + 1  # and that of the line
+    boxes = []
+    for x, y, anchor, words in found:
+        width = 7.5 * len(words)  # a letter of the larger size that a phone has
+        left = float(x) - (width if anchor == "end" else 0)
+        boxes.append((left, float(y) - 11, left + width, float(y) + 3))
+    discs = [(x - 5, y - 5, x + 5, y + 5) for x, y in (axes.place(mark.x, mark.y) for mark in marks)]
+    for number, one in enumerate(boxes):
+        for other in [*boxes[:number], *discs]:
+            apart = one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
+            assert apart, (one, other)
 
 
 @pytest.mark.parametrize("losses", [[0.7], [2.0, 1.0, 0.5], [0.0, 0.0]])

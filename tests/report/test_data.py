@@ -16,10 +16,9 @@ from branchout import api
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
-from branchout.report.answers_by_point import count_at
+from branchout.report.counts import counts_at, within_noise
 from branchout.report.data import ReportData
 from branchout.report.gallery import spread, thumbnail
-from branchout.report.labelled_results import accuracy_at
 from branchout.report.other_methods import OtherResult, read_results
 
 
@@ -49,24 +48,38 @@ def test_numbers_are_those_of_evaluate(which: str, told: str, val: Samples, requ
         assert test.figures[name][saved] == getattr(found.after, name)
         assert test.figures_before[name] == getattr(found.before, name)
     rows = {row.name: (row.images, row.before, row.after) for row in found.classes()}
-    shown = {facts.classes[r.number]: (r.images, r.before, count_at(r.right, saved) / r.images) for r in test.classes}
+    counts = counts_at(facts, saved)
+    shown = {
+        facts.classes[r.number]: (r.images, None if r.before is None else r.before / r.images, r.after / r.images)
+        for r in counts.classes
+    }
     assert shown == rows
     confusion = found.confusion().tolist()
-    for part in test.parts:
+    for part in counts.parts:
         for other, wrong in part.wrong.items():
-            right = count_at(part.right, saved) if other == part.number else 0
-            assert count_at(wrong, saved) + right == confusion[part.number][other]
+            right = part.right if other == part.number else 0
+            assert wrong + right == confusion[part.number][other]
     assert test.labels == found.labels.tolist()
 
 
 def test_classes_that_lost_most_come_first_and_new_ones_last(once: ReportData) -> None:
-    rows = once.test.classes
-    losses = [accuracy_at(row, once.points.saved) - row.before for row in rows if row.before is not None]
+    rows = counts_at(once, once.points.saved).classes
+    losses = [row.change for row in rows if row.before is not None]
     assert losses == sorted(losses)
     assert losses[0] < 0
+    assert all(row.after == row.before + row.gained - row.lost for row in rows if row.before is not None)
     new = [row.before is None for row in rows]
     assert new == sorted(new)
     assert sum(new) == len(NEW)
+
+
+@pytest.mark.parametrize(
+    ("lost", "gained", "noise"),
+    [(0, 0, True), (1, 0, True), (5, 0, True), (6, 0, False), (57, 4, False), (30, 20, True)],
+)
+def test_few_changed_answers_are_within_noise(lost: int, gained: int, noise: bool) -> None:
+    """By the exact sign test, 5 of 5 lost images have p = 0.06, and 6 of 6 have p = 0.03."""
+    assert within_noise(lost, gained) == within_noise(gained, lost) == (noise and lost + gained > 0)
 
 
 @pytest.mark.parametrize("told", ["once", "twice"])
@@ -76,33 +89,30 @@ def test_counts_at_every_point_are_those_of_the_answers_there(told: str, request
     assert [first[name] for name in facts.classes] == facts.first_branch
     crossed = 0
     for point in range(len(facts.points)):
+        counts = counts_at(facts, point)
         pairs: dict[str, Counter[tuple[int, int]]] = {key: Counter() for key in ("to_later", "to_earlier", "right")}
         right: Counter[int] = Counter()
         wrong: Counter[tuple[int, int]] = Counter()
+        kept: Counter[str] = Counter()
         for label, answer, before in zip(test.labels, test.answers.at(point).tolist(), test.before, strict=True):
+            known = label < test.known
             apart = facts.first_branch[answer] - facts.first_branch[label]
             if apart:
                 pairs["to_later" if apart > 0 else "to_earlier"][label, answer] += 1
-                pairs["right"][label, answer] += before == label
+                pairs["right"][label, answer] += known and before == label
             if label == answer:
                 right[label] += 1
             else:
                 wrong[facts.part_of_class[label], facts.part_of_class[answer]] += 1
+            if known and facts.parts[facts.part_of_class[label]] != "overlap":
+                kept.update(images=1, before=before == label, after=answer == label)
         for key in ("to_later", "to_earlier"):
-            found = {
-                (p.label, p.answer): (count_at(p.images, point), count_at(p.were_right, point))
-                for p in getattr(test, key)
-            }
-            assert {pair: n for pair, n in found.items() if n[0]} == {
-                pair: (n, pairs["right"][pair]) for pair, n in pairs[key].items()
-            }
+            found = {(p.label, p.answer): (p.images, p.were_right) for p in getattr(counts, key)}
+            assert found == {pair: (n, pairs["right"][pair]) for pair, n in pairs[key].items()}
         crossed += len(pairs["to_later"])
-        assert {row.number: count_at(row.right, point) for row in test.classes} == {
-            row.number: right[row.number] for row in test.classes
-        }
-        assert {(p.number, o): count_at(n, point) for p in test.parts for o, n in p.wrong.items()} == {
-            (p.number, o): wrong[p.number, o] for p in test.parts for o in p.wrong
-        }
+        assert {row.number: row.after for row in counts.classes} == {n: right[n] for n in set(test.labels)}
+        assert {(p.number, o): n for p in counts.parts for o, n in p.wrong.items() if n} == wrong
+        assert vars(counts.old) == kept
     assert crossed
 
 
@@ -115,27 +125,27 @@ def test_forgotten_and_gained(twice: ReportData, extended: api.Model, val: Sampl
     gained = [n for n, name in enumerate(val.ids) if now[n] == test.labels[n] and was.get(name) != now[n]]
     assert forgotten
     assert gained
-    galleries = test.galleries
-    assert galleries["forgotten"].count_at(saved) == len(forgotten)
-    assert galleries["gained"].count_at(saved) == len(gained)
-    assert set(galleries["forgotten"].images[: min(5, len(forgotten))]) <= set(forgotten)
-    assert set(galleries["gained"].images[:5]) <= set(gained)
-    assert len(galleries["gained"].images) <= 15
+    counts = counts_at(twice, saved)
+    assert counts.galleries == {"forgotten": forgotten, "gained": gained}
+    assert set(test.galleries["forgotten"][: min(5, len(forgotten))]) <= set(forgotten)
+    assert set(test.galleries["gained"][:5]) <= set(gained)
+    assert len(test.galleries["gained"]) <= 15
     for image, kept in test.thumbnails.items():
         picture = Image.open(io.BytesIO(base64.b64decode(kept.src.split(",")[1])))
         assert np.array_equal(np.asarray(picture), val.read(image)[:, :, 0])
         assert kept.file == val.ids[image]
+        assert sum(kept.shares) == pytest.approx(1, abs=0.002)
+        assert len(kept.shares) == 3
 
 
 def test_overlapping_classes_count_which_branch_answered(twice: ReportData) -> None:
-    rows = [row for row in twice.test.classes if row.by_branch]
-    assert sorted(twice.classes[row.number] for row in rows) == sorted([BASE[0], NEW[0]])
     for point in range(len(twice.points)):
+        rows = [row for row in counts_at(twice, point).classes if row.by_branch]
+        assert sorted(twice.classes[row.number] for row in rows) == sorted([BASE[0], NEW[0]])
         for row in rows:
-            by = [count_at(count, point) for count in row.by_branch]
-            assert sum(by) == count_at(row.right, point)
+            assert sum(row.by_branch) == row.after
             owners = [d for d, b in enumerate(twice.branches) if twice.classes[row.number] in [*b.new, *b.known]]
-            assert all(number == 0 for d, number in enumerate(by) if d not in owners)
+            assert all(number == 0 for d, number in enumerate(row.by_branch) if d not in owners)
 
 
 def test_a_goal_chooses_its_point(extended: api.Model, once: ReportData) -> None:
@@ -193,7 +203,7 @@ def test_a_base_model_has_classes_and_nothing_to_compare(base: api.Model, val: S
     assert facts.points is None
     assert facts.test.before is None
     assert facts.test.figures["all"] == [base.evaluate(val.of_classes(BASE)).after.all]
-    assert len(facts.test.classes) == len(BASE)
+    assert len(counts_at(facts, 0).classes) == len(BASE)
 
 
 def test_images_of_other_classes_are_refused(extended: api.Model, val: Samples) -> None:

@@ -22,10 +22,10 @@ from branchout.data.samples import ArrayPixels, Samples
 from branchout.errors import BranchoutError, printable
 from branchout.metrics import METRICS
 from branchout.model.checkpoint import Fusion, SavedModel
-from branchout.report.answers_by_point import count_at
+from branchout.report.counts import counts_at
 from branchout.report.data import ReportData
-from branchout.report.formatting import percent
 from branchout.report.page import render
+from branchout.units import change, percent
 
 VOID = {"meta", "img", "input", "br", "link", "hr"}
 
@@ -106,17 +106,17 @@ def test_its_numbers_are_those_of_evaluate(pages: dict[str, str], extended: api.
     assert f"base {METRICS['base'].meaning} {percent(found.after.base)} % {percent(found.before.base)} before" in shown
     assert f"novel {METRICS['novel'].meaning} {percent(found.after.novel)} %" in shown
     for row in found.classes():
-        words = f"{row.name} {'step 1' if row.before is None else 'base'} {row.images}"
-        earlier = "" if row.before is None else f" {percent(row.before)}"
-        assert f"{words}{earlier} {percent(row.after)}" in shown
+        words = f"{row.name} {'step 1' if row.before is None else 'base'}"
+        earlier = "" if row.before is None else f" {round(8 * row.before)}/8"
+        assert f"{words}{earlier} {round(8 * row.after)}/8" in shown
     right = int((found.answers == found.labels)[np.isin(found.labels, range(len(BASE)))].sum())
     assert f"base {8 * len(BASE)} {right} ( {percent(found.after.base)} %)" in shown
     assert "Accuracy on 88 labelled images given for this report." in shown
 
 
 def test_every_part_of_the_story_is_there(pages: dict[str, str]) -> None:
-    titles = ["What was added", "Operating points", "Accuracy per class", "Confusion between old and new classes",
-              "Forgotten", "Gained", "Training", "Sizes and times"]  # fmt: skip
+    titles = ["Operating points", "Forgotten", "Gained", "Accuracy per class", "Confusion between old and new classes",
+              "What was added", "Training", "Sizes and times"]  # fmt: skip
     for name in ("once", "twice"):
         found = [text for tag, text in Page(pages[name]).texts if tag == "h2"]
         assert [title for title in found if not title.startswith("Overlapping")] == titles
@@ -124,9 +124,42 @@ def test_every_part_of_the_story_is_there(pages: dict[str, str]) -> None:
     assert "Overlapping" not in Page(pages["once"]).shown
 
 
+def test_the_title_says_what_happened(
+    pages: dict[str, str], once: ReportData, base: api.Model, extended: api.Model
+) -> None:
+    old = counts_at(once, once.points.saved).old
+    assert old.images == 8 * len(BASE)
+    points = round(float(percent(old.after / old.images)) - float(percent(old.before / old.images)), 1)
+    assert points < 0
+    assert titles_of(pages["once"]) == (
+        f"v2 knows {len(NEW)} more classes; of {old.images} images of old classes it answers "
+        f"{percent(old.after / old.images)}% right, {-points} less than before."
+    )
+    assert "knows 3 more classes; of" in titles_of(pages["twice"])
+    measured = extended.saved.history[-1]["measured"]
+    told = titles_of(pages["without images"])
+    assert f"of its old classes it answers {percent(measured['after']['base'])}% right" in told
+    assert titles_of(pages["base"]) == f"base knows {len(BASE)} classes."
+    assert "and answers" in titles_of(pages["base with images"])
+
+
+def titles_of(page: str) -> str:
+    """The page's title line."""
+    found = re.search(r"<h1>(.*?)</h1>", page, re.DOTALL)
+    assert found
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", found[1])).replace(" ;", ";")
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.9724, 0.9675), (0.5, 0.5), (0.123, 0.987), (0.33333, 0.66666)])
+def test_before_after_and_change_agree(before: float, after: float) -> None:
+    shown = change(before, after).replace("\N{MINUS SIGN}", "-").replace("±", "")
+    assert round(float(percent(before)) + float(shown), 1) == float(percent(after))
+
+
 def test_two_steps_are_told_one_after_the_other(pages: dict[str, str]) -> None:
     page = Page(pages["twice"])
-    assert [text.strip() for tag, text in page.texts if tag == "h3"][:3] == ["Base", "Step 1", "Step 2"]
+    told = [text.strip() for tag, text in page.texts if tag == "h3"]
+    assert [each for each in told if each in ("Base", "Step 1", "Step 2")] == ["Base", "Step 1", "Step 2"]
     assert "loss" in page.shown
     curves = [e.attributes["aria-label"] for e in page.of("svg") if "curve" in (e.attributes.get("class") or "")]
     assert [str(label).split(":")[0] for label in curves] == ["step 1", "step 2"]
@@ -231,13 +264,19 @@ def test_other_methods_stand_beside_it(extended: api.Model, tmp_path: Path) -> N
 def test_losses_are_shown_worst_first_and_galleries_name_both_answers(once: ReportData, pages: dict[str, str]) -> None:
     saved = once.points.saved
     page = Page(pages["once"])
-    changes = re.findall(r'class="number change">([^<]+)<', pages["once"])
-    values = [0.0 if each == "±0" else float(each.replace("\N{MINUS SIGN}", "-")) for each in changes]
+    changes = re.findall(r'class="number change[^"]*" data-value="(-?\d+)"', pages["once"])
+    values = [int(each) for each in changes]
     assert values == sorted(values)
     assert values[0] < 0
+    counts = counts_at(once, saved)
+    small = [row for row in counts.classes if row.before is not None and row.change and row.noise]
+    assert pages["once"].count(">within noise<") == len(small)
+    assert len(re.findall(r'change (?:up|down)"', pages["once"])) == sum(
+        row.before is not None and not row.noise and row.change != 0 for row in counts.classes
+    )
     shown = [e for e in page.of("li") if "data-image" in e.attributes]
-    assert len(shown) == sum(min(4, once.test.galleries[kind].count_at(saved)) for kind in ("forgotten", "gained"))
-    gained = once.test.galleries["gained"].count_at(saved)
+    assert len(shown) == sum(min(4, len(counts.galleries[kind])) for kind in ("forgotten", "gained"))
+    gained = len(counts.galleries["gained"])
     assert f"{gained} images; 4 of {gained} are shown." in page.shown
     assert "✓ right before" in page.shown
     assert "✗ now: " in page.shown
@@ -245,26 +284,27 @@ def test_losses_are_shown_worst_first_and_galleries_name_both_answers(once: Repo
     assert "✓ right now" in page.shown
 
 
-def test_the_script_can_look_up_every_count(once: ReportData, pages: dict[str, str]) -> None:
+def test_the_script_has_every_answer(once: ReportData, pages: dict[str, str]) -> None:
     data = Page(pages["once"]).data
-    counts = data["counts"]
-    for row in once.test.classes:
-        assert counts["classes"][str(row.number)]["right"] == row.right
-    for image, kept in counts["images"].items():
-        assert kept["label"] == once.test.labels[int(image)]
-        for point in range(len(once.points)):
-            assert count_at(kept["answer"], point) == once.test.answers.at(point)[int(image)]
+    assert data["labels"] == once.test.labels
+    assert data["before"] == once.test.before
+    for point in range(len(once.points)):
+        answers = list(data["answers"]["first"])
+        for image, place, value in zip(*(data["answers"][key] for key in ("image", "point", "value")), strict=True):
+            if place <= point:
+                answers[image] = value
+        assert answers == once.test.answers.at(point).tolist()
     assert len(data["points"]) == len(data["dev"]["all"]) == len(data["test"]["all"])
     assert data["tune"][data["saved"]] == "branchout tune models/v2 --goal balanced"
     drawn = {e.attributes["data-image"] for e in Page(pages["once"]).of("li") if "data-image" in e.attributes}
-    assert not drawn & data["thumbnails"].keys()  # no thumbnail is in the file twice
-    assert {int(image) for image in drawn | data["thumbnails"].keys()} == once.test.thumbnails.keys()
+    assert {image for image, each in data["thumbnails"].items() if "src" not in each} == drawn  # none is there twice
+    assert {int(image) for image in data["thumbnails"]} == once.test.thumbnails.keys()
 
 
-def test_too_many_counts_stay_out_and_the_page_says_so(once: ReportData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_answers_stay_out_and_the_page_says_so(once: ReportData, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("branchout.report.page.LIVE_BYTES", 100)
     page = Page(render(once))
-    assert "counts" not in page.data
+    assert "labels" not in page.data
     assert "The accuracies follow." in page.shown
 
 

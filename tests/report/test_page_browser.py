@@ -11,8 +11,8 @@ from browsing import Browser, Page, fits, table, turn, visited, with_fixed_dial
 from branchout import api
 from branchout.data.samples import Samples
 from branchout.report.data import ReportData
-from branchout.report.formatting import change, percent, setting
 from branchout.report.page import render
+from branchout.units import change, percent, setting
 
 
 @pytest.fixture(scope="module")

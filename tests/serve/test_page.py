@@ -25,8 +25,8 @@ from serving import Caller, File, png, running
 from branchout import api
 from branchout.data.samples import ArrayPixels, Image, Samples
 from branchout.model.checkpoint import Fusion, SavedModel
-from branchout.report.formatting import percent
 from branchout.serve.app import create_app
+from branchout.units import percent
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,82 @@
+"""What the top of a report says: one sentence, and the accuracies with the images that they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from branchout.metrics import METRICS
+from branchout.report.counts import Counts, OldImages, within_noise
+from branchout.report.data import ReportData
+from branchout.units import change, count
+
+
+@dataclass(frozen=True)
+class Headline:
+    source: str
+    """`test`, `base model`, `held-out` or `chosen on`."""
+    after: Mapping[str, float | None]
+    before: Mapping[str, float | None]
+    knows: str
+    """What the model knows now, after its name: `knows 40 more classes`."""
+    old: OldImages | None
+    """Counts of labelled images; None without them."""
+    noise: bool
+    """Whether the change on old images is within noise."""
+    unmeasured: list[str]
+    """Metrics that the labelled images could not measure, of parts that have classes."""
+
+
+def compared(before: float | None, after: float | None) -> str:
+    """The second half of `it answers 94.8% right, …`."""
+    if before is None:
+        return ""
+    points = change(before, after)
+    if points == "±0":
+        return ", as many as before"
+    return f", {points[1:]} {'more' if points[0] == '+' else 'less'} than before"
+
+
+def headline(report: ReportData, counts: Counts | None) -> Headline:
+    source, after, before = _accuracies(report)
+    last = report.branches[-1]
+    if len(report.branches) == 1:
+        knows = f"knows {count(len(last.new), 'class', 'classes')}"
+    elif last.new:
+        knows = f"knows {count(len(last.new), 'more class', 'more classes')}"
+    else:
+        knows = f"has new images of {count(len(last.known), 'class', 'classes')} it knew"
+    old = counts.old if counts and counts.old.images and report.test and report.test.before is not None else None
+    noise = False
+    if counts is not None:
+        rows = [row for row in counts.classes if row.before is not None and not row.by_branch]
+        noise = within_noise(sum(row.lost for row in rows), sum(row.gained for row in rows))
+    return Headline(source, after, before, knows, old, noise, _unmeasured(report))
+
+
+def _accuracies(report: ReportData) -> tuple[str, Mapping[str, float | None], Mapping[str, float | None]]:
+    points, test, held_out = report.points, report.test, report.held_out
+    if test is not None:
+        point = points.saved if points else 0
+        return "test", {name: values[point] for name, values in test.figures.items()}, test.figures_before or {}
+    if points is None:
+        return "base model", {}, {}
+    # Without old images, these metrics would be measured on pseudo-exemplars or on new images only.
+    hidden = ("base", "all", "avg") if points.measured == "pseudo" else ()
+    if held_out is not None and held_out.after:
+        found, before, source = held_out.after, held_out.before, "held-out"
+    else:
+        found, before, source = {name: values[points.saved] for name, values in points.figures.items()}, {}, "chosen on"
+    return source, {name: None if name in hidden else found.get(name) for name in METRICS}, before
+
+
+def _unmeasured(report: ReportData) -> list[str]:
+    if report.test is None:
+        return []
+    steps = len(report.branches) - 1
+    parts = {"base": [0], "novel": range(1, steps + 1), "overlap": [steps + 1]}
+    return [
+        name
+        for name, numbers in parts.items()
+        if report.test.figures[name][0] is None and any(part in numbers for part in report.part_of_class)
+    ]
