@@ -12,9 +12,11 @@ from helpers import fixed_batch, untrained
 
 from branchout import api
 from branchout.data.samples import Samples
-from branchout.evaluate.explain import Explanation, explain
-from branchout.labels import branch_name
+from branchout.errors import BranchoutError
+from branchout.evaluate.explain import Explanation, branch_shares, explain
+from branchout.labels import LabelSpace, branch_name
 from branchout.model.classifier import Classifier
+from branchout.model.heads import CosineHead, FusedHead
 
 BRANCHES = (("a", "b", "c", "d"), ("e", "b"), ("f", "a", "b"))
 
@@ -210,3 +212,80 @@ def test_it_travels_as_json(extended_twice: api.Model, val: Samples) -> None:
         assert plain["answers"][0]["columns"][0]["branch"] in ("the base", "step 1", "step 2")
         assert [n["file"] for n in plain["nearest"]] == [n.file for n in why.nearest]
         assert [b["branch"] for b in plain["branches"]] == ["the base", "step 1", "step 2"]
+
+
+# An expected class.
+
+
+def test_a_class_that_lost_is_compared_with_the_winner() -> None:
+    model = mixed("max")
+    for image in fixed_batch(4).split(1):
+        every = every_class(model, image)
+        for place, score in enumerate(every.answers, 1):
+            found = explain(model, None, image, top=1, expect=score.name).expected
+            assert found is not None
+            assert found.place == place
+            assert found.score == score
+            assert sum(found.lead.values()) == pytest.approx(every.winner.logit - score.logit, abs=1e-4)
+
+
+@pytest.mark.parametrize("pooler", ["max", "average"])
+def test_the_dial_that_would_make_a_class_win(pooler: str) -> None:
+    """Just beyond the change the class wins, just before it does not; where there is none, it never wins."""
+    seen = set()
+    for seed in range(8):
+        model = mixed(pooler, seed=seed)
+        offsets = model.fused.offsets[1:].clone()
+        (image,) = fixed_batch(1, seed).split(1)
+
+        def answer(model: Classifier = model, image: torch.Tensor = image) -> str:
+            with torch.no_grad():
+                return model.space.classes[int(model(model.backbone.arrange(image)).argmax())]
+
+        for name in model.space.classes:
+            model.fused.set_bias(offsets.tolist())
+            found = explain(model, None, image, expect=name).expected
+            assert found is not None
+            change = found.dial_change
+            seen.add(None if change is None else int(np.sign(change)))
+            if change is None:
+                for b in np.linspace(-60, 60, 41):
+                    model.fused.set_bias((offsets + b).tolist())
+                    assert answer() != name
+            elif change:
+                for nudge, wins in ((1e-3, True), (-1e-3, False)):
+                    model.fused.set_bias((offsets + change + nudge * np.sign(change)).tolist())
+                    assert (answer() == name) == wins
+            else:
+                assert answer() == name
+    assert {None, 0} < seen
+
+
+def test_an_unknown_class_is_answered_with_similar_names(extended: api.Model, val: Samples) -> None:
+    with pytest.raises(BranchoutError, match=r"does not know the class 'greek capital letter omeg'.*omega"):
+        extended.explain(val.read(0), expect="greek capital letter omeg")
+
+
+@pytest.mark.parametrize("pooler", ["max", "average"])
+def test_shares_of_branches_by_hand(pooler: str) -> None:
+    space = LabelSpace.of(["a", "b", "c"], ["b", "d"], ["d", "b"])
+    head = FusedHead(space, [CosineHead(4, 3), CosineHead(4, 2), CosineHead(4, 2)], [0, 1, 2], pooler)
+    z = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)) * 2
+    head.set_bias([0.5, -0.25])
+    found = branch_shares(head, z)
+    z = z + torch.tensor([0, 0, 0, 0.5, 0.5, -0.25, -0.25])
+    for row, shares in zip(z.tolist(), found.tolist(), strict=True):
+        columns = {"a": [0], "b": [1, 3, 6], "c": [2], "d": [4, 5]}
+        pooled = {
+            name: max(row[c] for c in own) if pooler == "max" else sum(row[c] for c in own) / len(own)
+            for name, own in columns.items()
+        }
+        total = sum(math.exp(value) for value in pooled.values())
+        expected = [0.0, 0.0, 0.0]
+        for name, own in columns.items():
+            brought = math.exp(pooled[name]) / total
+            winners = [max(own, key=lambda c: row[c])] if pooler == "max" else own
+            for column in winners:
+                expected[[0, 0, 0, 1, 1, 2, 2][column]] += brought / len(winners)
+        assert shares == pytest.approx(expected, abs=1e-6)
+        assert sum(shares) == pytest.approx(1, abs=1e-6)

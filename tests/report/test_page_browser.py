@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from browsing import Browser, Page, fits, table, turn, visited, with_fixed_dial
 
 from branchout import api
 from branchout.data.samples import Samples
+from branchout.report.counts import counts_at
 from branchout.report.data import ReportData
 from branchout.report.page import render
-from branchout.units import change, percent, setting
+from branchout.units import percent, setting, signed
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +69,12 @@ def test_numbers_and_pictures_follow_the_dial_and_agree_with_python(
             classes = table(page, "#classes")
             for row in found.classes():
                 *_, after, changed, _ = classes[row.name]
-                assert after == percent(row.after)
-                assert changed == change(row.before, row.after)
+                assert after == f"{round(8 * row.after)}/8"
+                images = None if row.before is None else round(8 * (row.after - row.before))
+                assert changed.split(" ")[0] == ("" if images is None else signed(images))
+            old = counts_at(facts, place).old
+            title = page.locator("h1").text_content()
+            assert f"it answers {percent(old.after / old.images)}% right" in title
             assert found.before is not None
             lost = sum(
                 was == label != now
@@ -92,8 +99,82 @@ def test_the_dial_is_turned_by_keys_and_by_goals(browser: Browser, address: str,
         assert page.input_value("#at") == "1"
         page.locator("button.go", has_text="avg").first.click()
         assert page.input_value("#at") == str(points.goals["avg"])
-        page.get_by_role("button", name="reset to saved").click()
+        turn(page, 0)
+        page.get_by_role("button", name="Back to saved").click()
         assert page.input_value("#at") == str(points.saved)
+        assert page.locator("#reset").is_disabled()
+        page.get_by_role("button", name="Undo").click()
+        assert page.input_value("#at") == "0"
+        for chip in page.locator(".chip").all():
+            chip.click()
+            goal = chip.text_content().strip().split(", ")[0]
+            assert page.input_value("#at") == str(points.goals[goal])
+
+
+def test_the_dial_tells_its_cost_in_images(browser: Browser, address: str, facts: ReportData) -> None:
+    test, saved, last = facts.test, facts.points.saved, len(facts.points) - 1
+    here = np.array(test.labels) == test.answers.at(saved)
+    with visited(browser, address) as page:
+        for place in (0, last):
+            turn(page, place)
+            there = np.array(test.labels) == test.answers.at(place)
+            lost, won = int((here & ~there).sum()), int((~here & there).sum())
+            told = page.locator("#cost").text_content()
+            assert re.findall(r"gives up (\d+) .*wins (\d+) ", told) == [(str(lost), str(won))]
+        assert lost
+        page.get_by_role("button", name=re.compile("gives up")).click()
+        assert page.locator("#view-title").text_content().startswith(f"{lost} image")
+
+
+def test_a_class_a_cell_and_a_point_lead_to_their_images(browser: Browser, address: str, facts: ReportData) -> None:
+    counts = counts_at(facts, facts.points.saved)
+    with visited(browser, address) as page:
+        cell = page.locator("#parts tr", has_text="base").locator("[data-wrong] .pick").first
+        number = cell.text_content()
+        cell.click()
+        assert page.locator("#view-title").text_content().startswith(f"{number} image")
+        page.keyboard.press("Escape")
+        assert not page.locator("#view").is_visible()
+        row = counts.classes[0]
+        name = facts.classes[row.number]
+        page.locator("#classes .pick", has_text=name).first.click()
+        assert page.locator("#view-title").text_content() == f"{row.images} images of “{name}”"
+        assert "of them are in this file; branchout serve shows all" in page.locator("#view").text_content()
+        page.keyboard.press("Escape")
+        chart = page.locator("svg[data-scale]")
+        x0, x1, y0, y1, left, top, right, bottom = map(float, chart.get_attribute("data-scale").split())
+        base, novel = facts.test.figures["base"][0], facts.test.figures["novel"][0]
+        across = left + (base - x0) / (x1 - x0) * (right - left)
+        down = bottom - (novel - y0) / (y1 - y0) * (bottom - top)
+        scale = chart.bounding_box()["width"] / 480
+        chart.click(position={"x": across * scale, "y": down * scale})
+        page.wait_for_selector("#view[open]")
+        assert page.input_value("#at") == "0"
+        assert "given up compared with the saved point" in page.locator("#view-title").text_content()
+
+
+def test_arrow_keys_walk_and_a_link_leads_back(browser: Browser, address: str, facts: ReportData) -> None:
+    with visited(browser, address) as page:
+        page.locator("[data-gallery=gained] .look").first.click()
+        assert page.locator(".where").text_content().startswith("1 of ")
+        page.keyboard.press("ArrowRight")
+        assert page.locator(".where").text_content().startswith("2 of ")
+        label = page.locator(".large h3").text_content()
+        told = page.locator(".said").text_content()
+        assert "✓ right now" in told
+        assert "Share of each branch" in told
+        shares = [float(each) for each in re.findall(r"([\d.]+)%", told)]
+        assert sum(shares) == pytest.approx(100, abs=0.21)
+        link = page.url
+        page.keyboard.press("Escape")
+        assert "#" not in page.url
+    with visited(browser, link) as page:
+        assert page.locator("#view").is_visible()
+        assert page.locator(".large h3").text_content() == label
+        page.keyboard.press("End")
+        assert page.locator(".step").nth(1).is_disabled()
+    with visited(browser, f"{address}#at=1") as page:
+        assert page.input_value("#at") == "1"
 
 
 def test_classes_are_found_and_sorted(browser: Browser, address: str) -> None:

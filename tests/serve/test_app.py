@@ -654,16 +654,28 @@ def test_every_answer_keeps_pages_to_themselves(server: Caller, path: str) -> No
 def test_a_path_that_leads_nowhere_says_where_to_look(server: Caller) -> None:
     assert "/docs" in error_of(server.get("/nowhere"), 404)
     assert "/docs" in error_of(server.get("/../../etc/passwd"), 404)
+    assert "/predict?" in error_of(server.get("/predct"), 404)
     assert "GET" in error_of(server.get("/predict"), 405)
+    page = server.get("/nowhere", Accept="text/html,*/*")
+    assert page.status == 404
+    assert b"/nowhere does not exist" in page.body
+    assert b'href="/docs"' in page.body
 
 
 def test_pages_need_nothing_from_elsewhere(server: Caller) -> None:
-    pages = {"/": "text/html", "/docs": "text/html", "/script.js": "text/javascript", "/style.css": "text/css"}
+    pages = {
+        "/": "text/html",
+        "/docs": "text/html",
+        "/script.js": "text/javascript",
+        "/serve.js": "text/javascript",
+        "/style.css": "text/css",
+    }
     for path, kind in pages.items():
         reply = server.get(path)
         assert reply.status == 200
         assert reply.headers["content-type"].startswith(kind)
-        assert not re.findall(rb"(?:https?:)?//[a-z0-9]", reply.body), path
+        own = f"http://127.0.0.1:{server.port}/".encode()  # in the curl lines
+        assert not re.findall(rb"(?:https?:)?//[a-z0-9]", reply.body.replace(own, b"/")), path
         if kind == "text/html":
             assert not re.search(
                 rb"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=", reply.body
@@ -681,6 +693,7 @@ def test_the_documentation_names_every_path(server: Caller) -> None:
         ("/operating-point", "put"),
         ("/report-data", "get"),
         ("/test-image/{number}", "get"),
+        ("/test-image/{number}/prediction", "get"),
         ("/health", "get"),
         ("/progress", "get"),
         ("/progress/events", "get"),
@@ -688,6 +701,8 @@ def test_the_documentation_names_every_path(server: Caller) -> None:
     page = server.get("/docs").body.decode()
     for path, method in paths:
         assert f"{method.upper()} {path}<" in page
+        address = f"http://127.0.0.1:{server.port}{path.replace('{number}', '0')}"
+        assert re.search(rf"curl [^<]*{re.escape(address)}", page), path
     assert "multipart/form-data" in page
     assert "4XX" in page
     for path, method in paths - {("/test-image/{number}", "get"), ("/progress/events", "get")}:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -14,11 +12,11 @@ from branchout import api
 from branchout.data.decode import UnreadableImage
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples
+from branchout.errors import BranchoutError
 from branchout.evaluate.compare import logits
-from branchout.labels import LabelSpace
 from branchout.model.checkpoint import Fusion, SavedModel
-from branchout.model.heads import CosineHead, FusedHead
-from branchout.serve.engine import Engine, Question, Result, credit
+from branchout.serve import schema
+from branchout.serve.engine import Engine, Question, Result
 from branchout.serve.limits import Limits
 
 CLOSE = {"rel": 1e-4, "abs": 1e-5}
@@ -148,27 +146,23 @@ def test_flip_averages_the_logits_of_both_images(val: Samples) -> None:
     assert chances(plain["answers"]) != pytest.approx(expected.tolist(), **CLOSE)
 
 
-@pytest.mark.parametrize("pooler", ["max", "average"])
-def test_credit_by_hand(pooler: str) -> None:
-    space = LabelSpace.of(["a", "b", "c"], ["b", "d"], ["d", "b"])
-    head = FusedHead(space, [CosineHead(4, 3), CosineHead(4, 2), CosineHead(4, 2)], [0, 1, 2], pooler)
-    z = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)) * 2
-    found = credit(head, z, torch.from_numpy(space.branch_of_column))
-    for row, shares in zip(z.tolist(), found.tolist(), strict=True):
-        columns = {"a": [0], "b": [1, 3, 6], "c": [2], "d": [4, 5]}
-        pooled = {
-            name: max(row[c] for c in own) if pooler == "max" else sum(row[c] for c in own) / len(own)
-            for name, own in columns.items()
-        }
-        total = sum(math.exp(value) for value in pooled.values())
-        expected = [0.0, 0.0, 0.0]
-        for name, own in columns.items():
-            brought = math.exp(pooled[name]) / total
-            winners = [max(own, key=lambda c: row[c])] if pooler == "max" else own
-            for column in winners:
-                expected[[0, 0, 0, 1, 1, 2, 2][column]] += brought / len(winners)
-        assert shares == pytest.approx(expected, abs=1e-6)
-        assert sum(shares) == pytest.approx(1, abs=1e-6)
+def test_an_expected_class_is_compared_at_the_point_that_is_asked(val: Samples) -> None:
+    model = two_steps(["last", "last"])
+    engine = Engine(model)
+    name = model.classes[-1]
+    for b in (-30.0, 30.0):
+        point = engine.points.at(b)
+        (told,) = engine.answer(asked(engine, val, [20], point=point, expect=name))
+        why = told["why"]
+        schema.WhyNot.model_validate(why)
+        assert why["winner"]["class"] == told["answers"][0]["class"]
+        assert why["expected"]["class"] == name
+        assert why["expected"]["parts"]["dial"] == b
+        assert sum(why["expected"]["parts"].values()) == pytest.approx(why["expected"]["logit"], abs=1e-4)
+        gap = why["winner"]["logit"] - why["expected"]["logit"]
+        assert sum(why["lead"].values()) == pytest.approx(gap, abs=1e-4)
+    with pytest.raises(BranchoutError, match=f"does not know.*{name}"):
+        engine.check(flip=False, expect=f"{name}x")
 
 
 def test_turning_the_dial_up_moves_credit_to_the_new_branches(val: Samples) -> None:

@@ -63,7 +63,7 @@ def test_without_images_it_says_so_and_how_to_serve_some(copied: api.Model) -> N
         told = caller.get("/report-data").json
         assert told["state"] == "none"
         assert "Accuracy per class" not in told["sections"]
-        assert f"branchout serve {copied.folder} TEST/" in told["header"]
+        assert f"branchout serve {copied.folder} TEST/" in told["figures"]
         assert caller.get("/test-image/0").status == 404
 
 

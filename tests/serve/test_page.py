@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
 import pytest
@@ -105,6 +106,7 @@ def ready(page: Page) -> None:
     """Once the labelled images are in the page."""
     page.wait_for_selector("#forgotten")
     page.wait_for_selector("#classes .pick")
+    page.wait_for_selector("#apply", state="attached")
 
 
 # Pictures.
@@ -192,8 +194,6 @@ def test_everything_follows_the_dial_and_agrees_with_python(
         ready(page)
         given(page, [file_of(tested, NEW[0])])
         page.wait_for_selector(".top")
-        page.locator("#classes tr", has_text=BASE[1]).locator(".pick").click()
-        number = adjustable.classes.index(BASE[1])
         for place in (0, last):
             with page.expect_response(re.compile("/predict")):
                 turn(page, place)
@@ -203,11 +203,7 @@ def test_everything_follows_the_dial_and_agrees_with_python(
             assert tiles[:2] == [percent(found.after.base), percent(found.after.novel)]
             rows = table(page, "#classes")
             for row in found.classes():
-                assert rows[row.name][3] == percent(row.after)
-            right = int(((found.answers == number) & (found.labels == number)).sum())
-            assert page.locator("#one-share").text_content().startswith(f"{right} of 8 images are right")
-            assert page.locator("#one .gallery li").count() == 8
-            assert page.locator("#one .gallery").get_by_text("✗ now").count() == 8 - right
+                assert rows[row.name][2] == f"{round(8 * row.after)}/8"
             until(page, "!document.querySelector('#answers.waiting')")
             assert close(answers(page), expected(model, picture))
             seen.add((tuple(tiles), tuple(answers(page))))
@@ -224,7 +220,7 @@ def test_apply_saves_the_point_in_the_model(browser: Browser, copied: api.Model,
             assert page.locator("#apply").is_disabled()
             turn(page, place)
             page.click("#apply")
-            until(page, "document.getElementById('dial-help').textContent.startsWith('Saved')")
+            until(page, "document.getElementById('told').textContent.startsWith('Saved')")
             assert page.locator("#apply").is_disabled()
             assert page.locator("#moved").is_hidden()
             kept = api.load(copied.folder)
@@ -239,6 +235,30 @@ def test_apply_saves_the_point_in_the_model(browser: Browser, copied: api.Model,
             page.wait_for_selector("#apply")
             assert page.input_value("#at") == str(place)
     assert kept.evaluate(tested).after == at(copied, place).evaluate(tested).after
+
+
+def test_saving_is_undone(browser: Browser, copied: api.Model) -> None:
+    assert copied.folder is not None
+    earlier = copied.saved.fusions[-1].point
+    with running(create_app(copied)) as server, visited(browser, address(server)) as page:
+        page.wait_for_selector("#apply")
+        turn(page, 0)
+        page.click("#apply")
+        page.get_by_role("button", name="Undo saving").click()
+        until(page, f"document.getElementById('at').value === '{earlier}'")
+        until(page, "document.getElementById('told').textContent.startsWith('Saved')")
+        assert page.get_by_role("button", name="Undo saving").count() == 0
+    assert api.load(copied.folder).saved.fusions[-1].point == earlier
+
+
+def test_the_first_thing_drawn_is_not_empty(server: Caller, adjustable: api.Model) -> None:
+    first = server.get("/").body.decode()
+    assert re.search(r"<h1>.*knows 3 more classes", first, re.DOTALL)
+    assert 'class="tiles"' in first
+    with running(create_app(None, watch=Path("v9"))) as waiting:
+        first = waiting.get("/").body.decode()
+    assert "Waiting for v9" in first
+    assert re.search(r'<section id="ask"[^>]* hidden', first)
 
 
 def test_what_cannot_be_saved_is_said(browser: Browser, adjustable: api.Model) -> None:
@@ -258,7 +278,11 @@ def test_what_cannot_be_saved_is_said(browser: Browser, adjustable: api.Model) -
 # Classes.
 
 
-def test_a_class_is_found_and_its_pictures_are_seen(browser: Browser, server: Caller, tested: Samples) -> None:
+def test_a_class_is_found_and_its_pictures_are_seen(
+    browser: Browser, server: Caller, adjustable: api.Model, tested: Samples
+) -> None:
+    name = "greek capital letter omega"
+    number = adjustable.classes.index(name)
     with visited(browser, address(server)) as page:
         ready(page)
         page.get_by_role("searchbox").fill("Omega")
@@ -268,13 +292,56 @@ def test_a_class_is_found_and_its_pictures_are_seen(browser: Browser, server: Ca
             if page.evaluate("document.activeElement.className") == "pick":
                 break
         page.keyboard.press("Enter")
-        assert page.locator("#one h3").text_content() == "greek capital letter omega"
-        widths = page.locator("#one img").evaluate_all(
+        assert page.locator("#view-title").text_content() == f"8 images of “{name}”"
+        widths = page.locator("#view .strip img").evaluate_all(
             "all => Promise.all(all.map((image) => image.decode().then(() => image.naturalWidth)))"
         )
         assert widths == [32] * 8
-        page.get_by_role("button", name="close").click()
-        assert page.locator("#one").is_hidden()
+        found = adjustable.evaluate(tested)
+        wrong = int(((found.answers != number) & (found.labels == number)).sum())
+        assert page.locator("#view .mistaken").count() == wrong
+        page.get_by_role("button", name="Close").click()
+        assert not page.locator("#view").is_visible()
+
+
+def test_a_mistake_is_explained_where_it_is_seen(
+    browser: Browser, server: Caller, adjustable: api.Model, tested: Samples
+) -> None:
+    found = adjustable.evaluate(tested)
+    row = int(np.flatnonzero(found.answers != found.labels)[0])
+    name = adjustable.classes[found.labels[row]]
+    why = adjustable.explain(tested.read(row), expect=name)
+    link = f"{address(server)}#images?{urlencode({'class': name, 'image': row})}"
+    with visited(browser, link) as page:
+        page.wait_for_selector("#view .why")
+        assert page.locator("#view .why h4").text_content() == f"Why not {name}?"
+        logits = page.locator("#view .why tbody tr td:last-child").all_text_contents()
+        shown = [float(each.replace("\N{MINUS SIGN}", "-")) for each in logits]
+        assert shown == pytest.approx([why.winner.logit, why.expected.score.logit], abs=0.011)
+        assert f"place {why.expected.place}" in page.locator("#view .why").text_content()
+        assert "base" in page.locator("#view .said").text_content()
+
+
+def test_why_not_is_asked_about_an_uploaded_image(
+    browser: Browser, server: Caller, adjustable: api.Model, tested: Samples
+) -> None:
+    picture = tested.read(int(np.flatnonzero(tested.names == NEW[0])[0]))
+    why = adjustable.explain(picture, expect=BASE[3]).expected
+    with visited(browser, address(server), forgiven=["status of 422"]) as page:
+        ready(page)
+        given(page, [file_of(tested, NEW[0])])
+        page.wait_for_selector(".top")
+        until(page, "document.getElementById('live').textContent.includes('before')")  # what a screen reader says
+        assert answers(page)[0][0] in page.locator("#live").text_content()
+        page.get_by_label("Why not").fill(BASE[3])
+        page.get_by_role("button", name="Show why").click()
+        page.wait_for_selector("#answers .why")
+        told = page.locator("#answers .why").text_content()
+        assert f"is in place {why.place}" in told
+        page.get_by_label("Why not").fill(BASE[3][:-2])
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#answers .warn")
+        assert BASE[3] in page.locator("#answers .warn").text_content()  # a similar name
 
 
 def test_without_labelled_images_names_are_searched(browser: Browser, adjustable: api.Model) -> None:
@@ -321,7 +388,7 @@ def test_the_page_is_there_before_the_images_are_read(browser: Browser, adjustab
         ready(page)
         assert page.locator("#reading").is_hidden()
         assert page.input_value("#at") == "0"  # the dial stays where it was put
-        assert "Accuracy on 20 labelled images" in page.locator("#head").text_content()
+        assert "Accuracy on 20 labelled images" in page.locator("#figures").text_content()
 
 
 # Names are harmless.
@@ -342,9 +409,9 @@ def test_names_are_only_ever_text(browser: Browser, tmp_path: Path) -> None:
         shown = page.locator(".top bdi").all_text_contents()
         assert set(shown) <= set(evil)
         assert len(shown) == 5
-        page.locator(".pick").first.click()
         turn(page, 1)
-        assert page.locator("script").count() == 1
+        page.locator("#classes .pick").first.click()
+        assert page.locator("script").count() == 2
         assert page.locator("[onerror], #report b").count() == 0
         assert set(table(page, "#classes")) == set(evil)
 
@@ -397,9 +464,9 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Browser, server: Caller, t
         ready(page)
         given(page, [file_of(tested, NEW[0]), ("a" * 100 + ".png", b"words")])
         page.wait_for_selector(".top")
-        page.locator(".pick").first.click()
         turn(page, 0)
         assert fits(page)
+        assert page.locator("#drop").bounding_box()["y"] < page.locator("h1").bounding_box()["y"]
         assert page.locator("#apply").bounding_box()["x"] + page.locator("#apply").bounding_box()["width"] <= 390
 
 
@@ -407,7 +474,8 @@ def test_every_control_is_reached_by_keyboard_and_has_a_name(browser: Browser, s
     with visited(browser, address(server)) as page:
         ready(page)
         nameless = page.locator("button, input, select, a, progress").evaluate_all(
-            "all => all.filter((each) => !(each.textContent.trim() || each.labels?.length || each.ariaLabel)).length"
+            "all => all.filter((each) => !(each.textContent.trim() || each.labels?.length || each.ariaLabel"
+            " || each.querySelector('img')?.alt)).length"
         )
         assert nameless == 0
         turn(page, 0)
@@ -415,7 +483,7 @@ def test_every_control_is_reached_by_keyboard_and_has_a_name(browser: Browser, s
         for _ in range(120):
             page.keyboard.press("Tab")
             reached.add(page.evaluate("document.activeElement.id || document.activeElement.className"))
-        assert {"files", "at", "apply", "pick", "go"} <= reached
+        assert {"files", "at", "apply", "pick", "go", "chip", "undo"} <= reached
         page.focus("#at")
         before = page.locator(".tile dd b").all_text_contents()
         page.keyboard.press("End")

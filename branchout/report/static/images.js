@@ -60,16 +60,18 @@ const imageSets = (data) => {
 };
 
 // One set of images in a window of its own: a large image with its answers, and all others to choose from.
-const imageView = ({ data, sets, point, picture, available, verdicts, named, thumbnails, explain, to }) => {
+const imageView = ({ data, sets, point, picture, available, verdicts, named, thumbnails, explain }) => {
   const MOST = 150;
   document.getElementById("view")?.remove();
   const dialog = element("dialog");
   dialog.id = "view";
+  dialog.tabIndex = -1;
   dialog.setAttribute("aria-labelledby", "view-title");
   document.body.append(dialog);
   let query = null;
   let images = [];
   let current = 0;
+  let drawnAt = 0; // the point of the dial
 
   const write = () => history.replaceState(null, "", `#images?${query}`);
   const close = () => {
@@ -132,8 +134,11 @@ const imageView = ({ data, sets, point, picture, available, verdicts, named, thu
       else each.removeAttribute("aria-current");
     });
     dialog.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+    // A button that went away or is disabled gets no keys.
+    if (!dialog.contains(document.activeElement) || document.activeElement.disabled) dialog.focus({ preventScroll: true });
   };
   const draw = () => {
+    drawnAt = point();
     const wanted = Number(query.get("image") ?? NaN);
     const every = sets.select(query, point());
     images = every.filter(available).slice(0, MOST);
@@ -174,10 +179,10 @@ const imageView = ({ data, sets, point, picture, available, verdicts, named, thu
     },
     show: (wanted) => {
       query = wanted;
-      draw();
       if (!dialog.open) dialog.showModal();
+      draw();
     },
-    follow: () => dialog.open && query && draw(),
+    follow: () => dialog.open && query && drawnAt !== point() && draw(),
   };
 };
 

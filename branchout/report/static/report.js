@@ -58,7 +58,7 @@ const showReport = (data, { start, imageAddress, onMove, explain } = {}) => {
   const leading = (number, query, words = grouped(number)) =>
     number ? button(words, "pick", () => view.open(new URLSearchParams(query))) : words;
 
-  const view = sets ? imageView({ data, sets, point, picture, available, verdicts, named, thumbnails, explain, to: (place) => dial && to(place) }) : null;
+  const view = sets ? imageView({ data, sets, point, picture, available, verdicts, named, thumbnails, explain }) : null;
   // Deep links: #at=3 is a point of the dial, #images?class=robin&at=3 a set of images at a point.
   const readHash = () => {
     const query = new URLSearchParams(location.hash.replace(/^#(images\?)?/, ""));
