@@ -79,6 +79,25 @@ def test_explain_marks_what_pooling_chose(extended_twice: api.Model, photos: Pat
     assert told.count("◂ max") >= 1
 
 
+def test_explain_compares_an_expected_class(extended_twice: api.Model, photos: Path) -> None:
+    picture = next((photos / "test" / BASE[0]).iterdir())
+    why = extended_twice.explain(picture, top=len(extended_twice.classes))
+    last = why.answers[-1].name
+    told = well(run("explain", extended_twice.folder, picture, "--expect", last))
+    expected = extended_twice.explain(picture, expect=last).expected
+    assert f"{why.winner.name} leads {last} by" in told
+    assert f"{last} is in place {len(extended_twice.classes)} with {100 * expected.score.probability:.1f}%" in told
+    change = expected.dial_change
+    assert (
+        "no position of the dial" if change is None else f"{abs(change):.2f} {'higher' if change > 0 else 'lower'}"
+    ) in told
+    told = well(run("explain", extended_twice.folder, picture, "--expect", why.winner.name))
+    assert f"{why.winner.name} is the answer" in told
+    status, _, wrong = run("explain", extended_twice.folder, picture, "--expect", f"{last}x")
+    assert status == 1
+    assert last in wrong
+
+
 def test_explain_a_base_is_short(base: api.Model, photos: Path) -> None:
     told = well(run("explain", base.folder, next((photos / "test" / BASE[1]).iterdir())))
     assert "leads" in told
