@@ -55,15 +55,15 @@ def comparison(found: Outcome) -> Table:
 
     from branchout.cli.display import percent
     from branchout.metrics import METRICS
-    from branchout.units import size
+    from branchout.units import parameters, size
 
     table = Table(title="compaction", title_justify="left")
     for heading in ("", "before", "after"):
         table.add_column(heading, justify="right" if heading else "left")
     sides = (found.before, found.after)
     table.add_row("step branches", *(str(side.branches) for side in sides))
-    table.add_row("parameters", *(size(side.parameters) for side in sides))
-    table.add_row("weights on disk", *(f"{size(side.bytes)}B" for side in sides))
+    table.add_row("parameters", *(parameters(side.parameters) for side in sides))
+    table.add_row("weights on disk", *(size(side.bytes) for side in sides))
     table.add_row("images a second", *(f"{side.images_per_second:,.0f}" for side in sides))
     for name in METRICS:
         values = [getattr(side.accuracies, name, None) for side in sides]
