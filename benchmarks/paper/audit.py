@@ -12,6 +12,7 @@ import json
 import math
 import re
 import sys
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -80,30 +81,68 @@ def shown(row: Row, metric: str) -> str:
     return rounded(value) + (f" ± {rounded(round(spread, 6))}" if value is not None and spread is not None else "")
 
 
-def variance_of_images(row: Row, metric: str) -> float:
-    """Binomial variance of an accuracy that is a weighted sum of the accuracies of disjoint sets of images."""
+def part_weight(row: Row, metric: str, part: str) -> tuple[float, float]:
+    """The weight of a part in a metric, and its test images."""
     shared = row.get("overlap_classes") or 0
     count = {"base": row["base_classes"] - shared, "novel": row["novel_classes"] - shared, "overlap": shared}
-    count = {part: number for part, number in count.items() if number}
+    count = {name: number for name, number in count.items() if number}
     figures, told = row["metrics"], row.get("test_images")
     if row.get("scenario") == "photos":
         new = told * (figures["all"] - figures["base"]) / (figures["novel"] - figures["base"])
         images: dict[str, float] = {"base": told - new, "novel": new}
     else:
         each = told / sum(count.values()) if told else {"glyphs": 10}.get(row["dataset"], 25)
-        images = {part: number * each for part, number in count.items()}
+        images = {name: number * each for name, number in count.items()}
+    known = [name for name in images if figures.get(name) is not None]
+    if metric in known:
+        return float(metric == part), images[part]
+    times = {name: (row.get("steps") or 1) if name == "novel" else 1 for name in known}
+    share, equal = images[part] / sum(images[name] for name in known), times.get(part, 0) / sum(times.values())
+    return {"avg": equal, "avg_steps": equal, "balanced": (share + equal) / 2}.get(metric, share), images[part]
+
+
+def variance_of_images(row: Row, metric: str) -> float:
+    """Binomial variance of an accuracy that is a weighted sum of the accuracies of disjoint sets of images."""
     if metric == "alone":
-        return float(row["novel_alone"] * (100 - row["novel_alone"]) / (2 * images["novel"]))
-    known = [part for part in images if figures.get(part) is not None]
-    total = sum(images[part] for part in known)
-    times = {part: (row.get("steps") or 1) if part == "novel" else 1 for part in known}
+        return float(row["novel_alone"] * (100 - row["novel_alone"]) / (2 * part_weight(row, "novel", "novel")[1]))
     found = 0.0
-    for part in known:
-        share, equal = images[part] / total, times[part] / sum(times.values())
-        weight = {"avg": equal, "avg_steps": equal, "balanced": (share + equal) / 2}.get(metric, share)
-        weight = float(metric == part) if metric in known else weight
-        found += weight**2 * figures[part] * (100 - figures[part]) / images[part]
+    for part in ("base", "novel", "overlap"):
+        value = row["metrics"].get(part)
+        if value is not None:
+            weight, images = part_weight(row, metric, part)
+            found += weight**2 * value * (100 - value) / images
     return found
+
+
+def variance_of_difference(first: Row, second: Row, metric: str) -> float:
+    """Image by image where both rows say which they predict correctly; otherwise that of one accuracy."""
+    both: list[Mapping[str, Sequence[str]]] = [row.get("correct") or {} for row in (first, second)]
+    if not both[0] or not both[1] or metric in ("incremental", "avg_steps", "alone"):
+        return (variance_of_images(first, metric) + variance_of_images(second, metric)) / 2
+    shares = [{part: right_shares(seeds) for part, seeds in each.items()} for each in both]
+    if {part: len(each) for part, each in shares[0].items()} != {part: len(each) for part, each in shares[1].items()}:
+        return (variance_of_images(first, metric) + variance_of_images(second, metric)) / 2
+    steps = [part for part in shares[0] if part.startswith("step")]
+    found = 0.0
+    for part, ours in shares[0].items():
+        changes = [100 * (a - b) for a, b in zip(ours, shares[1][part], strict=True)]
+        middle = sum(changes) / len(changes)
+        spread = sum((change - middle) ** 2 for change in changes) / len(changes)
+        name = "novel" if part in steps else part
+        weight, images = part_weight(first, metric, name)
+        each = len(steps) if part in steps else 1
+        found += (weight / each) ** 2 * spread / (images / each)
+    return found
+
+
+def right_shares(seeds: Sequence[str]) -> list[float]:
+    """For each image the share of seeds that predict it correctly; bits are packed, the first the highest."""
+    bits = []
+    for text in seeds:
+        count, packed = text.split(":")
+        data = b64decode(packed)
+        bits.append([data[place // 8] >> (7 - place % 8) & 1 for place in range(int(count))])
+    return [sum(image) / len(bits) for image in zip(*bits, strict=True)]
 
 
 def seed_deviations(first: dict[int, float], second: dict[int, float]) -> list[float]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.paper.audit import (
     LINK,
     Audit,
+    Row,
     limits,
     mean,
     rounded,
@@ -17,6 +18,7 @@ from benchmarks.paper.audit import (
     seed_values,
     shown,
     tables_of,
+    variance_of_difference,
     variance_of_images,
     verdict_of,
     with_sign,
@@ -160,10 +162,13 @@ def compared(audit: Audit, folder: Path) -> list[Path]:
 
 
 def outcome(
-    audit: Audit, where: str, line: Line, margin: float, drawn: list[float], rows: Sequence[Mapping[str, object]],
+    audit: Audit, where: str, line: Line, margin: float, drawn: list[float], rows: Sequence[Row],
     metric: str,
 ) -> None:  # fmt: skip
-    low, high = limits(margin, drawn, sum(variance_of_images(row, metric) for row in rows) / 2)
+    variance = sum(variance_of_images(row, metric) for row in rows) / 2
+    if len(rows) == 2 and rows[0] is not rows[1]:
+        variance = variance_of_difference(rows[0], rows[1], metric)
+    low, high = limits(margin, drawn, variance)
     audit.same(where, line["margin"], with_sign(margin))
     audit.same(where, line["95% interval"], f"{with_sign(low)} to {with_sign(high)}")
     audit.same(where, line["verdict"], verdict_of(low, high))

@@ -20,11 +20,12 @@ from benchmarks.paper.audit import (
     seed_values,
     shown,
     tables_of,
-    variance_of_images,
+    variance_of_difference,
     with_sign,
 )  # fmt: skip
 
-ORACLES = ("oracle-routing", "joint", "ncm-all", "ranpac-all", "fecam-all", "slca-all", "aper-all")
+ORACLES = ("oracle-routing", "joint")
+"""Beside the methods whose names end with -all, which see all old images."""
 OURS_ON_PHOTOS = ("default", "blocks.5", "fc", "no-memory", "two-steps")
 SCREEN = {
     "180 + 20 classes": "disjoint-40/resnet10",
@@ -229,7 +230,7 @@ def who(audit: Audit, name: str) -> list[Path | None]:
     for path, row in audit.rows.items():
         method = path.stem.removesuffix(f"-{row.get('point')}")
         if path.parent == folder and row["point"] in ("plain", "dial-balanced") and not row.get("recipe"):
-            others += [path] if method not in ORACLES else []
+            others += [path] if method not in ORACLES and not method.endswith("-all") else []
     stems = ("score-fusion-branchout-balanced", "score-fusion-reference-balanced", "joint-dial-balanced")
     ours, reference, joint = (path if (path := folder / f"{stem}.json") in audit.rows else None for stem in stems)
     return [ours, reference, best(audit, others), joint]
@@ -245,7 +246,7 @@ def lead(audit: Audit, pairs: Sequence[tuple[Path, Path]]) -> str:
         first, second = (audit.rows[path] for path in paths)
         margin = (mean(first, "balanced") or 0) - (mean(second, "balanced") or 0)
         drawn = seed_deviations(seed_values(first, "balanced"), seed_values(second, "balanced"))
-        variance = (variance_of_images(first, "balanced") + variance_of_images(second, "balanced")) / 2
+        variance = variance_of_difference(first, second, "balanced")
         margins.append(margin)
         clear += limits(margin, drawn, variance)[0] > 0
     return (

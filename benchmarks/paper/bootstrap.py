@@ -4,8 +4,10 @@ Seeds: every way to draw as many seeds with replacement is enumerated, so the re
 both rows have are drawn in pairs; otherwise each row draws its own, and a row with one seed is given the other's
 deviations. Deviations are scaled by √(n / (n − 1)), without which three seeds would give too narrow an interval.
 
-Images: rows hold no answers for single images. What drawing other images would change is taken to be normal, with the
-variance of one of the two accuracies: that is the variance of a difference of two whose answers correlate by one half.
+Images: what drawing other images would change is taken to be normal. Where both rows say which images they predict
+correctly (`correct`), its variance is that of the difference image by image, within each part. Rows measured before
+that do not say so; the variance is then that of one of the two accuracies, which is that of a difference of two whose
+answers correlate by one half.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement, product
 from statistics import NormalDist, fmean
+
+import numpy as np
 
 from benchmarks.paper.rows import Row
 
@@ -42,8 +46,26 @@ def difference(first: Row, second: Row, metric: str, lead: float = 0.0) -> Diffe
     ours, theirs = first.value(metric), second.value(metric)
     assert ours is not None
     assert theirs is not None
-    variance = (first.image_variance(metric) + second.image_variance(metric)) / 2
+    variance = paired_variance(first, second, metric)
+    if variance is None:
+        variance = (first.image_variance(metric) + second.image_variance(metric)) / 2
     return interval(ours - theirs - lead, over_seeds(first.by_seed(metric), second.by_seed(metric)), variance)
+
+
+def paired_variance(first: Row, second: Row, metric: str) -> float | None:
+    """The variance of a difference over images that both rows predict; None where they do not say which are correct."""
+    one, other = first.right(), second.right()
+    sizes = [{part: len(right) for part, right in each.items()} for each in (one, other)]
+    if not one or sizes[0] != sizes[1] or metric in ("incremental", "avg_steps", "alone"):
+        return None
+    weights, images = first.weights(metric), first.images()
+    steps = sum(part.startswith("step") for part in one)
+    found = 0.0
+    for part in one:
+        of, share = ("novel", 1 / steps) if part.startswith("step") else (part, 1.0)  # steps are equally large
+        variance = float(np.var(100 * (one[part] - other[part])))
+        found += (weights.get(of, 0.0) * share) ** 2 * variance / (images[of] * share)
+    return found
 
 
 def over_seeds(first: dict[int, float], second: dict[int, float]) -> Draws:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from branchout.bench.rows import check_figures, on_another_base
 from branchout.errors import BranchoutError
@@ -108,6 +112,15 @@ class Row:
         if metric == "balanced":
             return {part: (every[part] + mean[part]) / 2 for part in images}
         return mean if metric in ("avg", "avg_steps") else every
+
+    def right(self) -> dict[str, npt.NDArray[np.float64]]:
+        """For each image of each part the share of seeds that predict it correctly, where the row says so."""
+        found = {}
+        for part, seeds in (self.data.get("correct") or {}).items():
+            bits = [np.frombuffer(b64decode(text.split(":")[1]), np.uint8) for text in seeds]
+            count = int(seeds[0].split(":")[0])
+            found[part] = np.mean([np.unpackbits(each, count=count) for each in bits], axis=0)
+        return found
 
     @property
     def old(self) -> str | None:

@@ -1,12 +1,14 @@
 """Intervals are those that drawing seeds and images many times would give."""
 
+from base64 import b64encode
 from pathlib import Path
 
 import numpy as np
 import pytest
 from measured import data
 
-from benchmarks.paper.bootstrap import Difference, difference, draws, interval, over_seeds
+from benchmarks.paper.audit import variance_of_difference
+from benchmarks.paper.bootstrap import Difference, difference, draws, interval, over_seeds, paired_variance
 from benchmarks.paper.rows import Row
 
 
@@ -62,6 +64,36 @@ def test_fewer_images_make_the_interval_wider() -> None:
     error = 1.96 * np.sqrt((60 * 40 + 58 * 42) / 2 / 1000)
     assert (few.low, few.high) == pytest.approx((2 - error, 2 + error), abs=0.01)
     assert difference(of_seeds([60.0], [1]), of_seeds([58.0], [1]), "all", lead=10).margin == pytest.approx(-8)
+
+
+def test_images_are_paired_where_both_rows_say_which_are_correct() -> None:
+    """Two rows that differ on every tenth image alone, in the same direction."""
+    base = np.tile([True, False], 400)
+    novel = np.tile([True, True, False, False], 50)
+    better = base.copy()
+    better[1::10] = True
+
+    def of(right: np.ndarray) -> Row:
+        packed = {"base": [text(right)], "step 1": [text(novel)]}
+        shares = {"base": 100 * right.mean(), "novel": 50.0, "all": 10 * (8 * right.mean() + 1)}
+        return Row(Path("x.json"), {**data("some", "plain", **shares), "correct": packed, "test_images": 500})
+
+    def text(right: np.ndarray) -> str:
+        return f"{len(right)}:{b64encode(np.packbits(right).tobytes()).decode()}"
+
+    first, second = of(better), of(base)
+    change = 100 * (better.astype(float) - base)
+    assert paired_variance(first, second, "base") == pytest.approx(change.var() / 400)  # half of the images test
+    assert paired_variance(first, second, "all") == pytest.approx(0.8**2 * change.var() / 400)
+    assert paired_variance(second, second, "all") == 0
+    unpaired = (first.image_variance("all") + second.image_variance("all")) / 2
+    for metric in ("base", "novel", "all"):
+        expected = variance_of_difference(first.data, second.data, metric)
+        assert paired_variance(first, second, metric) == pytest.approx(expected)  # as the audit has it
+    assert variance_of_difference(first.data, second.data, "all") < unpaired / 2
+    without = Row(second.path, {**second.data, "correct": None})
+    assert paired_variance(first, without, "all") is None
+    assert difference(first, without, "all").low < difference(first, second, "all").low
 
 
 @pytest.mark.parametrize(
