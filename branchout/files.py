@@ -262,8 +262,10 @@ def cache_limit() -> int:
         raise BranchoutError(f"BRANCHOUT_CACHE_LIMIT is {chosen!r}; expected gigabytes, such as 20 or 0.5") from None
 
 
-def load_cached(cache: Path | None, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any] | None:
-    """An array from the cache; None if it is not there, is another one, or was damaged."""
+def load_cached(
+    cache: Path | None, name: str, shape: tuple[int, ...] | None, dtype: npt.DTypeLike
+) -> npt.NDArray[Any] | None:
+    """An array from the cache, of any shape if that is None; None if it is not there, is another, or was damaged."""
     import numpy as np
 
     if cache is None:
@@ -271,7 +273,7 @@ def load_cached(cache: Path | None, name: str, shape: tuple[int, ...], dtype: np
     file = cache / f"{name}.npy"
     try:
         stored: npt.NDArray[Any] = np.load(file, mmap_mode="c")
-        if stored.shape != shape or stored.dtype != dtype or _tail(file) != _crc(stored):
+        if shape not in (None, stored.shape) or stored.dtype != dtype or _tail(file) != _crc(stored):
             return None
     except (OSError, ValueError, EOFError):
         return None

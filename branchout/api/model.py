@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -22,9 +22,11 @@ from branchout.files import cache_folder, write_text
 from branchout.method.choose import apply_fusion
 from branchout.method.compact import CompactConfig
 from branchout.method.config import ExtendConfig
-from branchout.method.extend import extend
+from branchout.method.engine import engine_for, use_engine
+from branchout.method.extend import Extension
 from branchout.method.features import extract
 from branchout.method.frontier import Frontier
+from branchout.method.plan import keep_plan, kept_plan, make_plan
 from branchout.method.prepared import Prepared, now
 from branchout.method.results import Extended
 from branchout.method.split import DataSplit
@@ -36,7 +38,7 @@ from branchout.model.staged import branch_point
 from branchout.report import page as reports
 from branchout.report.data import ReportData, collect
 from branchout.report.other_methods import read_results
-from branchout.training.loop import Report, best_device, silent
+from branchout.training.loop import Event, Report, best_device, silent
 from branchout.training.progress_file import recorded
 from branchout.training.work import check_out, working_on
 
@@ -58,6 +60,7 @@ def samples_in(
     problems: list[str] | None = None,
     known: Sequence[str] = (),
     classes_from: str | None = None,
+    report: Report = silent,
 ) -> Samples:
     """Samples as they are, or all usable images of a folder of class folders or of tar shards.
 
@@ -65,7 +68,13 @@ def samples_in(
     """
     if isinstance(source, Samples):
         return source
-    found, wrong = scan(Path(source), known=known, classes_from=classes_from)
+    work = f"Checking images in {Path(source).name}"
+    found, wrong = scan(
+        Path(source),
+        known=known,
+        classes_from=classes_from,
+        progress=lambda done, total: report(Event(work, done, total)),
+    )
     if problems is not None:
         problems += [f"{source}: {line}" for line in wrong.summary()]
     return found
@@ -239,7 +248,11 @@ class Model:
         check_classes(samples.classes, self.classifier.space)
         self._check_flip(flip)
         labels = self.classifier.space.index(samples.classes)[samples.labels]
-        return compare(self.classifier, self._before(), self._images(samples), labels, flip=flip, report=report)
+        use_engine(self.classifier, engine_for(self.classifier, self.device, len(samples) * (1 + flip)))
+        try:
+            return compare(self.classifier, self._before(), self._images(samples), labels, flip=flip, report=report)
+        finally:
+            self.classifier.trunk = None
 
     def two_fold(self, comparison: Comparison, goal: str = "balanced", seed: int = 0) -> Scored:
         """Choose b on one half of the images and measure on the other; swap; average."""
@@ -328,6 +341,7 @@ class Model:
         val: Source | None = None,
         config: ExtendConfig = ExtendConfig(),  # noqa: B008 – frozen
         classes_from: str | None = None,
+        report: Report = silent,
     ) -> Prepared:
         """Check the settings against this model, read the images and divide them into train, dev and test."""
         base = self.classifier
@@ -339,7 +353,7 @@ class Model:
             base = base.rebuilt((), config.pooler)
         warnings: list[str] = []
         kept, fresh, held = (
-            None if source is None else samples_in(source, warnings, self.classes, classes_from)
+            None if source is None else samples_in(source, warnings, self.classes, classes_from, report)
             for source in (memory, new, val)
         )
         assert fresh is not None
@@ -366,6 +380,7 @@ class Model:
         exemplars: int = 10,
         epochs: int | None = None,
         views: int | None = None,
+        minutes: float | None = None,
         seed: int = 0,
         report: Report = silent,
     ) -> Model:
@@ -373,29 +388,44 @@ class Model:
 
         With `out` the model is saved there, and a run that was stopped resumes when it is called again.
         """
-        config = ExtendConfig(recipe, branch, goal, fuse, exemplars, epochs, views, seed, pooler)
+        config = ExtendConfig(recipe, branch, goal, fuse, exemplars, epochs, views, seed, pooler, minutes)
         if out is not None:
             check_out(Path(out))
-        return self.extend_prepared(self.prepare(new, memory=memory, val=val, config=config), out=out, report=report)
+        prepared = self.prepare(new, memory=memory, val=val, config=config, report=report)
+        return self.extend_prepared(prepared, out=out, report=report)
 
-    def extend_prepared(self, prepared: Prepared, *, out: str | Path | None = None, report: Report = silent) -> Model:
-        """Train what `prepare` checked."""
+    def extend_prepared(
+        self,
+        prepared: Prepared,
+        *,
+        out: str | Path | None = None,
+        report: Report = silent,
+        announce: Callable[[str], None] = lambda _: None,
+    ) -> Model:
+        """Train what `prepare` checked. `announce` is called with the plan, in words, before training starts."""
         out = None if out is None else Path(out)
         with working_on(out, prepared.settings()) as work:
             with recorded(work, report) as reported:
-                outcome = extend(
+                plan = kept_plan(work)
+                if plan is None:
+                    plan = make_plan(prepared.base, prepared.split, prepared.config, self.device, report=reported)
+                    keep_plan(work, plan)
+                for line in plan.lines():
+                    announce(line)
+                outcome = Extension(
                     prepared.base,
                     prepared.split,
                     prepared.config,
                     device=self.device,
+                    plan=plan,
                     work=work,
                     cache=cache_folder(),
                     report=reported,
-                )
+                ).run()
             grown = SavedModel(
                 outcome.model.rebuilt(outcome.model.steps).to(self.device),
                 (*self.saved.fusions, outcome.fusion),
-                (*self.saved.history, prepared.event(outcome)),
+                (*self.saved.history, prepared.event(outcome, plan)),
             )
             if out is not None:
                 checkpoint.save(grown, out, source=self.folder)

@@ -205,6 +205,10 @@ Recipe = Annotated[
 Where = Annotated[
     str, typer.Option("--branch", help="What is cloned and trained: last, a stage, a module, or fc for a head alone.")
 ]
+Minutes = Annotated[
+    float | None,
+    typer.Option(min=0.1, help="How long it may take: chooses branch, views and epochs. Photos on a CPU: 10."),
+]
 Arch = Annotated[str | None, typer.Option(help="The timm architecture of a checkpoint file.")]
 Flip = Annotated[bool, typer.Option("--flip", help="Average over the image and its mirror image: twice the time.")]
 TensorBoard = Annotated[Path | None, typer.Option(metavar="DIR", help="Also write TensorBoard event files here.")]
@@ -237,10 +241,11 @@ def check_folders(*folders: Path | None) -> None:
 
 def open_model(name: str, arch: str | None = None, *, base: bool = False, device: str | None = None) -> Model:
     """Open a model. The error for an unknown name lists the saved models nearby, and for a base those of timm."""
-    from branchout import api
-
     try:
-        return api.load(name, arch=arch, device=device)
+        with Output(stderr=True).status(f"Opening {printable(name)} …"):  # imports take seconds
+            from branchout import api
+
+            return api.load(name, arch=arch, device=device)
     except BranchoutError as error:
         if Path(name).exists() or name == "glyphs" or name.startswith("hf-hub:") or "device" in str(error):
             raise

@@ -152,7 +152,8 @@ def evaluate(
 
     loaded = open_model(model, device=device)
     problems: list[str] = []
-    samples = api.samples_in(test, problems, loaded.classes, classes_from)
+    with progress(console) as report:
+        samples = api.samples_in(test, problems, loaded.classes, classes_from, report)
     warn(problems)
     with progress(console) as report:
         found = loaded.evaluate(samples, flip=flip, report=report)

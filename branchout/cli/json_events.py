@@ -58,7 +58,7 @@ def errors_as_events(as_json: bool) -> Iterator[None]:
 def emit_extension(model: Model, prepared: Prepared, out: Path) -> None:
     """The result of an extension: where it is, what was counted, and every operating point."""
     assert model.outcome is not None
-    event = prepared.event(model.outcome)
+    event = model.saved.history[-1]
     space, measured = model.classifier.space, event["measured"] or {}
     emit(
         "result",

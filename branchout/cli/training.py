@@ -15,6 +15,7 @@ from branchout.cli.app import (
     Device,
     Goal,
     Memory,
+    Minutes,
     New,
     Recipe,
     Seed,
@@ -101,24 +102,33 @@ def check(
     memory: Memory = None,
     val: Val = None,
     branch: Where = "last",
+    minutes: Minutes = None,
     arch: Arch = None,
     classes_from: ClassesFrom = None,
     device: Device = None,
 ) -> None:
     """Say what `extend` would do: images, problems, overlaps, time and space."""
     check_folders(new, memory, val)
+    from branchout.cli.display import progress
     from branchout.method.config import ExtendConfig
     from branchout.method.forecast import forecast
+    from branchout.method.plan import make_plan
 
     model = open_model(base, arch, base=True, device=device)
-    prepared = model.prepare(new, memory=memory, val=val, config=ExtendConfig(branch=branch), classes_from=classes_from)
+    config = ExtendConfig(branch=branch, minutes=minutes)
+    with progress(console) as report:
+        prepared = model.prepare(new, memory=memory, val=val, config=config, classes_from=classes_from, report=report)
+        plan = make_plan(model.classifier, prepared.split, config, model.device, timed=True, report=report)
     warn(prepared.warnings)
+    place, seconds = model.device, plan.seconds or 0.0
     for line in forecast(
-        model.classifier, prepared.split, branch, device=model.device, base_bytes=model.bytes_on_disk()
+        model.classifier, prepared.split, plan.branch, seconds, device=place, base_bytes=model.bytes_on_disk()
     ):
         say(line)
+    for line in plan.lines():
+        say(line)
     out = "v3" if Path(base).name == "v2" else "v2"
-    options = {"base": base, "memory": memory, "val": val, "branch": branch, "arch": arch,
+    options = {"base": base, "memory": memory, "val": val, "branch": branch, "minutes": minutes, "arch": arch,
                "classes-from": classes_from, "device": device, "out": out}  # fmt: skip
     given = [f"--{name} {quoted(value)}" for name, value in options.items() if value not in (None, "last")]
     then(f"branchout extend {quoted(new)} {' '.join(given)}")
@@ -139,6 +149,7 @@ def extend(
         str | None, typer.Option(help="max (the default) or average, for classes that several branches know.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of stage I, if not the recipe's.")] = None,
+    minutes: Minutes = None,
     arch: Arch = None,
     classes_from: ClassesFrom = None,
     tensorboard: TensorBoard = None,
@@ -158,7 +169,7 @@ def extend(
     from branchout.method.config import ExtendConfig
 
     with errors_as_events(as_json):
-        config = ExtendConfig(recipe, branch, goal, fuse, epochs=epochs, seed=seed, pooler=pooler)
+        config = ExtendConfig(recipe, branch, goal, fuse, epochs=epochs, seed=seed, pooler=pooler, minutes=minutes)
         check_folders(new, memory, val)
         from branchout.training.work import check_out
 
@@ -168,12 +179,16 @@ def extend(
 
         boards.check(tensorboard)
         model = open_model(base, arch, base=True, device=device)
-        prepared = model.prepare(new, memory=memory, val=val, config=config, classes_from=classes_from)
+        with nullcontext(emit_progress) if as_json else progress(console) as report:
+            prepared = model.prepare(
+                new, memory=memory, val=val, config=config, classes_from=classes_from, report=report
+            )
         for line in prepared.warnings:
             emit("warning", message=line) if as_json else warn([line])
         shown = nullcontext(emit_progress) if as_json else progress(console)
         with shown as report, boards.event_files(tensorboard) as kept:
-            grown = model.extend_prepared(prepared, out=out, report=boards.both(report, kept))
+            announce = (lambda line: emit("plan", message=line)) if as_json else say
+            grown = model.extend_prepared(prepared, out=out, report=boards.both(report, kept), announce=announce)
             assert grown.outcome is not None
             for event in boards.goals(grown.outcome.measured):
                 kept(event)

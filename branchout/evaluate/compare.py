@@ -161,13 +161,20 @@ def compare(
     for number, batch in enumerate(images.plain(batches)):
         batch = model.backbone.arrange(batch)
         seen = [model.features(view) for view in ([batch, batch.flip(3)] if flip else [batch])]
-        answers.append(torch.stack([model.fused(h) for h in seen]).mean(0).argmax(1).cpu())
+        answers.append(_answers(model, seen))
         columns.append(torch.stack([model.fused.columns(h) for h in seen]).mean(0).double().cpu())
         if before is not None:
-            old_answers.append(logits(before, batch, flip).argmax(1).cpu())
+            # The older model has the first of the same branches.
+            count = 1 + max(before.fused.feature_of)
+            old_answers.append(_answers(before, [h[:count] for h in seen]))
         report(Event("evaluate", number + 1, len(batches)))
     old = None
     if before is not None:
         known = np.isin(labels, np.arange(len(before.space.classes)))  # old classes keep their indices
         old = np.where(known, torch.cat(old_answers).numpy(), -1)
     return Comparison(model.space, labels, torch.cat(answers).numpy(), old, torch.cat(columns).numpy())
+
+
+def _answers(model: Classifier, seen: list[list[torch.Tensor]]) -> torch.Tensor:
+    """Predicted classes, from the features of each view of some images."""
+    return torch.stack([model.fused(h) for h in seen]).mean(0).argmax(1).cpu()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from branchout.errors import unknown
+from branchout.errors import BranchoutError, unknown
 from branchout.goals import check_goal
 from branchout.method.recipes import Recipe, recipe_named
 
@@ -31,9 +31,11 @@ class ExtendConfig:
     seed: int = 0
     pooler: str | None = None
     """`max` or `average`; None is the model's own, which its first step sets."""
+    minutes: float | None = None
+    """How long the extension may take: see `method.plan`."""
 
     def full_recipe(self, epochs: int | None = None) -> Recipe:
-        """The recipe, with these epochs, or `epochs` where ours is asked for and none are set."""
+        """The recipe with these epochs, or with `epochs` where ours is used and none are set."""
         recipe = recipe_named(self.recipe)
         epochs = self.epochs or (epochs if recipe.stage_one.replay else None)
         if epochs is None:
@@ -44,5 +46,7 @@ class ExtendConfig:
     def __post_init__(self) -> None:
         recipe_named(self.recipe)
         check_goal(self.goal)
+        if self.minutes is not None and not self.minutes > 0:
+            raise BranchoutError(f"The minutes must be more than 0, found {self.minutes:g}")
         if self.pooler not in (None, *POOLERS):
             raise unknown("pooler", str(self.pooler), POOLERS)

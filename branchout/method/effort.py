@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from branchout.data.images import SMALL
+from branchout.model.classifier import Classifier
+from branchout.units import duration
 
 VIEWS = {"cuda": 15, "cpu": 4}
 """Cached views in stage I, by device: more take memory and time, fewer cost accuracy."""
@@ -24,11 +28,26 @@ class Effort:
     """Exemplars in a batch for every new image."""
     epochs: int | None = None
     """None for the recipe's."""
+    stops: bool = False
+    """Training ends early once the loss on held-out images stops improving."""
+
+    def views_of_exemplars(self, new: int, exemplars: int) -> int:
+        return self.exemplar_views or max(1, round(self.views * new / max(exemplars, 1)))
 
 
 FULL = Effort(VIEWS["cuda"])
 SMALL_INPUTS = Effort(VIEWS["cpu"])
 LARGE_INPUTS = Effort(VIEWS["cpu"], exemplar_views=1, exemplar_share=0.5, epochs=15)
+
+HEADS = tuple(Effort(views, max(1, views // 2)) for views in (2, 4, 8))
+"""For a new head alone, from little to much."""
+BRANCHES = (
+    Effort(4, exemplar_views=1, exemplar_share=0.5, epochs=10, stops=True),
+    replace(LARGE_INPUTS, stops=True),
+    Effort(8, exemplar_views=2, exemplar_share=0.5, epochs=20, stops=True),
+    Effort(VIEWS["cuda"], epochs=30, stops=True),
+)
+"""For a branch, from little to much."""
 
 
 def effort_for(device: torch.device, size: int) -> Effort:
@@ -36,3 +55,41 @@ def effort_for(device: torch.device, size: int) -> Effort:
     if device.type == "cuda":
         return FULL
     return SMALL_INPUTS if size <= SMALL else LARGE_INPUTS
+
+
+def usual_effort(base: Classifier, branch: str, device: torch.device, *, replay: bool) -> Effort:
+    """What is trained where nothing limits it; `replay` is the recipe's."""
+    if replay and trains_head_alone(base, branch):
+        return HEADS[-1]
+    return effort_for(device, base.preprocessing.size)
+
+
+def trains_head_alone(base: Classifier, branch: str) -> bool:
+    """Nothing is cloned, and the head is linear: a recipe with replay then needs no SGD."""
+    return branch == "fc" and isinstance(base.base_head, nn.Linear)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be trained, and how long it should take."""
+
+    branch: str
+    effort: Effort
+    engine: str = "torch"
+    """What runs the frozen part: see `method.engine`."""
+    seconds: float | None = None
+    """The forecast; None where nothing was measured."""
+    more: str = ""
+    """A sentence about what more time would train."""
+
+    def lines(self) -> Iterator[str]:
+        """The plan in words; nothing where nothing was measured."""
+        if self.seconds is not None:
+            yield f"plan: train {self.described()}: about {duration(self.seconds)} (frozen part in {self.engine})"
+            if self.more:
+                yield self.more
+
+    def described(self) -> str:
+        what = {"fc": "a new head", "last": "the last stage"}.get(self.branch, f"the network from {self.branch} on")
+        epochs = f", {self.effort.epochs} epochs" if self.effort.epochs and self.branch != "fc" else ""
+        return f"{what} with {self.effort.views} views of each new image{epochs}"

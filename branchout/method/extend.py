@@ -20,12 +20,14 @@ from branchout.labels import LabelSpace
 from branchout.method.choose import apply_fusion, choose, cross_fit, measure
 from branchout.method.config import ExtendConfig
 from branchout.method.dial import balanced_without_old
-from branchout.method.effort import effort_for
+from branchout.method.effort import Plan, trains_head_alone, usual_effort
+from branchout.method.engine import use_engine
 from branchout.method.features import extract, logit_columns, predictions
 from branchout.method.frontier import Frontier
 from branchout.method.head_only import train_head
 from branchout.method.new_branch import Labelled
 from branchout.method.pseudo import Exemplars, pseudo_exemplars
+from branchout.method.recipes import recipe_named
 from branchout.method.results import Extended, Measured
 from branchout.method.score_fusion import fusion_data, problem_of
 from branchout.method.split import DataSplit
@@ -34,28 +36,15 @@ from branchout.method.stage2 import Fused, fuse
 from branchout.metrics import Accuracies, accuracies
 from branchout.model.checkpoint import Fusion
 from branchout.model.classifier import Classifier, Step
+from branchout.model.staged import branch_point
 from branchout.training.loop import Event, Report, silent
 
 FEW_SHARED = 0.1
 """Stage II is trained for overlapping classes only where they are more than this share of the new classes."""
 
 
-def extend(
-    base: Classifier,
-    split: DataSplit,
-    config: ExtendConfig,
-    *,
-    device: torch.device,
-    work: Path | None = None,
-    cache: Path | None = None,
-    report: Report = silent,
-) -> Extended:
-    """The whole method. A run that was stopped resumes from the checkpoints in `work`; `cache` keeps features."""
-    return Extension(base, split, config, device=device, work=work, cache=cache, report=report).run()
-
-
 class Extension:
-    """One run of the method. Its methods are the steps, in order; everything frozen is computed once."""
+    """The whole method, for one step. Its methods are the steps, in order; everything frozen is computed once."""
 
     def __init__(
         self,
@@ -64,12 +53,17 @@ class Extension:
         config: ExtendConfig,
         *,
         device: torch.device,
+        plan: Plan | None = None,
         work: Path | None = None,
         cache: Path | None = None,
         images: Callable[[Samples], Images] | None = None,
         report: Report = silent,
     ) -> None:
-        """`work` is a folder for checkpoints, `cache` one for features; `images` opens samples in another way."""
+        """`plan` replaces the branch of `config` and what this device is usually given.
+
+        `work` is a folder for checkpoints, from which a run that was stopped resumes, `cache` one for features;
+        `images` opens samples in another way.
+        """
         self.base = base.to(device)
         self.split = split
         self.config = config
@@ -79,20 +73,30 @@ class Extension:
         self.images = images or (lambda samples: open_images(samples, base.preprocessing, device, cache=cache))
         self.report = report
         self.space: LabelSpace = base.space.extend(split.new.classes)
-        self.effort = effort_for(device, base.preprocessing.size)
-        self.recipe = config.full_recipe(self.effort.epochs)
+        replay = recipe_named(config.recipe).stage_one.replay
+        self.plan = plan or Plan(config.branch, usual_effort(base, config.branch, device, replay=replay))
+        self.recipe = config.full_recipe(self.plan.effort.epochs)
 
     def run(self) -> Extended:
+        use_engine(self.base, self.plan.engine, [branch_point(self.base.backbone, self.plan.branch).start])
+        try:
+            return self.run_stages()
+        finally:
+            self.base.trunk = None
+
+    def run_stages(self) -> Extended:
         times = [time.perf_counter()]
         step, losses = self.train_branch()
         times.append(time.perf_counter())
         model = self.base.extended(step).to(self.device)
+        model.trunk = self.base.trunk
         fused = self.fuse(model) if self.needs_fusion() else None
         times.append(time.perf_counter())
         fusion, frontier, measured = self.choose(model, fused)
         apply_fusion(model, fusion)
         times.append(time.perf_counter())
         seconds = dict(zip(("stage1", "fusion", "choice"), np.diff(times).tolist(), strict=True))
+        model.trunk = None
         return Extended(model, step, fusion, frontier, measured, losses, seconds)
 
     def labels(self, samples: Samples) -> np.ndarray:
@@ -119,31 +123,38 @@ class Extension:
 
     def train_branch(self) -> tuple[Step, list[float]]:
         """Stage I."""
-        split, effort, views = self.split, self.effort, self.config.views
+        split, effort, views = self.split, self.plan.effort, self.config.views
         exemplars = None if split.memory is None else self.labelled(split.memory)
         sources = (self.base, split.new.classes, self.labelled(split.new), self.recipe.stage_one)
-        if self.trains_head_only():
-            return train_head(
-                *sources, exemplars=exemplars, seed=self.config.seed, device=self.device, report=self.report
-            )
         replay = self.recipe.stage_one.replay
+        if replay and trains_head_alone(self.base, self.plan.branch):
+            return train_head(
+                *sources,
+                exemplars=exemplars,
+                seed=self.config.seed,
+                views=effort.views,
+                device=self.device,
+                report=self.report,
+            )
         return train_branch(
             *sources,
             exemplars=exemplars,
-            where=self.config.branch,
+            where=self.plan.branch,
             seed=self.config.seed,
             views=effort.views if views is None else views,
             exemplar_views=effort.exemplar_views if replay else None,
             exemplar_share=effort.exemplar_share if replay else 1.0,
+            held_out=self.held_out() if effort.stops else None,
             device=self.device,
             checkpoint=self.work / "branch.safetensors" if self.work else None,
             report=self.report,
         )
 
-    def trains_head_only(self) -> bool:
-        """Nothing is cloned, and the head is linear: our recipe then needs no SGD."""
-        linear = isinstance(self.base.base_head, nn.Linear)
-        return linear and self.recipe.stage_one.replay and self.config.branch == "fc"
+    def held_out(self) -> tuple[Labelled, Labelled | None]:
+        """The dev images, new classes and others apart: the end of training is chosen with them, too."""
+        is_new = np.isin(self.split.dev.names, self.split.new.classes)
+        new, old = (self.split.dev.select(mask) for mask in (is_new, ~is_new))
+        return self.labelled(new), self.labelled(old) if len(old) else None
 
     def needs_fusion(self) -> bool:
         """Always in the paper's recipes; in ours if classes overlap, old classes lack images, or deltas exist.

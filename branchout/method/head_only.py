@@ -46,7 +46,7 @@ def train_head(
     report: Report = silent,
 ) -> tuple[Step, list[float]]:
     """Train a head for the classes `names` on the base's features; returns it with the loss before and after."""
-    trained = initial_branch(model, names, new, "fc", replay=True, seed=seed, device=device)
+    trained = initial_branch(model, names, new, "fc", replay=True, seed=seed, device=device, report=report)
     sources = [new] if exemplars is None else [new, exemplars]
     end = len(model.backbone.names)
     frozen = Frozen(model, end, logits=True, augmentation=augmentation, device=device)

@@ -20,7 +20,7 @@ from branchout.method.features import extract
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead, Head, Pooler, new_head
 from branchout.model.staged import Branch, branch_point
-from branchout.training.loop import precision, seed_for
+from branchout.training.loop import Report, precision, seed_for, silent
 
 Ints = npt.NDArray[np.int64]
 IMPRINTED = 0.2
@@ -72,6 +72,7 @@ def initial_branch(
     replay: bool,
     seed: int,
     device: torch.device,
+    report: Report = silent,
 ) -> NewBranch:
     """Φ_n starts as a clone of Φ_b; a cosine head starts at random, a linear one at the means of its classes."""
     torch.manual_seed(seed_for(seed, len(model.steps)))
@@ -80,20 +81,27 @@ def initial_branch(
     head = new_head(model.base_head, len(names)).to(device)
     space = model.space.extend(names)
     if isinstance(head, nn.Linear):
-        imprint(head, model, new, space, device)
+        imprint(head, model, new, space, device, report)
     memory = copied_heads(model) if replay else nn.Identity()
     return NewBranch(branch, head, memory, space, model.fused.pooler.kind).to(device)
 
 
 @torch.no_grad()
-def imprint(head: nn.Linear, model: Classifier, new: Labelled, space: LabelSpace, device: torch.device) -> None:
+def imprint(
+    head: nn.Linear,
+    model: Classifier,
+    new: Labelled,
+    space: LabelSpace,
+    device: torch.device,
+    report: Report = silent,
+) -> None:
     """Start a linear head at the means of its classes, with logits on the scale of the earlier heads.
 
     With a dozen images and a small learning rate, random rows would hardly move. Each row points from the mean of all
     classes to the mean feature of its own and is `IMPRINTED` times as long as the base's rows; its bias gives it, on
     its own images, the mean of the largest earlier logit, so that neither side starts above the other.
     """
-    features = extract(model, new.images, device=device)[0]
+    features = extract(model, new.images, device=device, report=report)[0]
     largest = model.fused.frozen_columns(features.unbind(1)).amax(1)
     names = torch.from_numpy(space.index(space.branches[-1])).to(device)
     member = torch.from_numpy(new.labels).to(device)[:, None] == names

@@ -9,6 +9,7 @@ from typing import Any
 from branchout import __version__
 from branchout.data.samples import digest
 from branchout.method.config import ExtendConfig
+from branchout.method.effort import Plan
 from branchout.method.features import weights_digest
 from branchout.method.results import Extended
 from branchout.method.split import DataSplit
@@ -40,14 +41,17 @@ class Prepared:
             "validation": digest(*(part.fingerprint() for part in parts if part is not None)),
         }
 
-    def event(self, outcome: Extended) -> dict[str, Any]:
+    def event(self, outcome: Extended, plan: Plan) -> dict[str, Any]:
         """What the model's history keeps of this extension."""
         settings = asdict(self.config)
-        del settings["pooler"]
+        del settings["pooler"], settings["minutes"]
         return {
             "what": "extend",
             "when": now(),
             **settings,
+            "branch": plan.branch,
+            "effort": asdict(plan.effort),
+            "engine": plan.engine,
             "images": len(self.split.new),
             "exemplars kept": 0 if self.split.memory is None else len(self.split.memory),
             "near-duplicates": self.split.near_duplicates,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.data.augment import Augmentation
-from branchout.data.images import on_device, shuffled
+from branchout.data.images import forward_batch, in_order, on_device, shuffled
 from branchout.method.new_branch import Ints, Labelled, NewBranch, initial_branch
 from branchout.method.recipes import Stage1
-from branchout.method.trunk_cache import Frozen, TrunkOutputs
+from branchout.method.trunk_cache import CHUNK, Frozen, TrunkOutputs
 from branchout.model.classifier import Classifier, Step
 from branchout.model.staged import branch_point
 from branchout.training.loop import Report, fit, seed_for, silent
@@ -51,11 +52,17 @@ def stage1_loss(batch: Batch, new: NewBranch, settings: Stage1) -> Tensor:
     z_n = new.head(h)
     if batch.z is None:
         return cross_entropy_alone(z_n, batch, new)
-    if batch.new < len(batch.y):
-        loss = cross_entropy_new(z_n, batch, new) + cross_entropy_exemplars(z_n, batch, new)
-    else:
-        loss = cross_entropy_alone(z_n, batch, new)
+    loss = cross_entropies(z_n, batch, new)
+    if not settings.distillation:
+        return loss
     return loss + settings.distillation * settings.temperature**2 * distillation(h, batch, new, settings.temperature)
+
+
+def cross_entropies(z_n: Tensor, batch: Batch, new: NewBranch) -> Tensor:
+    """Of new images and exemplars; without exemplars, of the new classes alone."""
+    if batch.new == len(batch.y):
+        return cross_entropy_alone(z_n, batch, new)
+    return cross_entropy_new(z_n, batch, new) + cross_entropy_exemplars(z_n, batch, new)
 
 
 def cross_entropy_alone(z_n: Tensor, batch: Batch, new: NewBranch) -> Tensor:
@@ -106,6 +113,7 @@ def train_branch(
     exemplar_share: float = 1.0,
     augmentation: Augmentation | None = None,
     cache_limit: int | None = None,
+    held_out: tuple[Labelled, Labelled | None] | None = None,
     device: torch.device,
     checkpoint: Path | None = None,
     report: Report = silent,
@@ -113,10 +121,11 @@ def train_branch(
     """Train a branch and a head for the classes `names`; returns them with the mean loss of every epoch.
 
     `views` > 0 caches the trunk's outputs for that many augmented views of each new image, and for `exemplar_views` of
-    each exemplar; 0 runs the trunk live. A batch has `exemplar_share` exemplars for every new image.
+    each exemplar; 0 runs the trunk live. A batch has `exemplar_share` exemplars for every new image. With `held_out`
+    images, of new and of old classes, training ends once the loss on them stops improving.
     """
     start = branch_point(model.backbone, where).start
-    trained = initial_branch(model, names, new, where, replay=settings.replay, seed=seed, device=device)
+    trained = initial_branch(model, names, new, where, replay=settings.replay, seed=seed, device=device, report=report)
     sources = [new, exemplars] if settings.replay and exemplars is not None else [new]
     frozen = Frozen(model, start, logits=settings.replay, augmentation=augmentation, device=device)
     images = [source.images for source in sources]
@@ -144,9 +153,35 @@ def train_branch(
         device=device,
         work="Training the new branch",
         checkpoint=checkpoint,
+        held_out_loss=HeldOut(trained, frozen, *held_out) if held_out else None,
         report=report,
     )
     return Step(tuple(names), where, start, trained.branch, trained.head), losses
+
+
+class HeldOut:
+    """The cross-entropies of stage I on images that are not trained with."""
+
+    def __init__(self, trained: NewBranch, frozen: Frozen, new: Labelled, old: Labelled | None) -> None:
+        self.trained, self.frozen = trained, frozen
+        self.parts = [new] if old is None else [new, old]
+
+    @cached_property
+    def batch(self) -> Batch:
+        """What the frozen part makes of the images, computed when it is first needed."""
+        images = [part.images for part in self.parts]
+        found = [self.frozen(x) for of in images for x in of.plain(in_order(len(of), forward_batch(of, CHUNK)))]
+        x, z = (torch.cat(tensors) for tensors in zip(*found, strict=True))
+        y = torch.from_numpy(np.concatenate([part.labels for part in self.parts])).to(x.device)
+        return Batch(x, z, y, len(self.parts[0].labels))
+
+    @torch.no_grad()
+    def __call__(self) -> float:
+        self.trained.eval()
+        z_n = torch.cat([self.trained.head(self.trained.features(x)) for x in torch.split(self.batch.x, CHUNK)])
+        loss = cross_entropies(z_n, self.batch, self.trained).item()
+        self.trained.train()
+        return loss
 
 
 def epoch_orders(

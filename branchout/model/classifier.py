@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,18 @@ class Step:
     head: Head
 
 
+class Trunk(Protocol):
+    """The inputs of the backbone stages `starts`, computed elsewhere than in torch: see `method.engine`."""
+
+    starts: tuple[int, ...]
+
+    def __call__(self, images: Tensor) -> dict[int, Tensor]: ...
+
+
 class Classifier(nn.Module):
     """From images to one logit per class. All weights are frozen; training makes new branches, heads and deltas."""
+
+    trunk: Trunk | None = None
 
     def __init__(
         self,
@@ -89,6 +99,8 @@ class Classifier(nn.Module):
 
     def activations(self, images: Tensor, starts: Sequence[int]) -> dict[int, Tensor]:
         """The inputs of the backbone stages numbered `starts`; each stage runs once."""
+        if self.trunk is not None and set(starts) <= set(self.trunk.starts):
+            return self.trunk(images)
         found = {}
         at = 0
         for start in sorted(set(starts)):

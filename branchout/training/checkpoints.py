@@ -34,12 +34,14 @@ def save(
     optimiser: torch.optim.Optimizer,
     optimisation: Optimisation,
     losses: Sequence[float],
+    held_out: Sequence[float] = (),
 ) -> None:
     tensors = {f"state/{key}": value.detach().contiguous() for key, value in modules.state_dict().items()}
     for number, parameter in enumerate(parameters):
         for name, key in OPTIMISER_STATE[optimisation.optimiser].items():
             tensors[f"{name}/{number}"] = optimiser.state[parameter][key].contiguous()
     about = {"losses": json.dumps(list(losses)), "settings": json.dumps(settings_dict(optimisation))}
+    about |= {"held_out": json.dumps(list(held_out))} if held_out else {}
     with atomic_write(path) as partial:
         save_file(tensors, partial, {**about, "checksum": _checksum(tensors, about["losses"])})
 
@@ -50,15 +52,19 @@ def resume(
     parameters: Sequence[nn.Parameter],
     optimiser: torch.optim.Optimizer,
     optimisation: Optimisation,
-) -> list[float]:
-    """Load a checkpoint and return the losses of its epochs; none if there is no usable one of the same settings."""
+) -> tuple[list[float], list[float]]:
+    """Load a checkpoint; returns the losses of its epochs, and those on held-out images where they were computed.
+
+    Both are empty if there is no usable checkpoint of the same settings.
+    """
     if not path.exists():
-        return []
+        return [], []
     try:
         tensors, about = _read(path)
         if json.loads(about["settings"]) != settings_dict(optimisation):
-            return []
+            return [], []
         losses = _losses(about["losses"], optimisation.epochs)
+        held_out = _losses(about.get("held_out", "[]"), optimisation.epochs)
         checksum = _checksum(tensors, about["losses"])
         if about.get("checksum", checksum) != checksum:  # older files have none
             raise ValueError("its checksum differs")
@@ -66,11 +72,11 @@ def resume(
         remembered = _optimiser_state(tensors, parameters, optimisation)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         logging.getLogger(__name__).warning("Checkpoint %s cannot be used (%s). Training starts over.", path, error)
-        return []
+        return [], []
     modules.load_state_dict(state)
     for parameter, entries in zip(parameters, remembered, strict=True):
         optimiser.state[parameter].update(entries)
-    return losses
+    return losses, held_out
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:

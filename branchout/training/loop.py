@@ -117,18 +117,24 @@ def fit(
     device: torch.device,
     work: str = "train",
     checkpoint: Path | None = None,
+    held_out_loss: Callable[[], float] | None = None,
     report: Report = silent,
 ) -> list[float]:
     """Train `parameters` and return the mean loss of every epoch.
 
     `epoch_batches(e)` yields epoch e's batches, always the same ones, so that a resumed run sees what an uninterrupted
-    one would have seen. `modules` holds all state that training changes; a checkpoint keeps it.
+    one would have seen. `modules` holds all state that training changes; a checkpoint keeps it. With `held_out_loss`,
+    training ends in its last third, when the learning rate is lowest, once that loss stops improving.
     """
     optimiser = optimiser_for(parameters, optimisation, device)
     clipped = optimisation.optimiser == "adamw"
-    losses = checkpoints.resume(checkpoint, modules, parameters, optimiser, optimisation) if checkpoint else []
+    losses, held_out = (
+        ([], []) if not checkpoint else checkpoints.resume(checkpoint, modules, parameters, optimiser, optimisation)
+    )
     with fastest_convolutions(device, steps_per_epoch * optimisation.epochs):
         for epoch in range(len(losses), optimisation.epochs):
+            if stopped_improving(held_out):
+                break
             total = torch.zeros((), device=device)
             count = 0
             for step, batch in enumerate(epoch_batches(epoch)):
@@ -146,10 +152,22 @@ def fit(
             losses.append(total.item() / max(count, 1))
             if not (math.isfinite(losses[-1]) and all(bool(torch.isfinite(p).all()) for p in parameters)):
                 raise diverged(epoch + 1, checkpoint)
+            if held_out_loss is not None and 3 * (epoch + 1) > 2 * optimisation.epochs:
+                held_out.append(held_out_loss())
             if checkpoint:
-                checkpoints.save(checkpoint, modules, parameters, optimiser, optimisation, losses)
-            report(Event(work, epoch + 1, optimisation.epochs, {"loss": losses[-1]}))
+                checkpoints.save(checkpoint, modules, parameters, optimiser, optimisation, losses, held_out)
+            last = epoch + 1 if stopped_improving(held_out) else optimisation.epochs
+            report(Event(work, epoch + 1, last, {"loss": losses[-1]}))
     return losses
+
+
+PATIENCE = 2
+"""Epochs without a better loss on held-out images after which training ends."""
+
+
+def stopped_improving(losses: Sequence[float]) -> bool:
+    """Whether none of the last epochs was better than those before by a thousandth."""
+    return len(losses) > PATIENCE and min(losses[-PATIENCE:]) > 0.999 * min(losses[:-PATIENCE])
 
 
 def diverged(epoch: int, checkpoint: Path | None) -> BranchoutError:

@@ -1,6 +1,7 @@
 """A head alone is trained to the minimum of its loss."""
 
 import numpy as np
+import pytest
 import torch
 from helpers import BASE, NEW, SIZES, exemplars, same, snapshot
 from torch import nn
@@ -8,6 +9,7 @@ from torch import nn
 from branchout import api
 from branchout.data.images import open_images
 from branchout.data.samples import Samples
+from branchout.method import extend as pipeline
 from branchout.method.config import ExtendConfig
 from branchout.method.extend import Extension
 from branchout.method.head_only import DECAY, train_head
@@ -62,7 +64,12 @@ def test_fc_uses_it_for_linear_heads_of_our_recipe_alone(base: api.Model, train:
     split = DataSplit.of(model.space, train.of_classes(NEW), exemplars(train), None, 0)
 
     def head_only(of: Classifier, **settings: str) -> bool:
-        return Extension(of, split, ExtendConfig(**settings), device=CPU).trains_head_only()  # type: ignore[arg-type]
+        with pytest.MonkeyPatch.context() as patch:
+            called: list[str] = []
+            patch.setattr(pipeline, "train_head", lambda *_, **__: called.append("head"))
+            patch.setattr(pipeline, "train_branch", lambda *_, **__: called.append("branch"))
+            Extension(of, split, ExtendConfig(**settings), device=CPU).train_branch()  # type: ignore[arg-type]
+        return called == ["head"]
 
     assert head_only(model, branch="fc")
     assert not head_only(model)

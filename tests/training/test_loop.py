@@ -185,6 +185,56 @@ def test_a_run_stopped_within_epochs_again_and_again_ends_as_if_never_stopped(tm
     assert same(snapshot(resumed.network), trained)
 
 
+LONG = replace(SETTINGS[0], epochs=12)
+
+
+def judged(losses: list[float], run: Run, checkpoint: Path | None = None) -> int:
+    """Train with these losses on held-out images; returns after how many epochs it ended."""
+    left = iter(losses)
+    done: list[Event] = []
+
+    def report(event: Event) -> None:
+        done.append(event)
+        run.report(event)
+
+    taken = fit(
+        run.network,
+        list(run.network.parameters()),
+        run.batches,
+        STEPS,
+        run.loss,
+        LONG,
+        device=CPU,
+        checkpoint=checkpoint,
+        held_out_loss=lambda: next(left),
+        report=report,
+    )
+    assert not done or done[-1].done == done[-1].total == len(taken)  # a bar is full at the end
+    return len(taken)
+
+
+def test_training_ends_in_its_last_third_once_the_loss_on_held_out_images_stops_improving() -> None:
+    assert judged([1.0, 1.0, 1.0], Run()) == 11
+    assert judged([1.0, 0.9, 0.9, 0.9], Run()) == 12
+    assert judged([1.0, 0.9995, 0.9992], Run()) == 11  # less than a thousandth is no improvement
+    assert judged([1.0, 1.1, 0.9, 0.95], Run()) == 12
+
+
+def test_a_run_that_ends_early_ends_there_when_it_is_resumed(tmp_path: Path) -> None:
+    whole = Run()
+    assert judged([1.0, 1.0, 1.0], whole) == 11
+    for stopped_after in (10, 11):
+        path = tmp_path / f"{stopped_after}.safetensors"
+        killed = Run()
+        killed.stop_after = stopped_after
+        with pytest.raises(StoppedError):
+            judged([1.0, 1.0, 1.0], killed, path)
+        resumed = Run()
+        assert judged([1.0], resumed, path) == 11
+        assert resumed.epochs == list(range(stopped_after, 11))
+        assert same(snapshot(resumed.network), snapshot(whole.network))
+
+
 @pytest.mark.parametrize(
     "change",
     [

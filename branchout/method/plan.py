@@ -1,0 +1,119 @@
+"""What an extension trains in the time it is given: which branch, with how many views and epochs.
+
+Without `minutes`, networks with large inputs on a CPU get ten, and clone their last stage or less; everything else is
+trained as `effort_for` says, without a measurement. The plan of a run is kept in its work folder: it rests on measured
+times, and a run that was stopped must resume with the same one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from branchout.errors import BranchoutError
+from branchout.files import read_json, write_json
+from branchout.method.config import ExtendConfig
+from branchout.method.effort import (
+    BRANCHES,
+    HEADS,
+    LARGE_INPUTS,
+    Effort,
+    Plan,
+    effort_for,
+    trains_head_alone,
+    usual_effort,
+)
+from branchout.method.engine import engine_for
+from branchout.method.recipes import recipe_named
+from branchout.method.speeds import Counts, frozen_passes, measure_speeds, seconds_for
+from branchout.method.split import DataSplit
+from branchout.model.classifier import Classifier
+from branchout.training.loop import Report, silent
+
+FILE = "plan.json"
+DEFAULT_MINUTES = 10.0
+
+
+def make_plan(
+    base: Classifier,
+    split: DataSplit,
+    config: ExtendConfig,
+    device: torch.device,
+    *,
+    timed: bool = False,
+    report: Report = silent,
+) -> Plan:
+    """The best that fits the time, from a few seconds of measurement where there is a limit, or with `timed`."""
+    large = effort_for(device, base.preprocessing.size) == LARGE_INPUTS
+    replay = recipe_named(config.recipe).stage_one.replay
+    usual = usual_effort(base, config.branch, device, replay=replay)
+    counts = Counts.of(base, split)
+    engine = engine_for(base, device, frozen_passes(usual, counts))
+    limited = (config.minutes is not None or large) and replay
+    choices = options(base, config) if limited else [Plan(config.branch, _with_given(usual, config))]
+    if not limited and not timed:
+        return replace(choices[0], engine=engine)
+    branches = sorted({plan.branch for plan in choices})
+    speeds = measure_speeds(base, split, branches, device, engine, report)
+    forecasts = [seconds_for(plan.effort, plan.branch, counts, speeds) for plan in choices]
+    timed_choices = [replace(plan, engine=engine, seconds=s) for plan, s in zip(choices, forecasts, strict=True)]
+    return choose(timed_choices, config)
+
+
+def options(base: Classifier, config: ExtendConfig) -> list[Plan]:
+    """What could be trained, from the least accurate to the most; settings that the user gave are in all of them."""
+    names = base.backbone.names
+    deeper = [names[-2]] if len(names) > 1 else []
+    head = ["fc"] if trains_head_alone(base, "fc") else []
+    branches = [*head, "last", *deeper] if config.branch == "last" else [config.branch]
+    found = [
+        Plan(branch, _with_given(effort, config))
+        for branch in branches
+        for effort in (HEADS if trains_head_alone(base, branch) else BRANCHES)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _with_given(effort: Effort, config: ExtendConfig) -> Effort:
+    """All epochs are trained where the user sets their number."""
+    if effort in HEADS:
+        return effort
+    effort = effort if config.views is None else replace(effort, views=config.views)
+    return effort if config.epochs is None else replace(effort, epochs=config.epochs, stops=False)
+
+
+def choose(timed: list[Plan], config: ExtendConfig) -> Plan:
+    """The last option that fits the time, or the shortest. Without `minutes` no more than the last stage is cloned."""
+    minutes = DEFAULT_MINUTES if config.minutes is None else config.minutes
+    allowed = [plan for plan in timed if config.minutes is not None or plan.branch in ("fc", config.branch)]
+    fitting = [plan for plan in allowed if _seconds(plan) <= 60 * minutes]
+    chosen = fitting[-1] if fitting else min(allowed, key=_seconds)
+    better = timed[timed.index(chosen) + 1 :]
+    if not better:
+        return chosen
+    following = min(better, key=_seconds)
+    needed = max(math.ceil(_seconds(following) / 60), math.ceil(minutes) if config.minutes is not None else 1)
+    return replace(chosen, more=f"--minutes {needed} would train {following.described()}")
+
+
+def _seconds(plan: Plan) -> float:
+    return plan.seconds or 0.0
+
+
+def kept_plan(work: Path | None) -> Plan | None:
+    """The plan of a run that was stopped; None if there is none that can be read."""
+    if work is None or not (work / FILE).is_file():
+        return None
+    try:
+        content = read_json(work / FILE)
+        return Plan(**{**content, "effort": Effort(**content["effort"])})
+    except (BranchoutError, TypeError, KeyError):
+        return None
+
+
+def keep_plan(work: Path | None, plan: Plan) -> None:
+    if work is not None:
+        write_json(work / FILE, asdict(plan))

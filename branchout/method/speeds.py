@@ -1,0 +1,194 @@
+"""How fast this machine is, and how long an extension takes at these speeds."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from branchout.data.images import cores
+from branchout.method.config import ExtendConfig
+from branchout.method.effort import Effort, trains_head_alone
+from branchout.method.engine import use_engine
+from branchout.method.extend import Extension
+from branchout.method.recipes import BRANCHOUT
+from branchout.method.split import DataSplit
+from branchout.model.classifier import Classifier
+from branchout.model.staged import Branch, branch_point
+from branchout.training.loop import Event, Report, silent
+
+HEAD_ITERATIONS = 170
+"""Evaluations of the loss of a head alone: those of L-BFGS and of its line searches."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many images an extension computes with."""
+
+    new: int
+    memory: int
+    held: int
+    """Held-out images; those of old classes are seen by the base alone, too."""
+    old_held: int
+    new_classes: int
+    old_classes: int
+    fused: bool
+    """Whether stage II is trained."""
+    linear: bool
+    """Whether the base's head is linear, so that a head alone is trained by L-BFGS."""
+
+    @classmethod
+    def of(cls, base: Classifier, split: DataSplit) -> Counts:
+        held = len(split.dev) + len(split.test)
+        old = sum(len(part.of_classes(base.space.classes)) for part in (split.dev, split.test))
+        memory = 0 if split.memory is None else len(split.memory)
+        classes = (len(split.new.classes), len(base.space.classes))
+        linear = trains_head_alone(base, "fc")
+        return cls(len(split.new), memory, held, old, *classes, needs_fusion(base, split), linear)
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Seconds on this machine."""
+
+    reading: float
+    """To decode one image on one core."""
+    frozen: float
+    """For one image through the network."""
+    training: Mapping[str, float]
+    """For one image forwards and backwards through each branch; for `fc`, one iteration over one feature vector."""
+    fusing: float
+    """For one step of stage II."""
+    cores: int = 1
+    gpu: bool = False
+
+
+def frozen_passes(effort: Effort, counts: Counts) -> int:
+    """How many images go through the frozen network."""
+    views = effort.views * counts.new + effort.views_of_exemplars(counts.new, counts.memory) * counts.memory
+    return views + counts.new + counts.held + counts.old_held  # without views: the first head, and the choice
+
+
+def seconds_for(effort: Effort, branch: str, counts: Counts, speeds: Speeds) -> float:
+    """How long an extension takes."""
+    reading = speeds.reading / speeds.cores
+    # Other processes decode images: on a CPU they take time from the network, on a GPU they run beside it.
+    each = max(reading, speeds.frozen) if speeds.gpu else reading + speeds.frozen
+    seconds = frozen_passes(effort, counts) * each
+    if branch == "fc" and counts.linear:
+        rows = effort.views * counts.new + effort.views_of_exemplars(counts.new, counts.memory) * counts.memory
+        seconds += HEAD_ITERATIONS * rows * speeds.training[branch]
+    else:
+        epochs = effort.epochs or BRANCHOUT.stage_one.optimisation.epochs
+        trained = epochs * counts.new * (1 + effort.exemplar_share * (counts.memory > 0))
+        seconds += trained * speeds.training[branch]
+    if counts.fused:
+        stage2 = BRANCHOUT.stage_two.optimisation
+        images = ExtendConfig().exemplars * (counts.old_classes + counts.new_classes)
+        seconds += stage2.epochs * -(-images // stage2.batch) * speeds.fusing
+        seconds += BRANCHOUT.stage_two.views * images * each
+    return seconds
+
+
+def measure_speeds(
+    model: Classifier,
+    split: DataSplit,
+    branches: Sequence[str],
+    device: torch.device,
+    engine: str,
+    report: Report = silent,
+) -> Speeds:
+    """A few seconds of measurement."""
+    total = 3 + len(branches)
+
+    def done(count: int) -> None:
+        report(Event("Measuring this machine", count, total))
+
+    done(0)
+    starts = [branch_point(model.backbone, branch).start for branch in branches]
+    use_engine(model, engine, starts)
+    try:
+        done(1)
+        training = {}
+        for number, branch in enumerate(branches, 2):
+            training[branch] = _training(model, split, branch, device)
+            done(number)
+        batch = min(BRANCHOUT.stage_two.optimisation.batch, ExtendConfig().exemplars * len(model.space.classes))
+        fusing = _fusing(model, batch, device) if needs_fusion(model, split) else 0.0
+        reading, frozen = _reading(model, split), _running(model, device)
+        done(total)
+        return Speeds(reading, frozen, training, fusing, cores(), device.type == "cuda")
+    finally:
+        model.trunk = None
+
+
+def _training(model: Classifier, split: DataSplit, where: str, device: torch.device, count: int = 16) -> float:
+    """Seconds for one image forwards and backwards through the branch, and through its losses."""
+    point = branch_point(model.backbone, where)
+    branch = Branch.clone(model.backbone, point).to(device, memory_format=model.backbone.layout(device))  # type: ignore[call-overload]
+    prep = model.preprocessing
+    count = count if branch.parameter_count else 512
+    images = torch.rand(min(count, 16), prep.channels, prep.size, prep.size, device=device)
+    with torch.no_grad():
+        entering = model.activations(model.backbone.arrange(images), [point.start])[point.start]
+        entering = entering.repeat(-(-count // len(entering)), *[1] * (entering.ndim - 1))[:count]
+    head = nn.Linear(model.backbone.features, len(split.new.classes), device=device)
+    old = torch.rand(count, len(model.space.classes), device=device)
+
+    def step() -> None:
+        new = head(branch.train()(entering))
+        torch.cat([old, new], 1).logsumexp(1).sum().backward()  # type: ignore[no-untyped-call]
+
+    return _timed(step, device) / count
+
+
+def _reading(model: Classifier, split: DataSplit, count: int = 8) -> float:
+    """Seconds to decode and resize one image."""
+    rows = range(0, len(split.new), max(1, len(split.new) // count))
+    start = time.perf_counter()
+    for row in rows:
+        model.preprocessing.prepare(split.new.read(row))
+    return (time.perf_counter() - start) / len(rows)
+
+
+@torch.no_grad()
+def _running(model: Classifier, device: torch.device, count: int = 16) -> float:
+    """Seconds for one image through the network."""
+    prep = model.preprocessing
+    images = model.backbone.arrange(torch.rand(count, prep.channels, prep.size, prep.size, device=device))
+    return _timed(lambda: model(images), device) / count
+
+
+def _fusing(model: Classifier, batch: int, device: torch.device) -> float:
+    """Seconds for one step of stage II on the base's columns."""
+    width, classes = model.backbone.features, len(model.space.classes)
+    features = torch.rand(batch, width, device=device)
+    deltas = torch.zeros(width, classes, device=device, requires_grad=True)
+    optimiser = torch.optim.SGD([deltas], lr=0.0, momentum=0.9)
+
+    def step() -> None:
+        (features @ deltas).logsumexp(1).sum().backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+
+    return _timed(step, device)
+
+
+def _timed(work: Callable[[], object], device: torch.device) -> float:
+    """The median of a few times, after one to warm up: what the machine gives now, while others use it too."""
+    work()
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def needs_fusion(model: Classifier, split: DataSplit) -> bool:
+    return Extension(model, split, ExtendConfig(), device=model.base_head.weight.device).needs_fusion()

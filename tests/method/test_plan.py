@@ -1,0 +1,165 @@
+"""Which branch, views and epochs fit the time that an extension is given."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import BASE, NEW, SIZES, exemplars
+from torch import nn
+
+from branchout import api
+from branchout.data.samples import Samples
+from branchout.errors import BranchoutError
+from branchout.method import plan as planning
+from branchout.method.config import ExtendConfig
+from branchout.method.effort import BRANCHES, HEADS, LARGE_INPUTS, SMALL_INPUTS, Effort, Plan
+from branchout.method.plan import choose, keep_plan, kept_plan, make_plan, options
+from branchout.method.speeds import HEAD_ITERATIONS, Counts, Speeds, frozen_passes, seconds_for
+from branchout.method.split import DataSplit
+from branchout.model.classifier import Classifier
+
+CPU = torch.device("cpu")
+FLOWERS = Counts(1224, 1600, 706, 400, 102, 1000, fused=False, linear=True)
+QUIET = Speeds(0.008, 0.006, {"fc": 1e-6, "last": 0.005, "layer3": 0.02}, 0.0, cores=2)
+
+
+@pytest.fixture(scope="module")
+def linear(base: api.Model) -> Classifier:
+    """A model whose head is linear, as those of ImageNet networks are."""
+    model = base.saved.classifier
+    torch.manual_seed(0)
+    return Classifier(model.arch, model.backbone, nn.Linear(model.backbone.features, len(BASE)), BASE, SIZES, "glyph")
+
+
+# The arithmetic of a forecast.
+
+
+def test_every_image_that_is_computed_with_is_counted() -> None:
+    assert frozen_passes(Effort(4, exemplar_views=1), FLOWERS) == 4 * 1224 + 1600 + 1224 + 706 + 400
+    assert frozen_passes(Effort(4), FLOWERS) == 4 * 1224 + 3 * 1600 + 1224 + 706 + 400  # pools of the same size
+    assert frozen_passes(Effort(2), replace(FLOWERS, memory=0)) == 2 * 1224 + 1224 + 706 + 400
+
+
+def test_seconds_add_up() -> None:
+    passes = frozen_passes(LARGE_INPUTS, FLOWERS)
+    each = 0.006 + 0.008 / 2  # decoding takes cores from the network
+    trained = 15 * 1224 * 1.5 * 0.005
+    assert seconds_for(LARGE_INPUTS, "last", FLOWERS, QUIET) == pytest.approx(passes * each + trained)
+    on_gpu = replace(QUIET, gpu=True)
+    assert seconds_for(LARGE_INPUTS, "last", FLOWERS, on_gpu) == pytest.approx(passes * 0.006 + trained)
+    alone = replace(FLOWERS, memory=0)
+    expected = frozen_passes(LARGE_INPUTS, alone) * each + 15 * 1224 * 0.005
+    assert seconds_for(LARGE_INPUTS, "last", alone, QUIET) == pytest.approx(expected)
+    rows = 8 * 1224 + 4 * 1600
+    head = frozen_passes(HEADS[-1], FLOWERS) * each + HEAD_ITERATIONS * rows * 1e-6
+    assert seconds_for(HEADS[-1], "fc", FLOWERS, QUIET) == pytest.approx(head)
+    assert seconds_for(LARGE_INPUTS, "last", replace(FLOWERS, fused=True), replace(QUIET, fusing=1.0)) > 400
+
+
+# The choice.
+
+
+def timed(base: Classifier, config: ExtendConfig, slower: float = 1.0) -> list[Plan]:
+    speeds = replace(QUIET, reading=slower * 0.008, frozen=slower * 0.006,
+                     training={name: slower * value for name, value in QUIET.training.items()})  # fmt: skip
+    return [replace(p, seconds=seconds_for(p.effort, p.branch, FLOWERS, speeds)) for p in options(base, config)]
+
+
+@pytest.mark.parametrize("minutes", [0.5, 2, 5, 10, 25, 600])
+def test_more_minutes_never_train_less(linear: Classifier, minutes: float) -> None:
+    config = ExtendConfig(minutes=minutes)
+    choices = timed(linear, config)
+    chosen = choose(choices, config)
+    fitting = [plan for plan in choices if (plan.seconds or 0) <= 60 * minutes]
+    assert replace(chosen, more="") == (fitting[-1] if fitting else min(choices, key=lambda plan: plan.seconds or 0))
+    longer = choose(choices, replace(config, minutes=2 * minutes))
+    ranks = [choices.index(replace(plan, more="")) for plan in (chosen, longer)]
+    assert ranks == sorted(ranks)
+
+
+def test_what_more_time_would_train_is_what_it_trains(linear: Classifier) -> None:
+    config = ExtendConfig(minutes=4)
+    chosen = choose(timed(linear, config), config)
+    advised = float(chosen.more.split("--minutes ")[1].split()[0])
+    assert advised > 4
+    better = choose(timed(linear, config), replace(config, minutes=advised))
+    assert better.described() in chosen.more or (better.seconds or 0) > (chosen.seconds or 0)
+    most = choose(timed(linear, config), replace(config, minutes=1e6))
+    assert (most.branch, most.effort, most.more) == ("layer3", BRANCHES[-1], "")
+
+
+def test_without_minutes_a_cpu_gets_ten_and_clones_the_last_stage_at_most(linear: Classifier) -> None:
+    config = ExtendConfig()
+    for slower in (0.01, 1, 3, 10):
+        chosen = choose(timed(linear, config, slower), config)
+        assert chosen.branch in ("fc", "last")
+        assert (chosen.seconds or 0) <= 600 or slower == 10
+        assert "--minutes" in chosen.more
+    assert choose(timed(linear, config, 0.01), config).effort == BRANCHES[-1]
+
+
+def test_what_the_user_sets_is_in_every_option(linear: Classifier) -> None:
+    assert {plan.branch for plan in options(linear, ExtendConfig(branch="layer2"))} == {"layer2"}
+    chosen = options(linear, ExtendConfig(epochs=3, views=5))
+    assert {(plan.effort.views, plan.effort.epochs) for plan in chosen if plan.branch != "fc"} == {(5, 3)}
+    assert options(linear, ExtendConfig(branch="fc")) == [Plan("fc", effort) for effort in HEADS]
+
+
+def test_minutes_must_be_positive() -> None:
+    with pytest.raises(BranchoutError, match="minutes"):
+        ExtendConfig(minutes=0)
+
+
+# In an extension.
+
+
+def test_small_inputs_are_trained_as_ever_and_nothing_is_measured(
+    base: api.Model, train: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "measure_speeds", lambda *_, **__: pytest.fail("something was measured"))
+    model = base.saved.classifier
+    split = DataSplit.of(model.space, train.of_classes(NEW), exemplars(train), None, 0)
+    plan = make_plan(model, split, ExtendConfig(), CPU)
+    assert plan == Plan("last", SMALL_INPUTS, "torch")
+    assert list(plan.lines()) == []
+
+
+def test_a_plan_is_measured_announced_kept_and_used(
+    base: api.Model, train: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    config = ExtendConfig(minutes=5, epochs=1)
+    prepared = base.prepare(train.of_classes(NEW), memory=exemplars(train), config=config)
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(api.model, "Extension", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            base.extend_prepared(prepared, out=tmp_path / "v2", announce=said.append)
+    assert said[0].startswith("plan: train ")
+    kept = kept_plan(tmp_path / ".v2.work")
+    assert kept is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(planning, "measure_speeds", lambda *_, **__: pytest.fail("it was measured again"))
+        model = base.extend_prepared(prepared, out=tmp_path / "v2", announce=said.append)
+    assert said[: len(said) // 2] == said[len(said) // 2 :]
+    event = json.loads((tmp_path / "v2" / "branchout.json").read_text())["history"][-1]
+    assert (event["branch"], event["engine"]) == (kept.branch, kept.engine)
+    assert event["effort"]["views"] == kept.effort.views
+    assert len(event["losses"]) == 1
+    assert model.classifier.steps[0].where == kept.branch
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"branch": "last", "effort": {"views": 4, "ears": 2}}'])
+def test_a_plan_that_cannot_be_read_is_made_again(content: str, tmp_path: Path) -> None:
+    keep_plan(tmp_path, Plan("last", LARGE_INPUTS, "torch", 5.0, "more"))
+    assert kept_plan(tmp_path) == Plan("last", LARGE_INPUTS, "torch", 5.0, "more")
+    (tmp_path / "plan.json").write_text(content)
+    assert kept_plan(tmp_path) is None
+    assert kept_plan(None) is None
