@@ -69,12 +69,12 @@ def samples_in(
     if isinstance(source, Samples):
         return source
     work = f"Checking images in {Path(source).name}"
-    found, wrong = scan(
-        Path(source),
-        known=known,
-        classes_from=classes_from,
-        progress=lambda done, total: report(Event(work, done, total)),
-    )
+
+    def checked(done: int, total: int) -> None:
+        if done % 50 == 0 or done == total:
+            report(Event(work, done, total))
+
+    found, wrong = scan(Path(source), known=known, classes_from=classes_from, progress=checked)
     if problems is not None:
         problems += [f"{source}: {line}" for line in wrong.summary()]
     return found

@@ -117,12 +117,18 @@ def pretrain(
         event = {"what": "pretrain", "when": now(), "images": len(train), "seed": seed,
                  **settings_dict(optimisation), "seconds": seconds, "version": __version__}  # fmt: skip
         model = Model(SavedModel(trained.cpu(), (), (event,)), None, place)
-        known = None if test is None else test.of_classes(train.classes)
-        if known is not None and len(known):
-            model.validation = model.evaluate(known, report=report)
-            accuracy = round(model.validation.after.all, 4)
-            model.saved = replace(model.saved, history=({**event, "accuracy": accuracy},))
+        _validate(model, None if test is None else test.of_classes(train.classes), report)
         return model if out is None else model.save(out, half=half)
+
+
+def _validate(model: Model, test: Samples | None, report: Report) -> None:
+    """Measure a base model on validation images, if there are any, and keep the accuracy in its history."""
+    if test is None or not len(test):
+        return
+    model.validation = model.evaluate(test, report=report)
+    (event,) = model.saved.history
+    accuracy = round(model.validation.after.all, 4)
+    model.saved = replace(model.saved, history=({**event, "accuracy": accuracy},))
 
 
 def _base_images(

@@ -56,9 +56,8 @@ def _lines(console: Console) -> Report:
 
     def report(event: Event) -> None:
         now = time.monotonic()
-        if event.total == 1:
-            return  # too short to show
-        if event.done < event.total and now - said.setdefault(event.work, now) < QUIET_SECONDS:
+        recent = now - said.setdefault(event.work, now) < QUIET_SECONDS
+        if recent and (event.done < event.total or not event.figures):
             return
         said[event.work] = now
         line = f"{event.work} {event.done:,}/{event.total:,}  {_figures(event)}"

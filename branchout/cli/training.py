@@ -35,6 +35,11 @@ from branchout.cli.app import (
 if TYPE_CHECKING:
     from branchout.api import Model, Prepared
 
+AsEvents = Annotated[bool, typer.Option("--json", help="Print one JSON object per line; the last is the result.")]
+Pooler = Annotated[
+    str | None, typer.Option(help="max (the default) or average, for classes that several branches know.")
+]
+
 
 @app.command(epilog="Example: branchout pretrain photos/ --arch resnet18 --out base/")
 def pretrain(
@@ -145,17 +150,13 @@ def extend(
     goal: Goal = "balanced",
     recipe: Recipe = "branchout",
     fuse: Annotated[bool, typer.Option("--fuse", help="Learn deltas even if no class overlaps.")] = False,
-    pooler: Annotated[
-        str | None, typer.Option(help="max (the default) or average, for classes that several branches know.")
-    ] = None,
+    pooler: Pooler = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of stage I, if not the recipe's.")] = None,
     minutes: Minutes = None,
     arch: Arch = None,
     classes_from: ClassesFrom = None,
     tensorboard: TensorBoard = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per line; the last is the result.")
-    ] = False,
+    as_json: AsEvents = False,
     seed: Seed = 0,
     device: Device = None,
 ) -> None:

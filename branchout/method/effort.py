@@ -30,6 +30,8 @@ class Effort:
     """None for the recipe's."""
     stops: bool = False
     """Training ends early once the loss on held-out images stops improving."""
+    half: bool = False
+    """Cached outputs are kept in half precision."""
 
     def views_of_exemplars(self, new: int, exemplars: int) -> int:
         return self.exemplar_views or max(1, round(self.views * new / max(exemplars, 1)))
@@ -41,11 +43,14 @@ LARGE_INPUTS = Effort(VIEWS["cpu"], exemplar_views=1, exemplar_share=0.5, epochs
 
 HEADS = tuple(Effort(views, max(1, views // 2)) for views in (2, 4, 8))
 """For a new head alone, from little to much."""
-BRANCHES = (
-    Effort(4, exemplar_views=1, exemplar_share=0.5, epochs=10, stops=True),
-    replace(LARGE_INPUTS, stops=True),
-    Effort(8, exemplar_views=2, exemplar_share=0.5, epochs=20, stops=True),
-    Effort(VIEWS["cuda"], epochs=30, stops=True),
+BRANCHES = tuple(
+    replace(effort, stops=True, half=True)
+    for effort in (
+        replace(LARGE_INPUTS, epochs=10),
+        LARGE_INPUTS,
+        Effort(8, exemplar_views=2, exemplar_share=0.5, epochs=20),
+        Effort(VIEWS["cuda"], epochs=30),
+    )
 )
 """For a branch, from little to much."""
 

@@ -144,6 +144,7 @@ class Extension:
             views=effort.views if views is None else views,
             exemplar_views=effort.exemplar_views if replay else None,
             exemplar_share=effort.exemplar_share if replay else 1.0,
+            half=effort.half,
             held_out=self.held_out() if effort.stops else None,
             device=self.device,
             checkpoint=self.work / "branch.safetensors" if self.work else None,

@@ -28,13 +28,15 @@ from branchout.method.effort import (
 )
 from branchout.method.engine import engine_for
 from branchout.method.recipes import recipe_named
-from branchout.method.speeds import Counts, frozen_passes, measure_speeds, seconds_for
+from branchout.method.speeds import Counts, Speeds, frozen_passes, measure_speeds, seconds_for, table_rows
 from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier
 from branchout.training.loop import Report, silent
 
 FILE = "plan.json"
 DEFAULT_MINUTES = 10.0
+MOST_CACHED = 450_000_000
+"""Bytes of cached outputs on a CPU, so that an extension takes less than 1.5 GB in all."""
 
 
 def make_plan(
@@ -58,9 +60,15 @@ def make_plan(
         return replace(choices[0], engine=engine)
     branches = sorted({plan.branch for plan in choices})
     speeds = measure_speeds(base, split, branches, device, engine, report)
+    if device.type == "cpu":
+        choices = [plan for plan in choices if _fits_memory(plan, counts, speeds)] or choices[:1]
     forecasts = [seconds_for(plan.effort, plan.branch, counts, speeds) for plan in choices]
     timed_choices = [replace(plan, engine=engine, seconds=s) for plan, s in zip(choices, forecasts, strict=True)]
     return choose(timed_choices, config)
+
+
+def _fits_memory(plan: Plan, counts: Counts, speeds: Speeds) -> bool:
+    return table_rows(plan.effort, counts) * speeds.table_bytes[plan.branch] <= MOST_CACHED
 
 
 def options(base: Classifier, config: ExtendConfig) -> list[Plan]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -65,12 +65,19 @@ class Speeds:
     """For one step of stage II."""
     cores: int = 1
     gpu: bool = False
+    table_bytes: Mapping[str, int] = field(default_factory=dict)
+    """What one image takes in the table of cached outputs, for each branch."""
 
 
 def frozen_passes(effort: Effort, counts: Counts) -> int:
     """How many images go through the frozen network."""
-    views = effort.views * counts.new + effort.views_of_exemplars(counts.new, counts.memory) * counts.memory
-    return views + counts.new + counts.held + counts.old_held  # without views: the first head, and the choice
+    # Without views: the first head, and the choice.
+    return table_rows(effort, counts) + counts.new + counts.held + counts.old_held
+
+
+def table_rows(effort: Effort, counts: Counts) -> int:
+    """How many views of all images are cached."""
+    return effort.views * counts.new + effort.views_of_exemplars(counts.new, counts.memory) * counts.memory
 
 
 def seconds_for(effort: Effort, branch: str, counts: Counts, speeds: Speeds) -> float:
@@ -80,8 +87,7 @@ def seconds_for(effort: Effort, branch: str, counts: Counts, speeds: Speeds) -> 
     each = max(reading, speeds.frozen) if speeds.gpu else reading + speeds.frozen
     seconds = frozen_passes(effort, counts) * each
     if branch == "fc" and counts.linear:
-        rows = effort.views * counts.new + effort.views_of_exemplars(counts.new, counts.memory) * counts.memory
-        seconds += HEAD_ITERATIONS * rows * speeds.training[branch]
+        seconds += HEAD_ITERATIONS * table_rows(effort, counts) * speeds.training[branch]
     else:
         epochs = effort.epochs or BRANCHOUT.stage_one.optimisation.epochs
         trained = epochs * counts.new * (1 + effort.exemplar_share * (counts.memory > 0))
@@ -121,7 +127,8 @@ def measure_speeds(
         fusing = _fusing(model, batch, device) if needs_fusion(model, split) else 0.0
         reading, frozen = _reading(model, split), _running(model, device)
         done(total)
-        return Speeds(reading, frozen, training, fusing, cores(), device.type == "cuda")
+        sizes = {branch: _table_bytes(model, branch, device) for branch in branches}
+        return Speeds(reading, frozen, training, fusing, cores(), device.type == "cuda", sizes)
     finally:
         model.trunk = None
 
@@ -144,6 +151,15 @@ def _training(model: Classifier, split: DataSplit, where: str, device: torch.dev
         torch.cat([old, new], 1).logsumexp(1).sum().backward()  # type: ignore[no-untyped-call]
 
     return _timed(step, device) / count
+
+
+@torch.no_grad()
+def _table_bytes(model: Classifier, where: str, device: torch.device) -> int:
+    """What enters the branch, in half precision if it is a map, and the frozen logits."""
+    prep, start = model.preprocessing, branch_point(model.backbone, where).start
+    images = torch.rand(1, prep.channels, prep.size, prep.size, device=device)
+    entering = model.activations(model.backbone.arrange(images), [start])[start]
+    return entering.numel() * (2 if entering.ndim == 4 else 4) + 4 * len(model.space.class_of_column)
 
 
 def _reading(model: Classifier, split: DataSplit, count: int = 8) -> float:

@@ -113,6 +113,7 @@ def train_branch(
     exemplar_share: float = 1.0,
     augmentation: Augmentation | None = None,
     cache_limit: int | None = None,
+    half: bool = False,
     held_out: tuple[Labelled, Labelled | None] | None = None,
     device: torch.device,
     checkpoint: Path | None = None,
@@ -129,7 +130,7 @@ def train_branch(
     sources = [new, exemplars] if settings.replay and exemplars is not None else [new]
     frozen = Frozen(model, start, logits=settings.replay, augmentation=augmentation, device=device)
     images = [source.images for source in sources]
-    trunk = TrunkOutputs(frozen, images, views, exemplar_views, limit=cache_limit, seed=seed, report=report)
+    trunk = TrunkOutputs(frozen, images, views, exemplar_views, limit=cache_limit, half=half, seed=seed, report=report)
     optimisation = scale_to_dataset(settings.optimisation, len(new.labels))
     labels = [torch.from_numpy(source.labels).to(device) for source in sources]
     if settings.replay and isinstance(trained.head, nn.Linear):

@@ -86,7 +86,8 @@ class TrunkOutputs:
     """Outputs of the frozen part for the images of several sources: new images, and exemplars where they are replayed.
 
     `views` > 0 caches that many augmented views of each new image, or as many as fit under `limit` bytes. The cache is
-    filled when the first epoch asks for it: a finished training that is only read back never does.
+    filled when the first epoch asks for it: a finished training that is only read back never does. `half` keeps feature
+    maps in half precision.
     """
 
     def __init__(
@@ -97,10 +98,12 @@ class TrunkOutputs:
         exemplar_views: int | None = None,
         *,
         limit: int | None = None,
+        half: bool = False,
         seed: int = 0,
         report: Report = silent,
     ) -> None:
         self.frozen = frozen
+        self.half = half
         self.sources = sources
         self.views = views
         self.exemplar_views = exemplar_views
@@ -170,7 +173,8 @@ class TrunkOutputs:
     def _empty(self, rows: int, like: Tensor) -> Tensor:
         """A table for `rows` outputs; feature maps have the network's memory layout."""
         layout = self.frozen.model.backbone.layout(like.device) if like.ndim == 4 else torch.contiguous_format
-        return torch.empty((rows, *like.shape[1:]), dtype=like.dtype, device=like.device, memory_format=layout)
+        dtype = torch.float16 if self.half and like.ndim == 4 else like.dtype
+        return torch.empty((rows, *like.shape[1:]), dtype=dtype, device=like.device, memory_format=layout)
 
 
 def default_limit(device: torch.device) -> int:
@@ -190,4 +194,4 @@ def views_per_source(views: int, sizes: Sequence[int], exemplar_views: int | Non
 
 def _rows(table: Sequence[Tensor], order: Sequence[Ints]) -> Iterator[list[Tensor]]:
     for index in on_device(order, table[0].device):
-        yield [tensor[index] for tensor in table]
+        yield [tensor[index].float() if tensor.dtype == torch.float16 else tensor[index] for tensor in table]

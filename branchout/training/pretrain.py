@@ -95,13 +95,11 @@ def pretrain(
             h = forward(backbone.arrange(pictures))
         return F.cross_entropy(head(h.float()), target)
 
-    network.train()
-    steps = max(len(images) // optimisation.batch, 1)
     fit(
-        network,
+        network.train(),
         list(network.parameters()),
         epoch_batches,
-        steps,
+        max(len(images) // optimisation.batch, 1),
         loss_of,
         optimisation,
         device=device,

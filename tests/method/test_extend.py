@@ -332,7 +332,11 @@ def test_a_run_killed_three_times_gives_the_model_of_one_that_was_not(
     arrays = {}
     for name, table in tables.items():
         pixels = np.stack([table.read(n) for n in range(len(table))])
-        arrays |= {name: pixels, f"{name}_names": table.names, f"{name}_ids": table.ids}
+        arrays |= {
+            name: pixels,
+            f"{name}_names": np.array(table.names.tolist()),
+            f"{name}_ids": np.array(table.ids.tolist()),
+        }
     np.savez(tmp_path / "tables.npz", **arrays)
 
     def start(out: str) -> subprocess.Popen[str]:
