@@ -6,6 +6,7 @@ from branchout.cli import (  # noqa: F401 – each adds its commands to the app
     data,
     explain,
     export,
+    inbox,
     inference,
     report,
     serve,

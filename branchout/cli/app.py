@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from branchout.data.datasets import Dataset
     from branchout.data.tar_shards import ImageFile
 
-RESUMABLE = ("pretrain", "extend", "compact")
+RESUMABLE = ("pretrain", "extend", "compact", "inbox")
 """Commands that resume when they are run again after an interruption."""
 GROUPS = {
     "Create and extend models": ("demo", "pretrain", "check", "extend", "compact", "tune"),
-    "Use models": ("predict", "evaluate", "explain", "report", "serve"),
+    "Use models": ("predict", "evaluate", "explain", "report", "serve", "inbox"),
     "Export and share models": ("export", "push", "pull"),
     "Data and experiments": ("data", "scenario", "bench", "version"),
 }

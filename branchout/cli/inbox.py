@@ -1,0 +1,235 @@
+"""New photos in a folder: list them in groups, name them, teach them to a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from branchout.cli.app import AsJson, Device, Memory, app, console, open_model, quoted, say, then
+from branchout.errors import BranchoutError, printable
+
+if TYPE_CHECKING:
+    from branchout.inbox.folder import Inbox, Photo
+    from branchout.inbox.groups import Analysis
+    from branchout.inbox.runs import Result, Run
+
+SHOWN = 8
+"""Files of a group that are printed."""
+
+
+@app.command(epilog="Example: branchout inbox photos/ --model v2/ --memory old_photos/")
+def inbox(
+    photos: Annotated[Path, typer.Argument(metavar="PHOTOS", help="A folder in which new photos arrive.")],
+    model: Annotated[str | None, typer.Option(help="The model that looks at the photos, and that is extended.")] = None,
+    memory: Memory = None,
+    threshold: Annotated[
+        float | None, typer.Option(min=0, max=1, help="The score above which a photo is unknown; else from --memory.")
+    ] = None,
+    name: Annotated[
+        list[str] | None, typer.Option(metavar="WHICH=CLASS", help="Name a group (its number) or a photo (its file).")
+    ] = None,
+    dismiss: Annotated[list[str] | None, typer.Option(metavar="WHICH", help="Dismiss a group or a photo.")] = None,
+    undo: Annotated[list[str] | None, typer.Option(metavar="WHICH", help="Undo what was decided.")] = None,
+    teach: Annotated[Path | None, typer.Option(metavar="OUT", help="Extend the model by all named photos.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a run of --teach that was stopped.")] = False,
+    accept: Annotated[bool, typer.Option("--accept", help="Use the new model from now on.")] = False,
+    discard: Annotated[bool, typer.Option("--discard", help="Throw the new model away; decisions stay.")] = False,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of --teach, if not the recipe's.")] = None,
+    as_json: AsJson = False,
+    device: Device = None,
+) -> None:
+    """Sort new photos and teach them: list, name, dismiss, teach.
+
+    Without another option it lists the photos that fit no class, in groups. Decisions are small files in
+    PHOTOS/.inbox; the photos stay as they are. The same as a page: branchout serve MODEL --inbox PHOTOS.
+    """
+    from branchout.inbox import runs
+    from branchout.inbox.folder import Inbox
+
+    box = Inbox(photos)
+    if name or dismiss or undo:
+        _decide(box, name or [], dismiss or [], undo or [])
+    if teach is not None or resume:
+        run = _run(box, model, memory, teach, epochs)
+        _teach(box, run, device)
+    elif accept or discard:
+        run = _open_run(box)
+        _finish(box, runs.accept(run) if accept else runs.discard(run), memory)
+    elif not (name or dismiss or undo):
+        _list(box, model, memory, threshold, as_json, device)
+
+
+def _list(
+    box: Inbox, model: str | None, memory: Path | None, threshold: float | None, as_json: bool, device: str | None
+) -> None:
+    from branchout.cli.display import progress
+    from branchout.cli.json_events import print_json
+    from branchout.inbox.analysis import Analyzer
+    from branchout.inbox.runs import live_model, taught
+
+    live = live_model(box)
+    if model is None:
+        raise BranchoutError(
+            f"No model was given. Type: branchout inbox {quoted(box.folder)} --model {live or 'MODEL'}"
+        )
+    opened = open_model(model, device=device)
+    done = taught(box)
+    with progress(console) as report:
+        analyzer = Analyzer.of(opened, memory, threshold, report=report)
+        found = analyzer.analyze(box, [photo for photo in box.photos() if photo.id not in done], report=report)
+    found.save(box)
+    if as_json:
+        decided = {each.file: each.name for each in box.decisions().values()}
+        print_json({**found.model_dump(), "decisions": decided})
+        return
+    if live is not None and Path(live) != Path(model).absolute():
+        say(f"These photos were last taught to {live}", "note:")
+    _show(box, found)
+
+
+def _show(box: Inbox, found: Analysis) -> None:
+    decisions = box.decisions()
+    files = {each.photo: each for each in found.photos}
+    source = f"from {found.known_images:,} images of known classes" if found.known_images else "as given"
+    unknown = sum(map(len, found.groups))
+    say(f"{len(found.photos):,} photos; {unknown:,} fit no class (score above {found.threshold:.3f}, {source})")
+    for number, members in enumerate(found.groups, 1):
+        names = [printable(files[photo].file) for photo in members if photo not in decisions]
+        decided = len(members) - len(names)
+        shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        say(
+            f"group {number}: {shown}"
+            + (f" ({decided} decided)" if decided and names else "decided" if decided else "")
+        )
+    for each in found.fitting:
+        if each.photo not in decisions:
+            say(f"{printable(each.file)}: {each.answer} {100 * each.probability:.1f}%")
+    for file, reason in found.unreadable.items():
+        say(f"{printable(file)}: {reason}", "left out:")
+    here = f"branchout inbox {quoted(box.folder)}"
+    then(f"{here} --name 1=CLASS --dismiss 2", f"{here} --name FILE=CLASS")
+
+
+def _decide(box: Inbox, names: list[str], dismissed: list[str], undone: list[str]) -> None:
+    from branchout.inbox.folder import class_name
+    from branchout.inbox.runs import FEWEST, ready
+
+    named = [_split(box, words) for words in names]
+    named = [(photos, class_name(name)) for photos, name in named]
+    others = [(which, _photos(box, which)) for which in (*dismissed, *undone)]  # all are checked before any is written
+    for photos, name in named:
+        box.decide(photos, name)
+        say(f"{name}: {_counted(photos)}")
+    for n, (_, photos) in enumerate(others):
+        if n < len(dismissed):
+            box.decide(photos, None)
+        else:
+            box.undo(photos)
+        say(f"{'dismissed' if n < len(dismissed) else 'undone'}: {_counted(photos)}")
+    enough, waiting = ready(box)
+    for name, found in waiting.items():
+        say(f"{name} has {len(found)} photos; it is taught once it has {FEWEST}")
+    if enough:
+        then(f"branchout inbox {quoted(box.folder)} --model MODEL --memory OLD/ --teach OUT")
+
+
+def _counted(photos: list[Photo]) -> str:
+    return printable(photos[0].file) if len(photos) == 1 else f"{len(photos)} photos"
+
+
+def _split(box: Inbox, words: str) -> tuple[list[Photo], str]:
+    """The photos and the class of WHICH=CLASS; both may contain an equals sign."""
+    places = [n for n, letter in enumerate(words) if letter == "="]
+    if not places:
+        raise BranchoutError(f"--name {words!r} names no class. Type --name 1=robin, or --name IMG_1.jpg=robin")
+    for place in places[1:]:
+        if words[:place] in {photo.file for photo in box.photos()}:
+            return _photos(box, words[:place]), words[place + 1 :]
+    return _photos(box, words[: places[0]]), words[places[0] + 1 :]
+
+
+def _photos(box: Inbox, which: str) -> list[Photo]:
+    """The photo of a file name, or the undecided photos of a group of the last list, by its number."""
+    from branchout.inbox.groups import listed
+
+    photos = {photo.id: photo for photo in box.photos()}
+    file = which.removeprefix(f"{box.folder}/")
+    found = [photo for photo in photos.values() if photo.file == file]
+    if found:
+        return found
+    if not which.isdecimal():
+        raise BranchoutError(f"There is no photo {which!r} in {box.folder}. Give a file in it, or a group's number.")
+    groups = listed(box).groups
+    if not 1 <= int(which) <= len(groups):
+        raise BranchoutError(f"There is no group {which}; the last list has {len(groups)}.")
+    members = [photos[photo] for photo in groups[int(which) - 1] if photo in photos]
+    decided = box.decisions()
+    return [photo for photo in members if photo.id not in decided] or members
+
+
+# Teaching.
+
+
+def _open_run(box: Inbox) -> Run:
+    from branchout.inbox.runs import open_run
+
+    run = open_run(box)
+    if run is None:
+        raise BranchoutError("There is no run to decide about. Start one with --teach OUT")
+    return run
+
+
+def _run(box: Inbox, model: str | None, memory: Path | None, out: Path | None, epochs: int | None) -> Run:
+    from branchout.inbox.runs import plan
+
+    if out is None:
+        return _open_run(box)
+    if model is None:
+        raise BranchoutError("--teach extends a model. Name it: --model v2/")
+    return plan(box, model, out, memory, epochs)
+
+
+def _teach(box: Inbox, run: Run, device: str | None) -> None:
+    from branchout.cli.display import progress
+    from branchout.inbox.teach import execute
+
+    say(f"teaching {', '.join(f'{name} ({n})' for name, n in run.settings.classes.items())} into {run.out}")
+    with progress(console) as report:
+        result = execute(run, device=device, report=report)
+    for line in (*result.warnings, *sentences(result)):
+        say(line)
+    here = f"branchout inbox {quoted(box.folder)}"
+    then(f"{here} --accept", f"{here} --discard")
+
+
+def sentences(result: Result) -> list[str]:
+    """Before → after in words."""
+    from branchout.cli.display import percent
+
+    lines = [f"{result.photos_right} of the {result.photos} taught photos are answered right"]
+    before, after = result.before.get("base"), result.after
+    if after.get("base") is not None:
+        arrow = "" if before is None else f"{percent(before)} → "
+        lines.append(
+            f"on {result.images} held-out images: old classes {arrow}{percent(after['base'])}%, new classes "
+            f"{percent(after.get('novel'))}%"
+        )
+    else:
+        lines.append("without --memory the accuracy of old classes was not measured")
+    return lines
+
+
+def _finish(box: Inbox, run: Run, memory: Path | None) -> None:
+    if run.settings.decision == "discarded":
+        say(f"{run.out} was thrown away; what you decided about its photos is kept")
+        return
+    out = quoted(run.out)
+    count, kept = len(run.settings.photos), memory or run.settings.memory
+    say(f"{run.out} is the model to use from now on; its {count} photos leave the inbox and stay as exemplars")
+    also = f" --memory {quoted(kept)}" if kept else ""
+    then(
+        f"branchout inbox {quoted(box.folder)} --model {out}{also}",
+        f"branchout serve {out} --inbox {quoted(box.folder)}{also}",
+    )

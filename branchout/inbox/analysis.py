@@ -1,0 +1,102 @@
+"""What a model says of the photos in an inbox: which fit no class well, and which of those look alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from branchout.api import Model, Source, samples_in
+from branchout.data.decode import UnreadableImage, decode
+from branchout.data.images import open_images
+from branchout.errors import BranchoutError
+from branchout.evaluate.unknown import DEFAULT_SCORE, KnownImages, Outputs, group, score, score_known, threshold
+from branchout.files import cache_folder
+from branchout.inbox.folder import Inbox, Photo
+from branchout.inbox.groups import Analysis, SeenPhoto
+from branchout.method.features import extract
+from branchout.training.loop import Event, Report, silent
+
+BATCH = 16
+MAX_PIXELS = 50_000_000
+
+
+@dataclass
+class Analyzer:
+    """Scores and groups photos. What it computed for a photo it keeps, so that only new photos cost time."""
+
+    model: Model
+    limit: float
+    known_images: int
+    _features: dict[str, Tensor] = field(default_factory=dict)
+    _unreadable: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: Model, known: Source | None, limit: float | None = None, *, report: Report = silent) -> Analyzer:
+        """`known` are labelled images of known classes: they set the threshold, unless `limit` gives it."""
+        if limit is not None:
+            return cls(model, limit, 0)
+        if known is None:
+            raise BranchoutError(
+                "Which score counts as unknown is learned from images of known classes: add --memory OLD/ (one folder "
+                "per class), or set --threshold, a number from 0 to 1."
+            )
+        scores = known_scores(model, known, report=report)
+        return cls(model, threshold(scores), len(scores))
+
+    def analyze(self, inbox: Inbox, photos: Sequence[Photo], *, report: Report = silent) -> Analysis:
+        self._compute(inbox, photos, report)
+        usable = [photo for photo in photos if photo.id in self._features]
+        if not usable:
+            return Analysis(threshold=self.limit, known_images=self.known_images, photos=[], groups=[],
+                            unreadable=self._reasons(photos))  # fmt: skip
+        outputs = Outputs.of(self.model.classifier, torch.stack([self._features[photo.id] for photo in usable]))
+        scores = score(DEFAULT_SCORE, outputs)
+        probabilities = torch.from_numpy(outputs.logits).softmax(1).max(1)
+        seen = [
+            SeenPhoto(photo=photo.id, file=photo.file, score=value, answer=self.model.classes[answer], probability=p)
+            for photo, value, answer, p in zip(
+                usable, scores.tolist(), probabilities.indices.tolist(), probabilities.values.tolist(), strict=True
+            )
+        ]
+        unknown = np.flatnonzero(scores > self.limit)
+        numbers = group(outputs.features[unknown])
+        groups = [[seen[n].photo for n in unknown[numbers == number]] for number in range(numbers.max(initial=-1) + 1)]
+        return Analysis(threshold=self.limit, known_images=self.known_images, photos=seen,
+                        groups=sorted(groups, key=len, reverse=True), unreadable=self._reasons(photos))  # fmt: skip
+
+    def _reasons(self, photos: Sequence[Photo]) -> dict[str, str]:
+        return {photo.file: self._unreadable[photo.id] for photo in photos if photo.id in self._unreadable}
+
+    @torch.no_grad()
+    def _compute(self, inbox: Inbox, photos: Sequence[Photo], report: Report) -> None:
+        classifier = self.model.classifier
+        new = [photo for photo in photos if photo.id not in self._features and photo.id not in self._unreadable]
+        for start in range(0, len(new), BATCH):
+            pixels: dict[str, Tensor] = {}
+            for photo in new[start : start + BATCH]:
+                try:
+                    image = decode(inbox.path(photo), max_pixels=MAX_PIXELS)
+                    pixels[photo.id] = classifier.preprocessing.prepare(image)
+                except UnreadableImage as error:
+                    self._unreadable[photo.id] = f"{error.kind}" + (f" ({error.detail})" if error.detail else "")
+            if pixels:
+                batch = classifier.preprocessing.normalise(torch.stack(list(pixels.values())).to(self.model.device))
+                found = torch.stack(classifier.features(classifier.backbone.arrange(batch)), dim=1).float()
+                self._features.update(zip(pixels, found, strict=True))
+            report(Event("Looking at photos", min(start + BATCH, len(new)), len(new)))
+
+
+def known_scores(model: Model, known: Source, *, report: Report = silent) -> npt.NDArray[np.float64]:
+    """The scores of labelled images of known classes."""
+    samples = samples_in(known, known=model.classes)
+    classifier = model.classifier
+    images = open_images(samples, classifier.preprocessing, model.device, cache=cache_folder())
+    features = extract(classifier, images, device=model.device, cache=cache_folder(),
+                       fingerprint=samples.fingerprint(), report=report)[0]  # fmt: skip
+    labels = classifier.space.index(samples.classes)[samples.labels]
+    return score_known(DEFAULT_SCORE, KnownImages(Outputs.of(classifier, features), labels))

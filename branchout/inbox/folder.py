@@ -1,0 +1,159 @@
+"""The inbox on disk: photos in a folder, and beside them one small JSON file for every decision about a photo.
+
+    photos/IMG_1.jpg                            a photo; it is never moved or changed
+    photos/.inbox/decisions/0f3a….json          its class, or that it was dismissed
+    photos/.inbox/groups.json                   the groups that were listed last
+    photos/.inbox/runs/1/                       an extension with decided photos (see runs.py)
+
+A photo is identified by its content: a copy that arrives under another name has the same decision.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from branchout.data.decode import looks_like_image
+from branchout.errors import BranchoutError, printable
+from branchout.files import checksum, read_json, write_json
+
+STATE = ".inbox"
+Content = TypeVar("Content", bound=BaseModel)
+LONGEST_NAME = 120
+"""Characters of a class name: it also names a folder."""
+
+
+@dataclass(frozen=True)
+class Photo:
+    """One image file of the inbox."""
+
+    id: str
+    """16 hexadecimal digits: the beginning of the SHA-256 of its bytes."""
+    file: str
+    """Relative to the inbox, with forward slashes."""
+
+
+class Decision(BaseModel):
+    """What a person decided about one photo: the content of its file."""
+
+    photo: str
+    file: str
+    name: str | None
+    """The class of the photo; None if it was dismissed."""
+    when: str
+
+
+class Inbox:
+    """A folder of photos and the decisions about them."""
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise BranchoutError(f"Folder {folder} does not exist. The inbox is a folder with new photos.")
+        self.folder = folder
+        self.state = folder / STATE
+        self._known: dict[str, tuple[tuple[int, int], str | None]] = {}
+
+    def photos(self) -> list[Photo]:
+        """Every image file below the folder, in the order of their names. Of identical files only the first."""
+        found: dict[str, Photo] = {}
+        known: dict[str, tuple[tuple[int, int], str | None]] = {}
+        for path in _files(self.folder):
+            file = path.relative_to(self.folder).as_posix()
+            try:
+                status = path.stat()
+                stamp = status.st_size, status.st_mtime_ns
+                before = self._known.get(file)
+                photo = before[1] if before and before[0] == stamp else _id(path)
+            except OSError:  # removed meanwhile, or not readable
+                continue
+            known[file] = stamp, photo
+            if photo is not None:
+                found.setdefault(photo, Photo(photo, file))
+        self._known = known
+        return list(found.values())
+
+    def path(self, photo: Photo) -> Path:
+        return self.folder / photo.file
+
+    # Decisions.
+
+    def decisions(self) -> dict[str, Decision]:
+        """All decisions by the photo's id, in the order in which they were made."""
+        found = [read_as(Decision, file) for file in (self.state / "decisions").glob("*.json")]
+        return {each.photo: each for each in sorted(found, key=lambda each: each.when)}
+
+    def decide(self, photos: Iterable[Photo], name: str | None) -> list[Decision]:
+        """Record the class of some photos, or with None that they are dismissed. A later decision replaces it."""
+        name = None if name is None else class_name(name)
+        made = [Decision(photo=photo.id, file=photo.file, name=name, when=now()) for photo in photos]
+        for decision in made:
+            write_json(self._file(decision.photo), decision.model_dump())
+        return made
+
+    def undo(self, photos: Iterable[Photo]) -> None:
+        """Remove the decisions about some photos."""
+        for photo in photos:
+            self._file(photo.id).unlink(missing_ok=True)
+
+    def _file(self, photo: str) -> Path:
+        return self.state / "decisions" / f"{photo}.json"
+
+
+def read_as(kind: type[Content], file: Path) -> Content:
+    """A JSON file of the inbox, checked."""
+    try:
+        return kind.model_validate(read_json(file))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BranchoutError(f"{file} cannot be used: {where}: {first['msg']}. Correct it or delete it.") from None
+
+
+def now() -> str:
+    """The time, fine enough to order decisions."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def class_name(text: str) -> str:
+    """A class name in one Unicode form, checked: it becomes the name of a folder."""
+    name = unicodedata.normalize("NFC", text).strip()
+    why = None
+    if not name:
+        why = "is empty"
+    elif name.startswith(".") or "/" in name or "\\" in name:
+        why = "begins with a dot or contains a slash"
+    elif printable(name) != name:
+        why = "contains control characters"
+    elif len(name) > LONGEST_NAME or len(name.encode()) > 250:
+        why = f"is longer than {LONGEST_NAME} characters"
+    if why:
+        raise BranchoutError(f"The class name {printable(name)[:40]!r} {why}. It must be the name of a folder.")
+    return name
+
+
+def by_class(decisions: Mapping[str, Decision]) -> dict[str, list[Decision]]:
+    """The photos of each class, without dismissed ones."""
+    found: dict[str, list[Decision]] = {}
+    for decision in decisions.values():
+        if decision.name is not None:
+            found.setdefault(decision.name, []).append(decision)
+    return dict(sorted(found.items()))
+
+
+def _id(path: Path) -> str | None:
+    """The id of an image file; None for other files."""
+    return checksum(path)[:16] if looks_like_image(path) else None
+
+
+def _files(folder: Path) -> Iterable[Path]:
+    """Files below a folder, without hidden ones. Links to folders are not followed."""
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(place, name) for name in sorted(files) if not name.startswith("."))

@@ -1,0 +1,52 @@
+"""What was found about the photos of an inbox, as it is kept in its folder. This needs no network."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from branchout.errors import BranchoutError
+from branchout.files import write_json
+from branchout.inbox.folder import Inbox, read_as
+
+GROUPS = "groups.json"
+
+
+class SeenPhoto(BaseModel):
+    """What the model says of one photo."""
+
+    photo: str
+    file: str
+    score: float
+    """Larger: less like the known classes. Above the threshold the photo counts as unknown."""
+    answer: str
+    probability: float
+
+
+class Analysis(BaseModel):
+    """What the model says of all photos."""
+
+    threshold: float
+    known_images: int
+    """How many images of known classes set the threshold; 0 if it was given."""
+    photos: list[SeenPhoto]
+    groups: list[list[str]]
+    """Photos that fit no class, by their ids; the largest group first."""
+    unreadable: dict[str, str] = {}
+    """Files that cannot be decoded, and why."""
+
+    @property
+    def fitting(self) -> list[SeenPhoto]:
+        """Photos that fit a known class."""
+        unknown = {photo for members in self.groups for photo in members}
+        return [each for each in self.photos if each.photo not in unknown]
+
+    def save(self, inbox: Inbox) -> None:
+        write_json(inbox.state / GROUPS, self.model_dump())
+
+
+def listed(inbox: Inbox) -> Analysis:
+    """The analysis that was saved last."""
+    file = inbox.state / GROUPS
+    if not file.exists():
+        raise BranchoutError(f"The photos have no groups yet. Type: branchout inbox {inbox.folder} --model MODEL")
+    return read_as(Analysis, file)

@@ -1,0 +1,271 @@
+"""Runs: an extension with the photos that were given a class. Its folder holds all that is needed to resume it.
+
+    photos/.inbox/runs/1/run.json           settings, and whether its model went live or was discarded
+    photos/.inbox/runs/1/new/robin/…        copies of the photos, as `branchout extend` takes them
+    photos/.inbox/runs/1/result.json        before → after, once it is finished
+    photos/.inbox/runs/1/error.txt          why it failed, if it did
+
+`extend` itself resumes from the work folder beside its output, so a run that was killed loses nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel
+
+from branchout.errors import BranchoutError
+from branchout.files import copy_file, lock, read_json, write_json
+from branchout.inbox.folder import Decision, Inbox, by_class, now, read_as
+from branchout.model.manifest import MANIFEST
+
+FEWEST = 3
+"""Photos that a class needs: one is held out to measure with."""
+
+State = Literal["running", "stopped", "failed", "finished", "live", "discarded"]
+
+
+class Settings(BaseModel):
+    """What run.json holds."""
+
+    model: str
+    """The model that is extended, as `branchout.load` takes it."""
+    out: str
+    memory: str | None
+    epochs: int | None
+    when: str
+    classes: dict[str, int] = {}
+    """How many photos each class has."""
+    photos: list[str] = []
+    """Ids of the photos."""
+    decision: Literal["live", "discarded"] | None = None
+    """What a person decided about the finished model."""
+
+
+COMPARED = ("model", "out", "memory", "epochs")
+"""The settings that make two runs the same."""
+
+
+class Result(BaseModel):
+    """Accuracies of the new model, as shares between 0 and 1."""
+
+    images: int
+    """Held-out images that the accuracies were measured on."""
+    before: dict[str, float | None]
+    after: dict[str, float | None]
+    photos: int
+    photos_right: int
+    """Of the photos of this run, nearly all of which the model was trained with."""
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run in its folder."""
+
+    folder: Path
+    settings: Settings
+
+    @property
+    def number(self) -> int:
+        return int(self.folder.name)
+
+    @property
+    def out(self) -> Path:
+        return Path(self.settings.out)
+
+    @property
+    def result(self) -> Result | None:
+        file = self.folder / "result.json"
+        return read_as(Result, file) if file.exists() else None
+
+    @property
+    def error(self) -> str | None:
+        file = self.folder / "error.txt"
+        return file.read_text(encoding="utf-8") if file.exists() else None
+
+    def state(self) -> State:
+        if self.settings.decision is not None:
+            return self.settings.decision
+        with lock(self.folder / "lock", wait=False) as free:
+            if not free:
+                return "running"
+        if self.result is not None:
+            return "finished"
+        return "failed" if self.error is not None else "stopped"
+
+
+# Which photos are taught.
+
+
+def runs(inbox: Inbox) -> list[Run]:
+    """All runs, the oldest first. One whose run.json was not written yet does not count."""
+    return runs_in(inbox.state / "runs")
+
+
+def runs_in(folder: Path) -> list[Run]:
+    found = [Run(file.parent, read_as(Settings, file)) for file in folder.glob("*/run.json")]
+    return sorted(found, key=lambda run: run.number)
+
+
+def open_run(inbox: Inbox) -> Run | None:
+    """The run that is not decided about yet: there is at most one."""
+    return next((run for run in runs(inbox) if run.settings.decision is None), None)
+
+
+def taught(inbox: Inbox) -> set[str]:
+    """Photos that a live model was trained with."""
+    return {photo for run in runs(inbox) if run.settings.decision == "live" for photo in run.settings.photos}
+
+
+def live_model(inbox: Inbox) -> str | None:
+    """The model that went live last."""
+    return next((run.settings.out for run in reversed(runs(inbox)) if run.settings.decision == "live"), None)
+
+
+def ready(inbox: Inbox) -> tuple[dict[str, list[Decision]], dict[str, list[Decision]]]:
+    """Decided photos by class: the classes that have enough of them, and those that wait for more."""
+    done, here = taught(inbox), {photo.id for photo in inbox.photos()}
+    decided = by_class({k: d for k, d in inbox.decisions().items() if k not in done and k in here})
+    enough = {name: found for name, found in decided.items() if len(found) >= FEWEST}
+    return enough, {name: found for name, found in decided.items() if name not in enough}
+
+
+# Starting and running.
+
+
+def plan(inbox: Inbox, model: str, out: Path, memory: Path | None, epochs: int | None = None) -> Run:
+    """Write down a run with all decided photos. An unfinished run with the same settings is returned instead."""
+    from branchout.training.work import check_out
+
+    with lock(inbox.state / "lock"):
+        asked = Settings(
+            model=_absolute(model),
+            out=str(out.absolute()),
+            memory=None if memory is None else str(memory.absolute()),
+            epochs=epochs,
+            when=now(),
+        )
+        unfinished = open_run(inbox)
+        if unfinished is not None:
+            if all(getattr(unfinished.settings, key) == getattr(asked, key) for key in COMPARED):
+                return unfinished
+            raise BranchoutError(
+                f"Run {unfinished.number} into {unfinished.out} is {unfinished.state()}. Go live with its model "
+                "(--accept), throw it away (--discard) or resume it (--resume) first."
+            )
+        enough, waiting = ready(inbox)
+        if not enough:
+            few = ", ".join(f"{name} has {len(found)}" for name, found in waiting.items())
+            raise BranchoutError(
+                f"There is nothing to teach: a class needs at least {FEWEST} photos"
+                + (f", and {few}." if few else ". Name a group first.")
+            )
+        check_out(out)
+        folder = inbox.state / "runs" / str(max((run.number for run in runs(inbox)), default=0) + 1)
+        shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed while it copied
+        _copy(inbox, enough, folder / "new")
+        classes = {name: len(found) for name, found in enough.items()}
+        photos = [decision.photo for found in enough.values() for decision in found]
+        run = Run(folder, asked.model_copy(update={"classes": classes, "photos": photos}))
+        _write(run)
+        return run
+
+
+def _copy(inbox: Inbox, classes: Mapping[str, list[Decision]], to: Path) -> None:
+    here = {photo.id: photo for photo in inbox.photos()}
+    for name, decisions in classes.items():
+        (to / name).mkdir(parents=True)
+        for decision in decisions:
+            photo = here[decision.photo]
+            copy_file(inbox.path(photo), to / name / f"{photo.id}{Path(photo.file).suffix.lower()}")
+
+
+def start(inbox: Inbox, run: Run, *, device: str | None = None) -> subprocess.Popen[bytes]:
+    """Execute a run in a process of its own. It goes on when the one that started it ends."""
+    command = [sys.executable, "-m", "branchout", "inbox", str(inbox.folder.absolute()), "--resume"]
+    with (run.folder / "log.txt").open("ab") as log:
+        return subprocess.Popen(
+            [*command, *([] if device is None else ["--device", device])],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def stop(run: Run) -> None:
+    """Stop the process of a run. What it trained so far stays, and the run can be resumed."""
+    if run.state() == "running":
+        worker = read_json(run.folder / "worker.json")
+        if worker["host"] != platform.node():
+            raise BranchoutError(f"Run {run.number} runs on {worker['host']}. Stop it there.")
+        os.kill(int(worker["pid"]), signal.SIGTERM)
+
+
+# After it.
+
+
+def accept(run: Run) -> Run:
+    """Record that the new model is the one to use. Its photos count as taught."""
+    if run.state() != "finished":
+        raise BranchoutError(f"Run {run.number} is {run.state()}, not finished. Its model cannot go live.")
+    return _decided(run, "live")
+
+
+def discard(run: Run) -> Run:
+    """Remove the model of a run, finished or not. The decisions about its photos stay."""
+    from branchout.training.work import work_folder
+
+    if run.state() in ("running", "live", "discarded"):
+        raise BranchoutError(f"Run {run.number} is {run.state()}; it cannot be thrown away.")
+    (run.folder / "result.json").unlink(missing_ok=True)  # first: without a model the run is not finished any more
+    shutil.rmtree(work_folder(run.out), ignore_errors=True)
+    if is_model(run.out):
+        shutil.rmtree(run.out)
+    return _decided(run, "discarded")
+
+
+def _decided(run: Run, decision: Literal["live", "discarded"]) -> Run:
+    done = Run(run.folder, run.settings.model_copy(update={"decision": decision}))
+    _write(done)
+    return done
+
+
+def _write(run: Run) -> None:
+    write_json(run.folder / "run.json", run.settings.model_dump())
+
+
+def next_name(model: str) -> Path:
+    """A free name beside a model for the next one: v2 → v3."""
+    from branchout.training.work import work_folder
+
+    place = Path(model)
+    if not place.name or not is_model(place):
+        place = Path("v1")
+    found = re.fullmatch(r"(.*?)(\d+)", place.name)
+    stem, number = (found[1], int(found[2])) if found else (f"{place.name}-", 1)
+    while True:
+        number += 1
+        free = place.with_name(f"{stem}{number}")
+        if not free.exists() and not work_folder(free).exists():
+            return free
+
+
+def is_model(folder: Path) -> bool:
+    """As `checkpoint.is_saved_model`, without importing torch."""
+    return (folder / MANIFEST).is_file()
+
+
+def _absolute(model: str) -> str:
+    return str(Path(model).absolute()) if is_model(Path(model)) else model

@@ -1,0 +1,334 @@
+"""The inbox on the page: photos are analysed as they arrive, decided about, and taught in a process of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import Field
+
+from branchout import api
+from branchout.data.decode import UnreadableImage, decode
+from branchout.errors import BranchoutError
+from branchout.inbox import runs
+from branchout.inbox.analysis import MAX_PIXELS, Analyzer
+from branchout.inbox.folder import Decision, Inbox, Photo, class_name
+from branchout.inbox.groups import Analysis, SeenPhoto
+from branchout.report.gallery import thumbnail
+from branchout.report.page import static_file, template
+from branchout.serve import schema
+from branchout.serve.limits import Refused
+from branchout.serve.progress import progress_of
+from branchout.serve.service import Service
+from branchout.training.loop import Event
+
+LOOK_EVERY = 1.0
+"""Seconds between two looks into the folder."""
+MOST_PHOTOS = 500
+"""Of one decision: more do not fit into a request of `Limits.json_bytes`."""
+HOW = "This server has no inbox. Start it with one: branchout serve MODEL --inbox PHOTOS/ --memory OLD/"
+
+router = APIRouter(prefix="/inbox", responses=schema.REFUSALS)
+page_router = APIRouter(include_in_schema=False)
+
+
+# What the routes accept and return.
+
+
+class Choice(schema.Shape):
+    photos: list[Annotated[str, Field(pattern="^[0-9a-f]{16}$")]] = Field(min_length=1, max_length=MOST_PHOTOS)
+    action: Literal["name", "dismiss", "undo"]
+    name: str | None = Field(None, max_length=1000, alias="class", description="The class, for the action name.")
+
+
+class NewRun(schema.Shape):
+    out: str | None = Field(None, max_length=100, description="The new model's name; v3 if v2 is extended.")
+
+
+class RunAction(schema.Shape):
+    action: Literal["resume", "stop", "accept", "discard"]
+
+
+class DecidedClass(schema.Shape):
+    name: str = Field(alias="class")
+    known: bool = Field(description="Whether the model knows this class already.")
+    missing: int = Field(description="How many photos it still needs before it can be taught.")
+    photos: list[Decision]
+
+
+class RunInfo(schema.Shape):
+    number: int
+    state: str = Field(description="running, stopped, failed or finished.")
+    out: str
+    classes: dict[str, int]
+    works: list[schema.Work]
+    result: runs.Result | None
+    error: str | None
+
+
+class InboxInfo(schema.Shape):
+    state: str = Field(description="starting, ready or failed.")
+    work: str = Field(description="What is being done, such as looking at new photos.")
+    error: str | None
+    folder: str
+    model: str
+    threshold: float | None
+    known_images: int
+    groups: list[list[SeenPhoto]] = Field(description="Undecided photos that fit no class, grouped by look.")
+    fitting: list[SeenPhoto] = Field(description="Undecided photos that fit a class.")
+    decided: list[DecidedClass]
+    dismissed: list[Decision]
+    taught: int
+    unreadable: dict[str, str]
+    next: str = Field(description="A free name for the next model.")
+    run: RunInfo | None
+
+
+@dataclass(frozen=True)
+class InboxSettings:
+    """What `branchout serve --inbox` was given."""
+
+    folder: Path
+    memory: Path | None = None
+    threshold: float | None = None
+    epochs: int | None = None
+
+
+class ServedInbox:
+    """The inbox of one server, and the thread that looks at its photos."""
+
+    def __init__(self, settings: InboxSettings, service: Service) -> None:
+        self.settings = settings
+        self.service = service
+        self.inbox = Inbox(settings.folder)
+        self.thumbnails = ThreadPoolExecutor(2, "thumbnails")
+        self._analysis: Analysis | None = None
+        self._known: frozenset[str] = frozenset()
+        self._work = "Opening the model"
+        self._error: str | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._changing = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="inbox", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(5)
+        self.thumbnails.shutdown(cancel_futures=True)
+
+    # Looking at photos.
+
+    def _watch(self) -> None:
+        model, analyzer, before = None, None, None
+        while not self._stopping.is_set():
+            try:
+                served = self.service.model
+                if served is not None and served is not model:  # the first one, or one that went live
+                    self._known = frozenset(served.classes)
+                    analyzer = Analyzer.of(served, self.settings.memory, self.settings.threshold, report=self._note)
+                    model, before = served, None
+                if analyzer is not None:
+                    done = runs.taught(self.inbox)
+                    photos = [photo for photo in self.inbox.photos() if photo.id not in done]
+                    if photos != before:
+                        self._analysis = analyzer.analyze(self.inbox, photos, report=self._note)
+                        before = photos
+                    self._work, self._error = "", None
+            except _Stopped:
+                return
+            except Exception as error:  # whatever it is, the server goes on; it is tried again
+                self._error = str(error) if isinstance(error, BranchoutError) else f"{type(error).__name__}: {error}"
+            self._stopping.wait(LOOK_EVERY)
+
+    def _note(self, event: Event) -> None:
+        if self._stopping.is_set():
+            raise _Stopped
+        self._work = f"{event.work}: {event.done:,} of {event.total:,}"
+
+    # What the page shows.
+
+    def info(self) -> InboxInfo:
+        analysis, decisions = self._analysis, self.inbox.decisions()
+        done = runs.taught(self.inbox)
+        seen = {each.photo: each for each in (analysis.photos if analysis else []) if each.photo not in done}
+        groups = (
+            [[seen[p] for p in group if p in seen and p not in decisions] for group in analysis.groups]
+            if analysis
+            else []
+        )
+        unknown = {photo for group in (analysis.groups if analysis else []) for photo in group}
+        enough, waiting = runs.ready(self.inbox)
+        return InboxInfo(
+            state="failed" if self._error else "starting" if analysis is None else "ready",
+            work=self._work,
+            error=self._error,
+            folder=self.inbox.folder.name or str(self.inbox.folder),
+            model=Path(self._model_name()).name,
+            threshold=analysis.threshold if analysis else None,
+            known_images=analysis.known_images if analysis else 0,
+            groups=[group for group in groups if group],
+            fitting=[each for p, each in seen.items() if p not in unknown and p not in decisions],
+            decided=[
+                DecidedClass(
+                    **{"class": name}, known=name in self._known, missing=max(0, runs.FEWEST - len(found)), photos=found
+                )
+                for name, found in sorted({**enough, **waiting}.items())
+            ],
+            dismissed=[each for p, each in decisions.items() if each.name is None and p not in done],
+            taught=len(done),
+            unreadable=analysis.unreadable if analysis else {},
+            next=runs.next_name(self._model_name()).name,
+            run=self._run_info(),
+        )
+
+    def _model_name(self) -> str:
+        model = self.service.model
+        return str(self.service.typed if model is None or model.folder is None else model.folder)
+
+    def _run_info(self) -> RunInfo | None:
+        run = runs.open_run(self.inbox)
+        if run is None:
+            return None
+        state = run.state()
+        if state == "stopped" and self._process is not None and self._process.poll() is None:
+            state = "running"  # it has just been started
+        works = progress_of(run.out).works if state in ("running", "stopped") else []
+        return RunInfo(number=run.number, state=state, out=run.out.name, classes=run.settings.classes, works=works or [],
+                       result=run.result, error=run.error)  # fmt: skip
+
+    def photo(self, photo: str) -> Photo:
+        found = next((each for each in self.inbox.photos() if each.id == photo), None)
+        if found is None:
+            raise Refused(404, f"There is no photo {photo[:16]} in the inbox.")
+        return found
+
+    def thumbnail(self, photo: str) -> tuple[str, bytes]:
+        """The type and the bytes of a small copy."""
+        try:
+            image = decode(self.inbox.path(self.photo(photo)), max_pixels=MAX_PIXELS, shrink=256)
+        except (UnreadableImage, OSError) as error:
+            raise Refused(404, f"The photo cannot be read: {error}") from None
+        head, _, body = thumbnail(image).partition(",")
+        return head.removeprefix("data:").removesuffix(";base64"), base64.b64decode(body)
+
+    # What a person decides.
+
+    def decide(self, choice: Choice) -> InboxInfo:
+        name = None
+        if choice.action == "name":
+            name = class_name(choice.name or "")
+        here = {photo.id: photo for photo in self.inbox.photos()}
+        missing = [photo for photo in choice.photos if photo not in here]
+        if missing:
+            raise Refused(404, f"{len(missing)} of these photos are no longer in the inbox.")
+        photos = [here[photo] for photo in choice.photos]
+        with self._changing:
+            if choice.action == "undo":
+                self.inbox.undo(photos)
+            else:
+                self.inbox.decide(photos, name)
+        return self.info()
+
+    def teach(self, wanted: NewRun) -> InboxInfo:
+        with self._changing:
+            model = self._model_name()
+            beside = runs.next_name(model)
+            out = beside if wanted.out is None else beside.with_name(class_name(wanted.out))  # a name, never a path
+            if runs.open_run(self.inbox) is not None:
+                raise Refused(409, "A run is not decided about yet. Go live with its model or throw it away first.")
+            run = runs.plan(self.inbox, model, out, self.settings.memory, self.settings.epochs)
+            self._process = runs.start(self.inbox, run)
+        return self.info()
+
+    def act(self, action: str) -> tuple[InboxInfo, api.Model | None]:
+        """Do something with the open run. Returns also the model that goes live, if one does."""
+        with self._changing:
+            run = runs.open_run(self.inbox)
+            if run is None:
+                raise Refused(409, "There is no run to decide about.")
+            live = None
+            if action == "resume":
+                if run.state() not in ("stopped", "failed"):
+                    raise Refused(409, f"The run is {run.state()}.")
+                self._process = runs.start(self.inbox, run)
+            elif action == "stop":
+                runs.stop(run)
+            elif action == "discard":
+                runs.discard(run)
+            else:
+                live = api.load(run.out)  # before it is recorded: it may be damaged
+                runs.accept(run)
+        return self.info(), live
+
+
+class _Stopped(Exception):  # noqa: N818 – not an error
+    """The server stops while photos are being analysed."""
+
+
+# Routes.
+
+
+def _inbox(request: Request) -> ServedInbox:
+    served: ServedInbox | None = getattr(request.app.state, "inbox", None)
+    if served is None:
+        raise Refused(404, HOW)
+    return served
+
+
+Served = Annotated[ServedInbox, Depends(_inbox)]
+
+
+@router.get("/state", summary="Get the inbox", response_model=InboxInfo)
+async def state(inbox: Served) -> object:
+    """Groups of photos that fit no class, what was decided, and the run that teaches them."""
+    return await asyncio.to_thread(inbox.info)
+
+
+@router.get("/photo/{photo}", summary="Get a photo of the inbox", response_class=Response)
+async def photo(inbox: Served, photo: str) -> Response:
+    """A small copy, by its id in /inbox/state."""
+    run = asyncio.get_running_loop().run_in_executor
+    kind, data = await run(inbox.thumbnails, inbox.thumbnail, photo)
+    return Response(data, media_type=kind, headers={"cache-control": "private, max-age=3600"})
+
+
+@router.post("/decisions", summary="Decide about photos", response_model=InboxInfo)
+async def decide(inbox: Served, choice: Choice) -> object:
+    """`{"photos": [ids], "action": "name", "class": "robin"}`; or dismiss them, or undo what was decided."""
+    return await asyncio.to_thread(inbox.decide, choice)
+
+
+@router.post("/runs", summary="Teach the named photos", response_model=InboxInfo)
+async def teach(inbox: Served, wanted: NewRun) -> object:
+    """Starts `extend` in a process of its own, which goes on when the page or the server is closed."""
+    return await asyncio.to_thread(inbox.teach, wanted)
+
+
+@router.post("/run", summary="Stop, resume, accept or discard a run", response_model=InboxInfo)
+async def act(inbox: Served, wanted: RunAction) -> object:
+    """With `accept` the new model is served from now on; with `discard` it is deleted and the decisions stay."""
+    info, model = await asyncio.to_thread(inbox.act, wanted.action)
+    if model is not None:
+        await asyncio.to_thread(inbox.service.replace, model)
+        info = await asyncio.to_thread(inbox.info)
+    return info
+
+
+@page_router.get("/inbox")
+async def page() -> Response:
+    return Response(template("inbox.html"), media_type="text/html; charset=utf-8")
+
+
+@page_router.get("/inbox.js")
+async def script() -> Response:
+    return Response(static_file("inbox.js"), media_type="text/javascript; charset=utf-8")
