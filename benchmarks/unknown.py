@@ -31,7 +31,18 @@ from branchout.data.datasets import resolve
 from branchout.data.glyphs import glyphs
 from branchout.data.images import open_images
 from branchout.data.samples import Samples
-from branchout.evaluate.unknown import SCORES, Floats, Ints, KnownImages, Outputs, group, score, score_known, threshold
+from branchout.evaluate.unknown import (
+    FALSE_ALARMS,
+    SCORES,
+    Floats,
+    Ints,
+    KnownImages,
+    Outputs,
+    group,
+    score,
+    score_known,
+    threshold,
+)
 from branchout.files import cache_folder, write_json
 from branchout.method.features import extract
 
@@ -212,6 +223,7 @@ def main() -> None:
     row: dict[str, object] = {
         "dataset": folder.name,
         "known_classes": cases[0].memory.outputs.logits.shape[1],
+        "false_alarms": FALSE_ALARMS,
         "memory_images": len(cases[0].memory.labels),
         "accuracy_on_known": round(100 * float(np.mean([case.accuracy for case in cases])), 2),
         "seeds": list(SEEDS)[: len(cases)],
@@ -228,7 +240,8 @@ def main() -> None:
             "groups": groups,
         }
         for kind, figures in scores.items():
-            print(f"{split:7} {kind:8}", *(f"{key} {value:.1f}" for key, value in figures.items()), flush=True)
+            shown = (f"{key} {value:.1f}" for key, value in figures.items() if not key.endswith("_std"))
+            print(f"{split:7} {kind:8}", *shown, flush=True)
         for kind, figures in groups.items():
             print(f"{split:7} {kind}: {figures['groups']:.1f} groups, purity {figures['purity']:.1f}")
     write_json(asked.out, {**row, "seconds": round(time.perf_counter() - start, 1), **provenance()})

@@ -24,8 +24,12 @@ def inbox(
     photos: Annotated[Path, typer.Argument(metavar="PHOTOS", help="A folder in which new photos arrive.")],
     model: Annotated[str | None, typer.Option(help="The model that looks at the photos, and that is extended.")] = None,
     memory: Memory = None,
+    test: Annotated[
+        Path | None,
+        typer.Option(help="Labelled images of known classes to set the threshold with; better than --memory."),
+    ] = None,
     threshold: Annotated[
-        float | None, typer.Option(min=0, max=1, help="The score above which a photo is unknown; else from --memory.")
+        float | None, typer.Option(help="The score (energy) above which a photo is unknown; else from known images.")
     ] = None,
     name: Annotated[
         list[str] | None, typer.Option(metavar="WHICH=CLASS", help="Name a group (its number) or a photo (its file).")
@@ -58,16 +62,19 @@ def inbox(
         run = _open_run(box)
         _finish(box, runs.accept(run) if accept else runs.discard(run), memory)
     elif not (name or dismiss or undo):
-        _list(box, model, memory, threshold, as_json, device)
+        _list(box, model, test or memory, threshold, as_json, device)
 
 
 def _list(
-    box: Inbox, model: str | None, memory: Path | None, threshold: float | None, as_json: bool, device: str | None
+    box: Inbox, model: str | None, known: Path | None, threshold: float | None, as_json: bool, device: str | None
 ) -> None:
+    from contextlib import nullcontext
+
     from branchout.cli.display import progress
     from branchout.cli.json_events import print_json
     from branchout.inbox.analysis import Analyzer
     from branchout.inbox.runs import live_model, taught
+    from branchout.training.loop import silent
 
     live = live_model(box)
     if model is None:
@@ -76,8 +83,8 @@ def _list(
         )
     opened = open_model(model, device=device)
     done = taught(box)
-    with progress(console) as report:
-        analyzer = Analyzer.of(opened, memory, threshold, report=report)
+    with nullcontext(silent) if as_json else progress(console) as report:
+        analyzer = Analyzer.of(opened, known, threshold, report=report)
         found = analyzer.analyze(box, [photo for photo in box.photos() if photo.id not in done], report=report)
     found.save(box)
     if as_json:
@@ -130,7 +137,7 @@ def _decide(box: Inbox, names: list[str], dismissed: list[str], undone: list[str
         say(f"{'dismissed' if n < len(dismissed) else 'undone'}: {_counted(photos)}")
     enough, waiting = ready(box)
     for name, found in waiting.items():
-        say(f"{name} has {len(found)} photos; it is taught once it has {FEWEST}")
+        say(f"{name} has {len(found)} photo{'s' if len(found) > 1 else ''}; it is taught once it has {FEWEST}")
     if enough:
         then(f"branchout inbox {quoted(box.folder)} --model MODEL --memory OLD/ --teach OUT")
 

@@ -11,11 +11,12 @@ from urllib.parse import quote
 
 import typer
 
-from branchout.cli.app import Device, app, open_model, quoted, say, then
+from branchout.cli.app import Device, Memory, app, open_model, quoted, say, then
 from branchout.errors import BranchoutError
 
 if TYPE_CHECKING:
     from branchout.api import Model
+    from branchout.serve.inbox import InboxSettings
     from branchout.serve.limits import Limits
     from branchout.training.loop import Event, Report
 
@@ -44,6 +45,10 @@ def serve(
         typer.Option(envvar="BRANCHOUT_TOKEN", help="The token that requests need; --public generates one."),
     ] = None,
     watch: Annotated[Path | None, typer.Option(metavar="OUT", help="Show the progress of an extension to OUT.")] = None,
+    inbox: Annotated[
+        Path | None, typer.Option(metavar="PHOTOS", help="A folder of new photos to name and teach, at /inbox.")
+    ] = None,
+    memory: Memory = None,
     max_mb: Annotated[float, typer.Option(min=0.001, help="The largest image file to accept, in MB.")] = 20.0,
     batch: Annotated[int, typer.Option(min=1, help="The largest batch of images.")] = 32,
     name: Annotated[list[str] | None, typer.Option(help="Another host name of this machine to accept.")] = None,
@@ -51,7 +56,8 @@ def serve(
 ) -> None:
     """Serve a model: a local page and an HTTP API.
 
-    With TEST the page also compares accuracies on these images before and after the last step. Stop with Ctrl-C.
+    With TEST the page also compares accuracies on these images before and after the last step. With --inbox, new
+    photos can be named and taught (give --memory too). Stop with Ctrl-C.
     """
     try:
         from branchout.serve.limits import Limits
@@ -60,9 +66,22 @@ def serve(
     try:
         token = _token(host, public, token)
         limits = Limits(file_bytes=int(max_mb * 1e6), batch=batch, waiting=max(256, 4 * batch))
-        _serve(model, test, (host, port), watch, limits, name or [], token, device)
+        settings = _inbox(inbox, memory, test)
+        _serve(model, test, (host, port), watch, limits, name or [], token, device, settings)
     except KeyboardInterrupt:
         sys.exit(0)  # the way to stop it, even while it is loading
+
+
+def _inbox(photos: Path | None, memory: Path | None, test: Path | None) -> InboxSettings | None:
+    from branchout.serve.inbox import InboxSettings
+
+    if photos is None:
+        if memory is not None:
+            raise BranchoutError("--memory is for --inbox: the old images that a run of the inbox is given.")
+        return None
+    if memory is None and test is None:
+        raise BranchoutError("--inbox needs images of known classes to tell unknown ones from: add --memory OLD/")
+    return InboxSettings(photos, memory, test)
 
 
 def _token(host: str, public: bool, token: str | None) -> str | None:
@@ -90,6 +109,7 @@ def _serve(
     names: list[str],
     token: str | None,
     device: str | None,
+    inbox: InboxSettings | None,
 ) -> None:
     from branchout.serve.access import HostNames
     from branchout.serve.app import create_app
@@ -113,10 +133,13 @@ def _serve(
             typed=place.rstrip("/") or place,
             device=device,
             report=_reading(),
+            inbox=inbox,
         )
         here = address(sock, host)
         what = f"waiting for {watch}" if opened is None else f"{place}: {len(opened.classes):,} classes"
         say(f"{what}, at {here} (API: {here}/docs; stop with Ctrl-C)")
+        if inbox is not None:
+            say(f"the inbox {inbox.folder}: {here}/inbox")
         if token is None:
             then(f"curl -F files=@photo.jpg {here}/predict")
         else:

@@ -42,8 +42,8 @@ class Analyzer:
             return cls(model, limit, 0)
         if known is None:
             raise BranchoutError(
-                "Which score counts as unknown is learned from images of known classes: add --memory OLD/ (one folder "
-                "per class), or set --threshold, a number from 0 to 1."
+                "Images of known classes tell which score counts as unknown: add --memory OLD/, or better --test TEST/ "
+                "with images that the model was not trained with (one folder per class)."
             )
         scores = known_scores(model, known, report=report)
         return cls(model, threshold(scores), len(scores))

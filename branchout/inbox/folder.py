@@ -87,7 +87,7 @@ class Inbox:
     def decisions(self) -> dict[str, Decision]:
         """All decisions by the photo's id, in the order in which they were made."""
         found = [read_as(Decision, file) for file in (self.state / "decisions").glob("*.json")]
-        return {each.photo: each for each in sorted(found, key=lambda each: each.when)}
+        return {each.photo: each for each in sorted(found, key=lambda each: (each.when, each.file))}
 
     def decide(self, photos: Iterable[Photo], name: str | None) -> list[Decision]:
         """Record the class of some photos, or with None that they are dismissed. A later decision replaces it."""

@@ -36,9 +36,9 @@ class Analysis(BaseModel):
 
     @property
     def fitting(self) -> list[SeenPhoto]:
-        """Photos that fit a known class."""
+        """Photos that fit a known class, the least certain first."""
         unknown = {photo for members in self.groups for photo in members}
-        return [each for each in self.photos if each.photo not in unknown]
+        return sorted((p for p in self.photos if p.photo not in unknown), key=lambda p: -p.score)
 
     def save(self, inbox: Inbox) -> None:
         write_json(inbox.state / GROUPS, self.model_dump())

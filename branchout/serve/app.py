@@ -21,6 +21,9 @@ from branchout.serve import schema
 from branchout.serve.access import Access, HostNames
 from branchout.serve.api_docs import documentation
 from branchout.serve.engine import Question
+from branchout.serve.inbox import InboxSettings, ServedInbox
+from branchout.serve.inbox import page_router as inbox_page_router
+from branchout.serve.inbox import router as inbox_router
 from branchout.serve.limits import BodyLimits, Limits, Refused
 from branchout.serve.model_info import matching
 from branchout.serve.progress import progress_of
@@ -49,25 +52,31 @@ def create_app(
     typed: str | None = None,
     device: str | None = None,
     report: Report = silent,
+    inbox: InboxSettings | None = None,
 ) -> FastAPI:
     """The app that serves one model. Without a model it waits for the one that is being made in `watch`.
 
     With `test`, labelled images, it also shows accuracies before and after the last step. `typed` is how commands on
     the page name the model. With `token`, every request must carry it. `device` is for a model that is loaded later.
-    `report` gets the progress of reading the labelled images.
+    `report` gets the progress of reading the labelled images. `inbox` is a folder of new photos.
     """
     limits = limits or Limits()
     service = Service(model, limits, watch, test, typed, device, report)
+    served_inbox = None if inbox is None else ServedInbox(inbox, service)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.start()
+        if served_inbox is not None:
+            served_inbox.start()
         awaiting = asyncio.create_task(service.await_model()) if model is None and watch is not None else None
         yield
         if awaiting is not None:
             awaiting.cancel()
             with suppress(asyncio.CancelledError):
                 await awaiting
+        if served_inbox is not None:
+            await asyncio.to_thread(served_inbox.stop)
         await asyncio.to_thread(service.stop)
 
     app = FastAPI(
@@ -81,8 +90,9 @@ def create_app(
         exception_handlers=HANDLERS,
     )
     app.state.service = service
-    app.include_router(router)
-    app.include_router(page_router)
+    app.state.inbox = served_inbox
+    for each in (router, inbox_router, page_router, inbox_page_router):
+        app.include_router(each)
     app.add_middleware(BodyLimits, limits=limits)
     app.add_middleware(Access, names=names or HostNames("127.0.0.1"), token=token)
     return app

@@ -22,7 +22,7 @@ from branchout.inbox.analysis import MAX_PIXELS, Analyzer
 from branchout.inbox.folder import Decision, Inbox, Photo, class_name
 from branchout.inbox.groups import Analysis, SeenPhoto
 from branchout.report.gallery import thumbnail
-from branchout.report.page import static_file, template
+from branchout.report.page import rendered, static_file
 from branchout.serve import schema
 from branchout.serve.limits import Refused
 from branchout.serve.progress import progress_of
@@ -97,6 +97,9 @@ class InboxSettings:
 
     folder: Path
     memory: Path | None = None
+    """Exemplars of old classes, for runs and for the threshold."""
+    known: Path | None = None
+    """Other labelled images of known classes for the threshold, which the model was not trained with."""
     threshold: float | None = None
     epochs: int | None = None
 
@@ -135,7 +138,7 @@ class ServedInbox:
                 served = self.service.model
                 if served is not None and served is not model:  # the first one, or one that went live
                     self._known = frozenset(served.classes)
-                    analyzer = Analyzer.of(served, self.settings.memory, self.settings.threshold, report=self._note)
+                    analyzer = self._analyzer(served)
                     model, before = served, None
                 if analyzer is not None:
                     done = runs.taught(self.inbox)
@@ -150,6 +153,10 @@ class ServedInbox:
                 self._error = str(error) if isinstance(error, BranchoutError) else f"{type(error).__name__}: {error}"
             self._stopping.wait(LOOK_EVERY)
 
+    def _analyzer(self, model: api.Model) -> Analyzer:
+        asked = self.settings
+        return Analyzer.of(model, asked.known or asked.memory, asked.threshold, report=self._note)
+
     def _note(self, event: Event) -> None:
         if self._stopping.is_set():
             raise _Stopped
@@ -158,38 +165,32 @@ class ServedInbox:
     # What the page shows.
 
     def info(self) -> InboxInfo:
-        analysis, decisions = self._analysis, self.inbox.decisions()
-        done = runs.taught(self.inbox)
-        seen = {each.photo: each for each in (analysis.photos if analysis else []) if each.photo not in done}
-        groups = (
-            [[seen[p] for p in group if p in seen and p not in decisions] for group in analysis.groups]
-            if analysis
-            else []
-        )
-        unknown = {photo for group in (analysis.groups if analysis else []) for photo in group}
+        found = self._analysis or Analysis(threshold=0, known_images=0, photos=[], groups=[])
+        decisions, done = self.inbox.decisions(), runs.taught(self.inbox)
+        open_ = {each.photo: each for each in found.photos if each.photo not in done and each.photo not in decisions}
+        unknown = [[open_[photo] for photo in group if photo in open_] for group in found.groups]
         enough, waiting = runs.ready(self.inbox)
         return InboxInfo(
-            state="failed" if self._error else "starting" if analysis is None else "ready",
+            state="failed" if self._error else "starting" if self._analysis is None else "ready",
             work=self._work,
             error=self._error,
             folder=self.inbox.folder.name or str(self.inbox.folder),
             model=Path(self._model_name()).name,
-            threshold=analysis.threshold if analysis else None,
-            known_images=analysis.known_images if analysis else 0,
-            groups=[group for group in groups if group],
-            fitting=[each for p, each in seen.items() if p not in unknown and p not in decisions],
-            decided=[
-                DecidedClass(
-                    **{"class": name}, known=name in self._known, missing=max(0, runs.FEWEST - len(found)), photos=found
-                )
-                for name, found in sorted({**enough, **waiting}.items())
-            ],
-            dismissed=[each for p, each in decisions.items() if each.name is None and p not in done],
+            threshold=found.threshold,
+            known_images=found.known_images,
+            groups=[group for group in unknown if group],
+            fitting=[each for each in found.fitting if each.photo in open_],
+            decided=[self._decided(name, photos) for name, photos in sorted({**enough, **waiting}.items())],
+            dismissed=[each for photo, each in decisions.items() if each.name is None and photo not in done],
             taught=len(done),
-            unreadable=analysis.unreadable if analysis else {},
+            unreadable=found.unreadable,
             next=runs.next_name(self._model_name()).name,
             run=self._run_info(),
         )
+
+    def _decided(self, name: str, photos: list[Decision]) -> DecidedClass:
+        missing = max(0, runs.FEWEST - len(photos))
+        return DecidedClass(**{"class": name}, known=name in self._known, missing=missing, photos=photos)
 
     def _model_name(self) -> str:
         model = self.service.model
@@ -203,8 +204,15 @@ class ServedInbox:
         if state == "stopped" and self._process is not None and self._process.poll() is None:
             state = "running"  # it has just been started
         works = progress_of(run.out).works if state in ("running", "stopped") else []
-        return RunInfo(number=run.number, state=state, out=run.out.name, classes=run.settings.classes, works=works or [],
-                       result=run.result, error=run.error)  # fmt: skip
+        return RunInfo(
+            number=run.number,
+            state=state,
+            out=run.out.name,
+            classes=run.settings.classes,
+            works=works,
+            result=run.result,
+            error=run.error,
+        )
 
     def photo(self, photo: str) -> Photo:
         found = next((each for each in self.inbox.photos() if each.id == photo), None)
@@ -326,7 +334,7 @@ async def act(inbox: Served, wanted: RunAction) -> object:
 
 @page_router.get("/inbox")
 async def page() -> Response:
-    return Response(template("inbox.html"), media_type="text/html; charset=utf-8")
+    return Response(rendered("inbox.html"), media_type="text/html; charset=utf-8")
 
 
 @page_router.get("/inbox.js")

@@ -45,6 +45,7 @@ class Service:
         report: Report = silent,
     ) -> None:
         self.limits = limits
+        self.typed = typed
         self.watch = watch
         self.failure: str | None = None
         """Why the awaited model cannot be opened."""
@@ -85,6 +86,21 @@ class Service:
             await asyncio.to_thread(lambda: self._open(api.load(watch, device=self._device)))
         except BranchoutError as error:
             self.failure = str(error)
+
+    @property
+    def model(self) -> api.Model | None:
+        """The model that is served; None while it is awaited."""
+        return None if self._engine is None else self._engine.model
+
+    def replace(self, model: api.Model) -> None:
+        """Serve another model from now on, as if the server had been started with it."""
+        earlier, batcher = self.report, self._batcher
+        self.typed = str(model.folder or self.typed)
+        self.report = LiveReport(earlier.test, self.typed)
+        self._open(model)
+        earlier.stop()
+        if batcher is not None:
+            batcher.close()
 
     def stop(self) -> None:
         self.report.stop()
@@ -168,6 +184,9 @@ class Service:
     async def ask(self, questions: Sequence[Question]) -> list[Result]:
         """The results in the order of the questions. Either all of them are accepted or none."""
         assert self._batcher is not None
+        space = self.engine.model.classifier.space
+        if any(question.point.head.space is not space for question in questions):
+            raise Refused(503, "The model was replaced by another one. Send the images again.", RETRY_SOON)
         try:
             futures = self._batcher.submit(questions)
         except Full:

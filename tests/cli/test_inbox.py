@@ -1,0 +1,107 @@
+"""The inbox on the command line alone: list, name, teach, accept; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from helpers import refused, run, well
+from inbox_case import UNKNOWN_GLYPHS, Case, check_taught, make_with_glyphs
+
+from branchout import api
+from branchout.data.samples import Samples
+from branchout.inbox.folder import Inbox
+from branchout.inbox.groups import listed
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, Samples]:
+    return make_with_glyphs(tmp_path_factory.mktemp("inbox"))
+
+
+@pytest.fixture
+def case(drawn: tuple[Case, Samples], tmp_path: Path) -> Case:
+    made = drawn[0]
+    return Case(shutil.copytree(made.root, tmp_path / "all"), tmp_path / "all" / "v1", made.truth)
+
+
+def test_from_ten_photos_to_a_model_that_knows_both_classes(case: Case, drawn: tuple[Case, Samples]) -> None:
+    out = case.root / "v2"
+    said = well(run("inbox", case.photos, "--model", case.model, "--memory", case.old))
+    assert "10 photos" in said
+    assert "group 1: " in said
+    assert "100 images of known classes" in said
+    found = listed(Inbox(case.photos))
+    file_of = {each.photo: each.file for each in found.photos}
+    words: list[str] = []
+    for number, members in enumerate(found.groups, 1):
+        name = Counter(case.truth[file_of[photo]] for photo in members).most_common(1)[0][0]
+        words += ["--name", f"{number}={name}"]
+    rest = [each.file for each in found.fitting]
+    others = [word for file in rest for word in ("--name", f"{file}={case.truth[file]}")]
+    said = well(run("inbox", case.photos, *words, *others))
+    assert "--teach" in said
+    well(run("inbox", case.photos, *(w for file, name in case.truth.items() for w in ("--name", f"{file}={name}"))))
+    assert {each.file: each.name for each in Inbox(case.photos).decisions().values()} == case.truth
+    said = well(run("inbox", case.photos, "--model", case.model, "--memory", case.old, "--teach", out))
+    assert "of the 10 taught photos are answered right" in said
+    assert "--accept" in said
+    said = well(run("inbox", case.photos, "--accept"))
+    assert f"--model {out}" in said
+    model = api.load(out)
+    assert set(UNKNOWN_GLYPHS) < set(model.classes)
+    check_taught(model, drawn[1])
+    said = well(run("inbox", case.photos, "--model", out, "--memory", case.old))
+    assert "0 photos" in said
+
+
+def test_the_list_for_programs_and_decisions_that_are_undone(case: Case) -> None:
+    words = ["--model", case.model, "--threshold", "-100", "--json"]
+    first = run("inbox", case.photos, *words)
+    assert first.status == 0
+    found = json.loads(first.out.splitlines()[-1])
+    assert sum(map(len, found["groups"])) == 10
+    well(run("inbox", case.photos, "--dismiss", "1", "--name", "a-0.png=telephone=black"))
+    decided = {each.file: each.name for each in Inbox(case.photos).decisions().values()}
+    assert "telephone=black" in decided.values() or decided["a-0.png"] is None  # if it was in group 1
+    assert None in decided.values()
+    well(run("inbox", case.photos, *(word for file in decided for word in ("--undo", file))))
+    assert Inbox(case.photos).decisions() == {}
+    said = well(run("inbox", case.photos, "--name", "a-1.png=telephone"))
+    assert "telephone has 1 photo" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], ["--model"]),
+        (["--name", "robin"], ["--name 1=robin"]),
+        (["--name", "7=robin"], ["branchout inbox"]),
+        (["--name", "gone.png=robin"], ["gone.png"]),
+        (["--name", "a-0.png=../robin"], ["folder"]),
+        (["--dismiss", "gone.png"], ["gone.png"]),
+        (["--accept"], ["--teach"]),
+        (["--teach", "v2"], ["--model"]),
+        (["--teach", "v2", "--model", "glyphs"], ["nothing to teach"]),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_nothing_is_decided(
+    drawn: tuple[Case, Samples], words: list[str], said: list[str]
+) -> None:
+    photos = drawn[0].photos
+    refused(run("inbox", photos, *words), *said)
+    assert Inbox(photos).decisions() == {}
+
+
+def test_a_list_without_known_images_asks_for_them(drawn: tuple[Case, Samples]) -> None:
+    refused(run("inbox", drawn[0].photos, "--model", drawn[0].model), "--memory")
+    refused(run("inbox", drawn[0].root / "nowhere", "--model", drawn[0].model), "nowhere")
+
+
+def test_serving_an_inbox_needs_known_images(drawn: tuple[Case, Samples]) -> None:
+    case = drawn[0]
+    refused(run("serve", case.model, "--inbox", case.photos), "--memory")
+    refused(run("serve", case.model, "--memory", case.old), "--inbox")

@@ -1,0 +1,76 @@
+"""The inbox on disk: photos stay as they are, and every decision is one small file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from inbox_case import write
+
+from branchout.data.samples import Samples
+from branchout.errors import BranchoutError
+from branchout.inbox.folder import Inbox, by_class, class_name
+
+
+@pytest.fixture
+def photos(train: Samples, tmp_path: Path) -> Path:
+    write(train, "infinity", 3, tmp_path / "photos", "a")
+    return tmp_path / "photos"
+
+
+def test_only_images_count_and_copies_once(photos: Path) -> None:
+    (photos / "notes.txt").write_text("not an image")
+    (photos / ".hidden.png").write_bytes((photos / "a0.png").read_bytes())
+    (photos / "camera").mkdir()
+    shutil.copy(photos / "a0.png", photos / "camera" / "copy.png")
+    shutil.copy(photos / "a1.png", photos / "camera" / "other.png")
+    (photos / "a1.png").unlink()
+    assert [photo.file for photo in Inbox(photos).photos()] == ["a0.png", "a2.png", "camera/other.png"]
+
+
+def test_a_decision_is_a_file_and_follows_the_content(photos: Path) -> None:
+    inbox = Inbox(photos)
+    first, second, third = inbox.photos()
+    inbox.decide([first, second], " robin ")
+    inbox.decide([third], None)
+    kept = json.loads((photos / ".inbox" / "decisions" / f"{first.id}.json").read_text())
+    assert (kept["file"], kept["name"]) == ("a0.png", "robin")
+    (photos / "a0.png").rename(photos / "z.png")
+    again = Inbox(photos)  # another process
+    assert {each.name for each in again.decisions().values()} == {"robin", None}
+    assert [each.photo for each in by_class(again.decisions())["robin"]] == [first.id, second.id]
+    again.decide([first], "wren")
+    again.undo([second, third])
+    assert {k: d.name for k, d in Inbox(photos).decisions().items()} == {first.id: "wren"}
+    assert sorted(path.name for path in photos.iterdir()) == [".inbox", "a1.png", "a2.png", "z.png"]
+
+
+def test_a_photo_that_is_still_being_written_is_seen_when_it_is_complete(photos: Path, train: Samples) -> None:
+    inbox = Inbox(photos)
+    data = (photos / "a0.png").read_bytes()
+    (photos / "new.png").write_bytes(data[:60])
+    half = {photo.file: photo.id for photo in inbox.photos()}["new.png"]
+    (photos / "new.png").write_bytes(data + b"x")
+    assert {photo.file: photo.id for photo in inbox.photos()}["new.png"] != half
+
+
+@pytest.mark.parametrize("name", ["", "  ", "../up", "a/b", "a\\b", ".hidden", "bell\x07", "x" * 121])
+def test_a_class_name_must_be_the_name_of_a_folder(name: str) -> None:
+    with pytest.raises(BranchoutError, match="name of a folder"):
+        class_name(name)
+
+
+def test_a_damaged_decision_is_named(photos: Path) -> None:
+    inbox = Inbox(photos)
+    inbox.decide(inbox.photos()[:1], "robin")
+    [file] = (photos / ".inbox" / "decisions").iterdir()
+    file.write_text('{"photo": 3}')
+    with pytest.raises(BranchoutError, match=file.name):
+        inbox.decisions()
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BranchoutError, match="nowhere"):
+        Inbox(tmp_path / "nowhere")

@@ -1,0 +1,161 @@
+"""Runs: what is taught, what is kept when a process is killed, and what becomes of the new model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers import start
+from inbox_case import UNKNOWN, Case, make, write
+
+from branchout import api
+from branchout.data.samples import Samples
+from branchout.errors import BranchoutError
+from branchout.files import read_json
+from branchout.inbox import runs
+from branchout.inbox.folder import Inbox
+from branchout.inbox.teach import execute
+from branchout.training.work import work_folder
+
+
+@pytest.fixture
+def case(base: api.Model, train: Samples, tmp_path: Path) -> Case:
+    return make(tmp_path, base, train)
+
+
+def named(case: Case) -> Inbox:
+    inbox = Inbox(case.photos)
+    for name in UNKNOWN:
+        inbox.decide([photo for photo in inbox.photos() if case.truth[photo.file] == name], name)
+    return inbox
+
+
+def planned(case: Case, inbox: Inbox, out: str = "v2", epochs: int = 8) -> runs.Run:
+    return runs.plan(inbox, str(case.model), case.root / out, case.old, epochs)
+
+
+def test_from_ten_photos_to_a_model_and_on_to_the_next(case: Case, train: Samples) -> None:
+    inbox = named(case)
+    run = planned(case, inbox)
+    assert run.state() == "stopped"
+    assert run.settings.classes == dict.fromkeys(UNKNOWN, 5)
+    with pytest.raises(BranchoutError, match="not finished"):
+        runs.accept(run)
+    result = execute(run)
+    assert run.state() == "finished"
+    assert result == runs.open_run(inbox).result
+    assert (result.photos, result.images > 0) == (10, True)
+    assert set(UNKNOWN) < set(api.load(run.out).classes)
+    run = runs.accept(run)
+    assert run.state() == "live"
+    assert runs.taught(inbox) == {photo.id for photo in inbox.photos()}
+    assert runs.live_model(inbox) == str(run.out)
+    assert runs.ready(inbox) == ({}, {})
+
+    # The next run: its exemplars include the photos of the first.
+    write(train, "question mark", 3, case.photos, "c-")
+    inbox.decide([photo for photo in inbox.photos() if photo.file.startswith("c-")], "question mark")
+    second = runs.plan(inbox, str(run.out), case.root / "v3", case.old, 2)
+    assert second.settings.classes == {"question mark": 3}
+    warnings = execute(second).warnings
+    assert not [line for line in warnings if "may be forgotten" in line]
+    history = api.load(second.out).saved.history
+    assert history[-1]["exemplars kept"] > 4 * 8 + 2 * 3  # a fifth of each class is held out
+
+
+def test_a_discarded_run_keeps_the_decisions(case: Case) -> None:
+    inbox = named(case)
+    run = planned(case, inbox, epochs=1)
+    execute(run)
+    run = runs.discard(run)
+    assert run.state() == "discarded"
+    assert not run.out.exists()
+    assert len(runs.ready(inbox)[0]["infinity"]) == 5
+    with pytest.raises(BranchoutError, match="discarded"):
+        runs.discard(run)
+    assert planned(case, inbox, epochs=1).number == 2
+
+
+def test_classes_with_few_photos_wait(case: Case) -> None:
+    inbox = Inbox(case.photos)
+    inbox.decide(inbox.photos()[:2], "infinity")
+    with pytest.raises(BranchoutError, match="infinity has 2"):
+        planned(case, inbox)
+    assert list(runs.ready(inbox)[1]) == ["infinity"]
+
+
+def test_one_run_at_a_time_and_the_same_command_resumes(case: Case) -> None:
+    inbox = named(case)
+    run = planned(case, inbox)
+    assert planned(case, inbox) == run
+    with pytest.raises(BranchoutError, match="--discard"):
+        planned(case, inbox, out="other")
+
+
+def test_a_run_that_fails_says_why_and_can_be_tried_again(case: Case) -> None:
+    inbox = named(case)
+    run = planned(case, inbox, epochs=1)
+    hidden = case.old.rename(case.root / "away")
+    with pytest.raises(BranchoutError):
+        execute(run)
+    assert run.state() == "failed"
+    assert "old" in (run.error or "")
+    hidden.rename(case.old)
+    execute(run)
+    assert run.state() == "finished"
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + 180  # importing torch alone takes long on a busy machine
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_kill_in_the_middle_of_teaching_loses_nothing(case: Case) -> None:
+    inbox = named(case)
+    before = inbox.decisions()
+    run = planned(case, inbox, epochs=400)
+    process = start("inbox", case.photos, "--resume")
+    wait_for(lambda: list(work_folder(run.out).glob("*.safetensors")))  # the checkpoint of an epoch
+    assert run.state() == "running"
+    process.kill()
+    process.communicate()
+    assert run.state() == "stopped"
+    assert inbox.decisions() == before
+    assert not run.out.exists()
+    assert read_json(work_folder(run.out) / "progress.json")["works"]
+
+    seen: list[int] = []
+    first = runs.Run(run.folder, run.settings)
+    execute(first, report=lambda event: seen.append(event.done) if "branch" in event.work else None)
+    assert seen[0] > 1  # it went on where it was killed
+    assert run.state() == "finished"
+    assert set(UNKNOWN) < set(api.load(run.out).classes)
+
+
+def test_a_run_in_the_background_can_be_stopped_and_thrown_away(case: Case) -> None:
+    inbox = named(case)
+    run = planned(case, inbox, epochs=300)
+    process = runs.start(inbox, run)
+    assert os.getpgid(process.pid) != os.getpgid(0)  # Ctrl-C of the server does not reach it
+    wait_for(lambda: run.state() == "running")
+    with pytest.raises(BranchoutError, match="running"):
+        runs.discard(run)
+    runs.stop(run)
+    assert process.wait(30) == -signal.SIGTERM
+    assert run.state() == "stopped"
+    runs.discard(run)
+    assert not work_folder(run.out).exists()
+
+
+def test_names_for_the_next_model(tmp_path: Path, case: Case) -> None:
+    for name, following in (("v2", "v3"), ("birds", "birds-2"), ("v9", "v11")):
+        (tmp_path / name).symlink_to(case.model)
+        (tmp_path / "v10").mkdir(exist_ok=True)
+        assert runs.next_name(str(tmp_path / name)).name == following
+    assert runs.next_name("efficientnet_lite0").name == "v2"

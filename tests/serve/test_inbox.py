@@ -1,0 +1,169 @@
+"""The inbox over HTTP: what is decided is on disk, other sites are refused, names never become paths."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from inbox_case import UNKNOWN, Case, make
+from serving import Caller, Reply, png, running, wait_for
+
+from branchout import api
+from branchout.data.samples import Samples
+from branchout.inbox import runs
+from branchout.inbox.folder import Inbox
+from branchout.inbox.teach import execute
+from branchout.serve.app import create_app
+from branchout.serve.inbox import InboxSettings, RunAction, router
+from branchout.serve.limits import Refused
+
+
+@pytest.fixture
+def case(base: api.Model, train: Samples, tmp_path: Path) -> Case:
+    made = make(tmp_path, base, train)
+    return made._replace(model=shutil.copytree(made.model, tmp_path / "v1"))
+
+
+@pytest.fixture
+def server(case: Case) -> Iterator[Caller]:
+    settings = InboxSettings(case.photos, case.old, threshold=-100.0, epochs=1)
+    with running(create_app(api.load(case.model), inbox=settings)) as caller:
+        wait_for(lambda: caller.get("/inbox/state").json["state"] == "ready", 60)
+        yield caller
+
+
+def post(caller: Caller, path: str, content: Any, **headers: str) -> Reply:
+    return caller.ask("POST", path, json.dumps(content), Content_Type="application/json", **headers)
+
+
+def ids(caller: Caller) -> list[str]:
+    return [each["photo"] for group in caller.get("/inbox/state").json["groups"] for each in group]
+
+
+def test_decisions_are_files_and_new_photos_are_seen(server: Caller, case: Case, val: Samples) -> None:
+    chosen = ids(server)
+    assert len(chosen) == 10
+    found = post(server, "/inbox/decisions", {"photos": chosen[:3], "action": "name", "class": "robin"}).json
+    assert [(each["class"], each["missing"], each["known"]) for each in found["decided"]] == [("robin", 0, False)]
+    found = post(server, "/inbox/decisions", {"photos": chosen[3:4], "action": "dismiss"}).json
+    assert [each["photo"] for each in found["dismissed"]] == chosen[3:4]
+    on_disk = Inbox(case.photos).decisions()
+    assert {photo: on_disk[photo].name for photo in chosen[:4]} == {
+        **dict.fromkeys(chosen[:3], "robin"),
+        chosen[3]: None,
+    }
+    post(server, "/inbox/decisions", {"photos": chosen[:4], "action": "undo"})
+    assert Inbox(case.photos).decisions() == {}
+    (case.photos / "later.png").write_bytes(png(val.read(0)))
+    wait_for(lambda: len(ids(server)) == 11)
+    picture = server.get(f"/inbox/photo/{chosen[0]}")
+    assert (picture.status, picture.headers["content-type"]) == (200, "image/png")
+
+
+def test_other_sites_may_neither_decide_nor_teach(server: Caller, case: Case) -> None:
+    chosen = {"photos": ids(server)[:3], "action": "name", "class": "robin"}
+    requests = {"/inbox/decisions": chosen, "/inbox/runs": {}, "/inbox/run": {"action": "discard"}}
+    for path, content in requests.items():
+        assert post(server, path, content, Origin="http://evil.example").status == 403
+        assert post(server, path, content, Sec_Fetch_Site="cross-site").status == 403
+        assert post(server, path, content, Host="evil.example").status == 403
+    assert not (case.photos / ".inbox" / "decisions").exists()
+    assert not (case.photos / ".inbox" / "runs").exists()
+
+
+def test_with_a_token_nothing_of_the_inbox_is_shown_without_it(case: Case) -> None:
+    settings = InboxSettings(case.photos, None, threshold=-100.0)
+    with running(create_app(api.load(case.model), token="a" * 20, inbox=settings)) as caller:
+        for path in ("/inbox", "/inbox.js", "/inbox/state", "/inbox/photo/0123456789abcdef"):
+            assert caller.get(path).status == 401
+        assert post(caller, "/inbox/runs", {}).status == 401
+        assert caller.get("/inbox/state", Authorization=f"Bearer {'a' * 20}").status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status"),
+    [
+        ("/inbox/decisions", {"photos": ["../../etc/passwd"], "action": "dismiss"}, 422),
+        ("/inbox/decisions", {"photos": ["0123456789abcdef"], "action": "dismiss"}, 404),
+        ("/inbox/decisions", {"photos": [], "action": "dismiss"}, 422),
+        ("/inbox/decisions", {"photos": ["0123456789abcdef"], "action": "delete"}, 422),
+        ("/inbox/decisions", {"photos": ["0123456789abcdef"], "action": "name"}, 422),
+        ("/inbox/decisions", {"photos": ["0123456789abcdef"], "action": "name", "class": "../up"}, 422),
+        ("/inbox/decisions", {"photos": ["0123456789abcdef"] * 600, "action": "dismiss"}, 413),
+        ("/inbox/runs", {"out": "../elsewhere"}, 422),
+        ("/inbox/runs", {"out": "/tmp/elsewhere"}, 422),
+        ("/inbox/runs", {}, 422),
+        ("/inbox/run", {"action": "accept"}, 409),
+        ("/inbox/run", {"action": "explode"}, 422),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_a_sentence(
+    server: Caller, case: Case, path: str, content: Any, status: int
+) -> None:
+    reply = post(server, path, content)
+    assert (reply.status, len(reply.json["error"]) > 10) == (status, True)
+    assert sorted(each.name for each in case.root.iterdir()) == ["old", "photos", "v1"]
+
+
+def test_a_photo_that_is_not_in_the_inbox_is_not_shown(server: Caller) -> None:
+    assert server.get("/inbox/photo/0123456789abcdef").status == 404
+    assert server.get("/inbox/photo/..%2f..%2fold").status == 404
+
+
+def test_a_server_without_an_inbox_says_how_to_get_one(base: api.Model) -> None:
+    with running(create_app(base)) as caller:
+        reply = caller.get("/inbox/state")
+        assert reply.status == 404
+        assert "--inbox" in reply.json["error"]
+
+
+def test_a_model_that_goes_live_answers_at_once(server: Caller, case: Case, val: Samples) -> None:
+    inbox = Inbox(case.photos)
+    for name in UNKNOWN:
+        inbox.decide([photo for photo in inbox.photos() if case.truth[photo.file] == name], name)
+    run = runs.plan(inbox, str(case.model), case.root / "v2", case.old, 1)
+    assert server.get("/inbox/state").json["run"]["state"] == "stopped"
+    execute(run)
+    before = server.get("/model").json
+    assert post(server, "/inbox/runs", {}).status == 409
+    found = post(server, "/inbox/run", {"action": "accept"}).json
+    assert (found["run"], found["model"], found["next"], found["taught"]) == (None, "v2", "v3", 10)
+    after = server.get("/model").json
+    assert len(after["classes"]) == len(before["classes"]) + 2
+    picture = ("a.png", png(val.read(int(np.flatnonzero(val.names == "infinity")[0]))))
+    reply = server.predict([picture], "?top=10")
+    assert {each["class"] for each in reply.json["predictions"][0]["answers"]} >= set(UNKNOWN)
+    assert server.get("/report-data").status == 200
+    wait_for(lambda: server.get("/inbox/state").json["groups"] == [])
+
+
+def test_a_question_for_the_earlier_model_is_not_put_to_the_new_one(base: api.Model, extended: api.Model) -> None:
+    import asyncio
+
+    import torch
+
+    from branchout.serve.engine import Question
+
+    app = create_app(base)
+    service = app.state.service
+    service.start()
+    point = service.engine.points.current
+    service.replace(extended)
+    with pytest.raises(Refused, match="again"):
+        asyncio.run(service.ask([Question(torch.zeros(1, 32, 32, dtype=torch.uint8), 5, False, point)]))
+    service.stop()
+
+
+def test_every_action_of_the_page_is_one_of_the_api() -> None:
+    from branchout.report.page import static_file
+
+    script = static_file("inbox.js")
+    assert all(f'"{action}"' in script for action in RunAction.model_fields["action"].annotation.__args__)
+    assert {route.path for route in router.routes} == {
+        "/inbox/state", "/inbox/photo/{photo}", "/inbox/decisions", "/inbox/runs", "/inbox/run",
+    }  # fmt: skip

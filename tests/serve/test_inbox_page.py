@@ -1,0 +1,155 @@
+"""The inbox in a real browser: from ten photos of two unknown classes to a model that knows both, with keys."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browsing import Browser, Page, fits, until, visited
+from inbox_case import UNKNOWN_GLYPHS, Case, check_taught, make_with_glyphs
+from serving import Caller, running
+
+from branchout import api
+from branchout.data.samples import Samples
+from branchout.inbox.folder import Inbox
+from branchout.serve.app import create_app
+from branchout.serve.inbox import InboxSettings
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, Samples]:
+    return make_with_glyphs(tmp_path_factory.mktemp("inbox"))
+
+
+@pytest.fixture
+def case(drawn: tuple[Case, Samples], tmp_path: Path) -> Case:
+    made = drawn[0]
+    return Case(shutil.copytree(made.root, tmp_path / "all"), tmp_path / "all" / "v1", made.truth)
+
+
+@pytest.fixture
+def server(case: Case) -> Iterator[Caller]:
+    with running(create_app(api.load(case.model), inbox=InboxSettings(case.photos, case.old))) as caller:
+        yield caller
+
+
+def address(server: Caller) -> str:
+    return f"http://127.0.0.1:{server.port}/inbox"
+
+
+def opened(page: Page) -> None:
+    until(page, "document.querySelectorAll('#groups .photo, #fits .photo').length === 10", 60)
+
+
+def files(page: Page, where: str) -> list[str]:
+    found: list[str] = page.locator(f"{where} .photo").evaluate_all("all => all.map((each) => each.title)")
+    return found
+
+
+def press(page: Page, *keys: str) -> None:
+    for key in keys:
+        page.keyboard.press(key)
+
+
+def send(page: Page, file: str, name: str) -> None:
+    page.locator(f'.photo[title="{file}"]').focus()
+    press(page, "s")
+    page.keyboard.type(name)
+    press(page, "Enter")
+
+
+def name_everything(page: Page, case: Case) -> None:
+    """Each group by the class that most of its photos have; first, one by one, the photos that are elsewhere."""
+    while left := page.locator("#groups .photo, #fits .photo").count():
+        if page.locator("#groups .group").count():
+            shown = files(page, "#groups .group:first-child")
+            name = Counter(case.truth[file] for file in shown).most_common(1)[0][0]
+            single = [file for file in shown if case.truth[file] != name]
+        else:
+            shown = single = files(page, "#fits")
+        if single:
+            send(page, single[0], case.truth[single[0]])
+            shown = single[:1]
+        else:
+            page.locator("#groups .photo").first.focus()
+            press(page, "n")
+            page.keyboard.type(name)
+            press(page, "Enter")
+        until(page, f"document.querySelectorAll('#groups .photo, #fits .photo').length === {left - len(shown)}")
+
+
+def test_from_ten_photos_to_a_model_that_knows_both_classes(
+    browser: Browser, server: Caller, case: Case, drawn: tuple[Case, Samples]
+) -> None:
+    with visited(browser, address(server)) as page:
+        opened(page)
+        assert page.locator("#groups .photo").count() >= 5  # most are found to be unknown
+        name_everything(page, case)
+        assert page.locator("#classes-named .group").count() == 2
+        decided = Inbox(case.photos).decisions().values()
+        assert {each.file: each.name for each in decided} == case.truth
+        assert "2 classes (10 photos)" in page.locator("#teach").inner_text()
+        press(page, "t")
+        until(page, "document.getElementById('run').dataset.state === 'running'")
+    with visited(browser, address(server)) as page:  # the page was closed meanwhile
+        until(page, "document.getElementById('run').dataset.state === 'finished'", 180)
+        assert "of the 10 photos are answered right" in page.locator("#result").inner_text()
+        page.get_by_role("button", name="Go live").click()
+        until(page, "document.getElementById('run').hidden", 30)
+        assert "v2 is served now" in page.locator("#summary").inner_text()
+    model = api.load(case.root / "v2")
+    assert set(UNKNOWN_GLYPHS) < set(model.classes)
+    assert len(server.get("/model").json["classes"]) == len(model.classes)
+    check_taught(model, drawn[1])
+
+
+def test_keys_move_dismiss_and_undo(browser: Browser, server: Caller, case: Case) -> None:
+    with visited(browser, address(server)) as page:
+        opened(page)
+        order = files(page, "#groups")
+        focused = "document.activeElement.title"
+        press(page, "ArrowRight")
+        assert page.evaluate(focused) == order[0]
+        press(page, "ArrowRight")
+        assert page.evaluate(focused) == order[1]
+        press(page, "ArrowDown", "ArrowUp")
+        assert page.evaluate(focused) == order[0]
+        press(page, "x")
+        until(page, "document.querySelectorAll('#dismissed .photo').length === 1")
+        until(page, f"document.activeElement.title === '{order[1]}'")
+        press(page, "u")
+        until(page, "document.querySelectorAll('#dismissed .photo').length === 0")
+        page.locator("#groups .photo").first.focus()
+        count = len(files(page, "#groups .group:first-child"))
+        press(page, "Shift+X")
+        until(page, f"document.querySelectorAll('#dismissed .photo').length === {count}")
+        page.locator("#groups .photo, #fits .photo").first.focus()
+        press(page, "s")
+        assert page.evaluate("document.getElementById('send').open")
+        press(page, "Escape")
+        assert not page.evaluate("document.getElementById('send').open")
+    assert len(Inbox(case.photos).decisions()) == count
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, False), (768, True), (1400, False)])
+def test_it_fits_every_width_and_pictures_load(browser: Browser, server: Caller, width: int, dark: bool) -> None:
+    with visited(browser, address(server), width=width, dark=dark) as page:
+        opened(page)
+        assert fits(page)
+        until(page, "[...document.querySelectorAll('#groups img')].slice(0, 2).every((each) => each.naturalWidth > 0)")
+        assert page.evaluate("[...document.querySelectorAll('input')].every((each) => each.labels.length)")
+
+
+def test_a_name_that_cannot_be_a_folder_is_explained_and_nothing_is_lost(
+    browser: Browser, server: Caller, case: Case
+) -> None:
+    with visited(browser, address(server), forgiven=["422"]) as page:
+        opened(page)
+        page.locator("#groups input").first.fill("../up")
+        press(page, "Enter")
+        until(page, "!document.getElementById('message').hidden")
+        assert "slash" in page.locator("#message").inner_text()
+        assert len(files(page, "#groups")) + len(files(page, "#fits")) == 10
