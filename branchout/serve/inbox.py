@@ -193,8 +193,9 @@ class ServedInbox:
         return DecidedClass(**{"class": name}, known=name in self._known, missing=missing, photos=photos)
 
     def _model_name(self) -> str:
+        """As `branchout.load` takes it. What was typed comes first: the folder of a built-in model is not the user's."""
         model = self.service.model
-        return str(self.service.typed if model is None or model.folder is None else model.folder)
+        return self.service.typed or str(model.folder if model is not None else "")
 
     def _run_info(self) -> RunInfo | None:
         run = runs.open_run(self.inbox)

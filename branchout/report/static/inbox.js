@@ -6,6 +6,7 @@ const byId = (id) => document.getElementById(id);
 let shown = null; // the state on the page, as JSON text
 let state = null;
 const lastDecided = [[]]; // photos of each decision made on this page, the last one at the end
+let live = ""; // said before the summary once a model went live
 let sending = null; // the photo in the dialog
 
 function element(tag, properties = {}, ...children) {
@@ -160,7 +161,8 @@ function showRun(run) {
 async function act(action, run) {
   if (!(await change("/inbox/run", { action }))) return;
   if (action === "accept") {
-    byId("summary").textContent = `${run.out} is served now. ${byId("summary").textContent}`;
+    live = `${run.out} is served now. `;
+    byId("summary").textContent = live + summary(state, state.groups.flat().length);
     listClasses();
   }
 }
@@ -175,7 +177,7 @@ function show(found, mine) {
   shown = text;
   state = found;
   const unknown = found.groups.flat().length;
-  byId("summary").textContent = summary(found, unknown);
+  byId("summary").textContent = live + summary(found, unknown);
   if (found.state === "failed") complain(found.error);
   byId("unknown-note").textContent = unknown ? noteOnGroups(found) : "None at the moment. New photos in the folder appear here.";
   byId("groups").replaceChildren(...found.groups.map(groupOf));
@@ -198,7 +200,7 @@ function show(found, mine) {
 
 function summary(found, unknown) {
   if (found.work) return `${found.work}.`;
-  const parts = [`${photos(unknown)} in ${found.folder} ${unknown === 1 ? "fits" : "fit"} no class of ${found.model}`];
+  const parts = [`${photos(unknown)} in ${found.folder}/ ${unknown === 1 ? "fits" : "fit"} no class of ${found.model}`];
   if (found.fitting.length) parts.push(`${found.fitting.length} fit one`);
   if (found.taught) parts.push(`${found.taught} were taught`);
   return `${parts.join(", ")}.`;
@@ -265,7 +267,11 @@ function onKey(event) {
 }
 
 document.addEventListener("keydown", onKey);
-byId("teach").onclick = () => change("/inbox/runs", {});
+byId("teach").onclick = async () => {
+  if (!(await change("/inbox/runs", {}))) return;
+  byId("run-title").focus();
+  byId("run").scrollIntoView();
+};
 byId("send-cancel").onclick = () => byId("send").close("");
 byId("send").addEventListener("close", () => {
   if (byId("send").returnValue === "send") decide([sending], "name", byId("send-class").value);
