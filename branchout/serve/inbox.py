@@ -193,7 +193,7 @@ class ServedInbox:
         return DecidedClass(**{"class": name}, known=name in self._known, missing=missing, photos=photos)
 
     def _model_name(self) -> str:
-        """As `branchout.load` takes it. What was typed comes first: the folder of a built-in model is not the user's."""
+        """As `branchout.load` takes it. What was typed comes first: a built-in model lies in the package."""
         model = self.service.model
         return self.service.typed or str(model.folder if model is not None else "")
 
