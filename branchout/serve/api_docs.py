@@ -15,11 +15,15 @@ Schema = Mapping[str, Any]
 Row = tuple[str, str, Markup]
 """A name, its type, and what it means."""
 
+_JSON = "-H 'Content-Type: application/json'"
 CURL = {
     "POST /predict": "-F files=@photo.jpg '{}/predict?top=3'",
     "PUT /operating-point": """-X PUT -H 'Content-Type: application/json' -d '{{"goal": "avg"}}' {}/operating-point""",
     "GET /classes": "'{}/classes?search=robin'",
     "GET /progress/events": "-N {}/progress/events",
+    "POST /inbox/decisions": f"""{_JSON} -d '{{{{"photos": ["ID"], "action": "dismiss"}}}}' {{}}/inbox/decisions""",
+    "POST /inbox/runs": f"{_JSON} -d '{{{{}}}}' {{}}/inbox/runs",
+    "POST /inbox/run": f"""{_JSON} -d '{{{{"action": "accept"}}}}' {{}}/inbox/run""",
 }
 """What follows `curl` where it is more than a method and an address."""
 

@@ -639,7 +639,7 @@ def test_no_other_origin_is_given_leave(server: Caller) -> None:
     assert not [name for name in reply.headers if name.startswith("access-control")]
 
 
-@pytest.mark.parametrize("path", ["/", "/docs", "/script.js", "/model", "/nowhere", "/predict"])
+@pytest.mark.parametrize("path", ["/", "/docs", "/inbox", "/script.js", "/model", "/nowhere", "/predict"])
 def test_every_answer_keeps_pages_to_themselves(server: Caller, path: str) -> None:
     headers = server.get(path).headers
     policy = headers["content-security-policy"]
@@ -666,6 +666,8 @@ def test_pages_need_nothing_from_elsewhere(server: Caller) -> None:
     pages = {
         "/": "text/html",
         "/docs": "text/html",
+        "/inbox": "text/html",
+        "/inbox.js": "text/javascript",
         "/script.js": "text/javascript",
         "/serve.js": "text/javascript",
         "/style.css": "text/css",
@@ -697,15 +699,21 @@ def test_the_documentation_names_every_path(server: Caller) -> None:
         ("/health", "get"),
         ("/progress", "get"),
         ("/progress/events", "get"),
+        ("/inbox/state", "get"),
+        ("/inbox/photo/{photo}", "get"),
+        ("/inbox/decisions", "post"),
+        ("/inbox/runs", "post"),
+        ("/inbox/run", "post"),
     }
     page = server.get("/docs").body.decode()
     for path, method in paths:
         assert f"{method.upper()} {path}<" in page
-        address = f"http://127.0.0.1:{server.port}{path.replace('{number}', '0')}"
+        address = f"http://127.0.0.1:{server.port}{re.sub('{.*}', '0', path)}"
         assert re.search(rf"curl [^<]*{re.escape(address)}", page), path
     assert "multipart/form-data" in page
     assert "4XX" in page
-    for path, method in paths - {("/test-image/{number}", "get"), ("/progress/events", "get")}:
+    not_json = ("/test-image/{number}", "/progress/events", "/inbox/photo/{photo}")
+    for path, method in paths - {(each, "get") for each in not_json}:
         responses = described["paths"][path][method]["responses"]
         assert set(responses) == {"200", "4XX", "503"}  # what is answered in fact, not FastAPI's own error format
         assert "$ref" in responses["200"]["content"]["application/json"]["schema"]
