@@ -17,7 +17,7 @@ from branchout.bench.measured import Measured, curve
 from branchout.data.images import Images, in_order
 from branchout.data.samples import Samples
 from branchout.labels import LabelSpace
-from branchout.method.dial import dial_frontier
+from branchout.method.dial import dial_frontier, own_columns
 from branchout.method.recipes import PAPER
 from branchout.method.two_fold import Scored, score_dial
 from branchout.metrics import PAPER_GOALS, Accuracies, accuracies
@@ -43,7 +43,7 @@ def measure_baseline(
             for point, result in _points(dev, test, space, baseline.dial):
                 scored[point].append(result)
             if baseline.dial and seed == seeds[0] and experiment.steps == 1:
-                measured.curve = curve(dial_frontier(test[0][:, space.class_of_column], test[1], space), ("b",))
+                measured.curve = curve(dial_frontier(own_columns(test[0], space), test[1], space), ("b",))
             answers, labels = (np.concatenate(x) for x in zip(*((z.argmax(1), y) for z, y in (dev, test)), strict=True))
             both.append(accuracies(answers, labels, space))
         for point, results in scored.items():
@@ -98,11 +98,11 @@ def _scores(experiment: Experiment, scorer: nn.Module, half: Samples, step: int)
 
 
 def _points(dev: Half, test: Half, space: LabelSpace, dial: bool) -> Iterator[tuple[str, Scored]]:
-    """The predictions as they are, and with the dial. An overlapping class has its one score in each of its columns."""
+    """The predictions as they are, and with the dial."""
     folds = [accuracies(scores.argmax(1), labels, space) for scores, labels in (test, dev)]
     yield "plain", Scored.of("plain", (), folds)
     if dial:
-        columns = [(scores[:, space.class_of_column], labels) for scores, labels in (dev, test)]
+        columns = [(own_columns(scores, space), labels) for scores, labels in (dev, test)]
         for goal, scored in score_dial(columns[0], columns[1], space, PAPER_GOALS).items():
             yield f"dial-{goal}", replace(scored, goal=f"dial-{goal}")
 

@@ -78,7 +78,7 @@ def prediction_changes(
     moving = space.branch_of_column > 0 if moving is None else moving
     intercept, answer, slope = _lines(columns, space, pooler, moving)
     rows = np.arange(len(columns))
-    current = np.zeros(len(columns), dtype=np.int64)  # for b → -∞ the flattest line is on top
+    current = np.isfinite(intercept).argmax(1)  # for b → -∞ the flattest line is on top
     changes, answers = [], [answer[rows, current]]
     while True:
         # Where each steeper line overtakes the current one; the nearest crossing is the next change.
@@ -193,6 +193,18 @@ def balanced_without_old(columns: Floats, labels: Ints, space: LabelSpace) -> fl
     if newest.sum() > 2:
         return balanced
     return min(balanced, float((earlier - columns[:, newest].max(1))[known].max()))
+
+
+def own_columns(scores: Floats, space: LabelSpace) -> Floats:
+    """Columns for the dial from one score a class, as a method without branches gives them.
+
+    A class that a step has brought, new or again, moves as a whole with the column of its last step; its other columns
+    are -∞. Otherwise its unmoved copy would win the maximum, and the dial could raise the class but not lower it.
+    """
+    columns: Floats = scores[:, space.class_of_column].astype(np.float64)
+    last = dict(zip(space.class_of_column.tolist(), range(space.columns), strict=True))
+    columns[:, np.setdiff1d(np.arange(space.columns), list(last.values()))] = -np.inf
+    return columns
 
 
 def shifted(columns: Floats, space: LabelSpace, shifts: Sequence[float] | Floats) -> Floats:
