@@ -3,16 +3,17 @@ so at the end their one scale and one shift are fitted on held-out images with a
 FA+BiC does the same to the logits of the paper's new branch, which never touched the old ones.
 
 Source: Wu et al., CVPR 2019; λ = old/(old + new), temperature 2, and a tenth of the exemplars held out are theirs.
-FA+BiC: the paper's section 5.2 (Wu et al., CVPR 2022). Departures: the two numbers are found by Newton-like descent to
-the optimum, not by a fixed number of steps, with a slight pull to 1 and 0. In BiC their loss is convex; in FA+BiC it is
-so only while classes do not overlap, since a class of several columns enters as the largest of them, and what is found
-may be a local optimum. In FA+BiC no exemplar trained the branch, so all are used, and as the branches are given anew at
-each step all their numbers are fitted together.
+FA+BiC: the paper's section 5.2 (Wu et al., CVPR 2022). As published the base and the network have a linear head whose
+new rows start at random; by default they are the shared base's. Departures of both: the two numbers are found by L-BFGS
+at the optimum, with a slight pull to 1 and 0. In BiC their loss is convex; in FA+BiC only while classes do not overlap.
+In FA+BiC no exemplar trained the branch, so all are used, and as the branches are given anew at each step all their
+numbers are fitted together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,12 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.baselines import feature_heads, whole_network
-from branchout.baselines.networks import Network, OnFeatures, frozen_copy
-from branchout.baselines.registry import Baseline
-from branchout.baselines.scaled_branches import with_scales
+from branchout.baselines.networks import MakeHead, Network, OnFeatures, frozen_copy, with_scales
+from branchout.baselines.published import first, linear_head
+from branchout.baselines.registry import Baseline, Published
 from branchout.baselines.task import Task
 from branchout.data.samples import Samples, concatenate
 from branchout.model.classifier import Classifier
+from branchout.model.heads import new_head
 
 HELD_OUT = 0.1
 """Share of the exemplars that fit the bias and train nothing."""
@@ -49,9 +51,9 @@ class BiasCorrected(nn.Module):
         return self.network(pictures) * self.scale + self.shift  # type: ignore[no-any-return]
 
 
-def learn(before: Classifier | BiasCorrected, task: Task) -> BiasCorrected:
+def learn(before: Classifier | Network | BiasCorrected, task: Task, *, make: MakeHead = new_head) -> BiasCorrected:
     network, teacher = whole_network.student_and_teacher(
-        before.network if isinstance(before, BiasCorrected) else before, task
+        before.network if isinstance(before, BiasCorrected) else before, task, make
     )
     known, classes = len(teacher.head.weight), len(task.space.classes)
     scale, shift = torch.ones(classes, device=task.device), torch.zeros(classes, device=task.device)
@@ -109,23 +111,19 @@ def fit_biases(
     groups = int(group.max()) if len(group) else 0
     scale = torch.ones(groups, device=z.device, dtype=z.dtype, requires_grad=True)
     shift = torch.zeros(groups, device=z.device, dtype=z.dtype, requires_grad=True)
-    solver = torch.optim.LBFGS([scale, shift], max_iter=200, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
-        solver.zero_grad()
         of_group = [
             torch.cat([start, values])[group] for start, values in ((z.new_ones(1), scale), (z.new_zeros(1), shift))
         ]
         value = F.cross_entropy(pooled(z * of_group[0] + of_group[1]), labels)
-        value = value + RIDGE * ((scale - 1).square().sum() + shift.square().sum())
-        value.backward()  # type: ignore[no-untyped-call]
-        return value
+        return value + RIDGE * ((scale - 1).square().sum() + shift.square().sum())
 
-    solver.step(loss)  # type: ignore[no-untyped-call]
+    feature_heads.minimise(loss, [scale, shift])
     return scale.tolist(), shift.tolist()
 
 
 BASELINES = (
-    Baseline("bic", "BiC", learn, on="network"),
+    Baseline("bic", "BiC", learn, on="network", published=Published(first, partial(learn, make=linear_head))),
     Baseline("fa-bic", "FA+BiC", learn_on_features, on="features"),
 )

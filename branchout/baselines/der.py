@@ -3,9 +3,11 @@ it with one head on the features of all and an auxiliary one that tells the new 
 old. At the end a new head is learned on balanced data.
 
 Source: Yan, Xie and He, CVPR 2021; loss weights 1 and 1, the extractor's start from the one before, and 30 last epochs
-are from their published experiments. Departures: each extractor's features are brought to length 4, as our base's head
-reads them, and their temperature of 5, which fits longer ones, is left out: with it the last head hardly learns. That
-stage sees cached views, and its rate falls at thirds rather than at half.
+are from their published experiments. As published the base has a linear head, features enter the head as they are, and
+logits of the last stage are divided by a temperature of 5. Departures of the default, which starts from the shared
+base: each extractor's features are brought to length 4, as that base's head reads them, and there is no temperature,
+with which a head on such features hardly learns. Departures of both: the last stage sees cached views, and its rate
+falls at thirds rather than at half.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +24,8 @@ from torch import Tensor, nn
 from branchout.baselines import feature_heads, whole_network
 from branchout.baselines.feature_heads import Batch
 from branchout.baselines.networks import Network
-from branchout.baselines.registry import Baseline
+from branchout.baselines.published import first, random_rows
+from branchout.baselines.registry import Baseline, Published
 from branchout.baselines.task import Task
 from branchout.model.classifier import Classifier
 from branchout.model.heads import to_norm
@@ -30,34 +34,38 @@ from branchout.training.loop import precision
 from branchout.training.optimisation import Optimisation, scale_to_dataset
 
 LAST_STAGE = Optimisation(epochs=30, lr=0.1, batch=128, weight_decay=5e-4)
+TEMPERATURE = 5.0
+"""Of the last stage, as published."""
 
 
 class Extractors(nn.Module):
     """Several backbones side by side and one linear head, without bias, on all they see."""
 
-    def __init__(self, backbones: Sequence[Backbone], classes: int) -> None:
+    def __init__(self, backbones: Sequence[Backbone], classes: int, *, published: bool = False) -> None:
         super().__init__()
         self.backbones = nn.ModuleList(backbones)
-        self.head = nn.Linear(sum(backbone.features for backbone in backbones), classes, bias=False)
+        self.published = published
+        width = sum(backbone.features for backbone in backbones)
+        self.head = random_rows(width, classes) if published else nn.Linear(width, classes, bias=False)
 
     def features(self, pictures: Tensor) -> Tensor:
-        """h_0 ⊕ h_1 ⊕ …, each at length 4."""
+        """h_0 ⊕ h_1 ⊕ …, each at length 4 or, as published, as it is."""
         pictures = self.backbones[0].arrange(pictures)  # type: ignore[operator]
         with precision(pictures.device):
             parts = [backbone(pictures) for backbone in self.backbones]
-        return torch.cat([to_norm(h.float()) for h in parts], dim=1)
+        return torch.cat([h.float() if self.published else to_norm(h.float()) for h in parts], dim=1)
 
     def forward(self, pictures: Tensor) -> Tensor:
         return self.head(self.features(pictures))  # type: ignore[no-any-return]
 
 
-def learn(before: Classifier | Network | Extractors, task: Task) -> Extractors:
+def learn(before: Classifier | Network | Extractors, task: Task, *, published: bool = False) -> Extractors:
     feature_heads.seed_step(task)
     earlier = before.backbones if isinstance(before, Extractors) else [before.backbone]
     old = [copy.deepcopy(backbone).freeze() for backbone in earlier]  # type: ignore[operator]
     fresh = copy.deepcopy(old[-1]).requires_grad_(True)
     fresh.frozen = False
-    network = Extractors([*old, fresh], len(task.space.classes))
+    network = Extractors([*old, fresh], len(task.space.classes), published=published)
     network.to(task.device, memory_format=fresh.layout(task.device))  # type: ignore[call-overload]
     auxiliary = nn.Linear(fresh.features, 1 + len(task.space.branches[-1]), bias=False).to(task.device)
     answer = whole_network.new_or_other(task)
@@ -77,14 +85,20 @@ def learn(before: Classifier | Network | Extractors, task: Task) -> Extractors:
 def relearn_head(network: Extractors, task: Task) -> None:
     """A new head on frozen features of as many images of each class as of any other."""
     data = whole_network.balanced_views(network, task)
-    network.head.reset_parameters()
+    temperature = TEMPERATURE if network.published else 1.0
+    if network.published:
+        nn.init.kaiming_normal_(network.head.weight, nonlinearity="linear")
+    else:
+        network.head.reset_parameters()
 
     def loss_of(batch: Batch) -> Tensor:
         h, target, _ = batch
-        return F.cross_entropy(network.head(h.squeeze(1)), target)
+        return F.cross_entropy(network.head(h.squeeze(1)) / temperature, target)
 
     task = replace(task, heads=scale_to_dataset(LAST_STAGE, len(data.labels)))
     feature_heads.train(network.head, task, data, feature_heads.class_balanced_order(task, data), loss_of)
 
 
-BASELINES = (Baseline("der", "DER w/o P", learn, on="network"),)
+BASELINES = (
+    Baseline("der", "DER w/o P", learn, on="network", published=Published(first, partial(learn, published=True))),
+)

@@ -90,6 +90,19 @@ def train(
     return head.requires_grad_(False)
 
 
+def minimise(loss: Callable[[], Tensor], parameters: Sequence[Tensor], iterations: int = 200) -> None:
+    """L-BFGS until the loss stops changing."""
+    solver = torch.optim.LBFGS(parameters, max_iter=iterations, line_search_fn="strong_wolfe")
+
+    def evaluated() -> Tensor:
+        solver.zero_grad()
+        value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    solver.step(evaluated)  # type: ignore[no-untyped-call]
+
+
 def seed_step(task: Task) -> None:
     """Seed torch by the task's seed and step."""
     torch.manual_seed(seed_for(task.seed, task.step))

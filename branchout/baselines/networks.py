@@ -1,9 +1,9 @@
-"""The two kinds of scorers most baselines train: a whole network, or a head on the features of a frozen model."""
+"""The kinds of scorers most baselines train: a whole network, or a head on the features of a frozen model."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
 import torch
@@ -13,9 +13,12 @@ from branchout.baselines.task import Task
 from branchout.data.images import Images, in_order, on_device, shuffled
 from branchout.method.new_branch import Labelled
 from branchout.model.classifier import Classifier
-from branchout.model.heads import Head, new_head
+from branchout.model.heads import FusedHead, Head, new_head
 from branchout.model.staged import Backbone
 from branchout.training.loop import precision, seed_for
+
+MakeHead = Callable[[Head, int], Head]
+"""A head like another, for a number of classes."""
 
 
 class Network(nn.Module):
@@ -34,12 +37,12 @@ class Network(nn.Module):
         backbone.frozen = False
         return cls(backbone.requires_grad_(True), head.requires_grad_(True))
 
-    def widened(self, classes: int) -> Self:
+    def widened(self, classes: int, make: MakeHead = new_head) -> Self:
         """The same network (not a copy) with head rows for more classes; earlier rows do not change."""
         known = len(self.head.weight)
         if classes > known:
-            fresh = new_head(self.head, classes - known)
-            grown = new_head(self.head, classes)
+            fresh = make(self.head, classes - known)
+            grown = make(self.head, classes)
             with torch.no_grad():
                 for name, value in grown.named_parameters():
                     old, new = self.head.get_parameter(name), fresh.get_parameter(name)
@@ -68,6 +71,28 @@ class OnFeatures(nn.Module):
     def forward(self, pictures: Tensor) -> Tensor:
         with torch.no_grad():
             return self.head(torch.stack(self.model.features(pictures), dim=1).float())  # type: ignore[no-any-return]
+
+
+class ScaledBranches(nn.Module):
+    """The frozen logits of all branches, each branch's scaled and shifted, then pooled: for FA+BiC and FA+WA."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, fused: FusedHead, scale: Sequence[float], shift: Sequence[float]) -> None:
+        super().__init__()
+        self.fused = fused
+        widths = torch.tensor([len(names) for names in fused.space.branches])
+        for name, values in (("scale", scale), ("shift", shift)):
+            self.register_buffer(name, torch.repeat_interleave(torch.tensor(values), widths))
+
+    def forward(self, features: Tensor) -> Tensor:
+        z = self.fused.frozen_columns(features.unbind(1))
+        return self.fused.pooler(z * self.scale + self.shift)  # type: ignore[no-any-return]
+
+
+def with_scales(model: Classifier, scale: Sequence[float], shift: Sequence[float], device: torch.device) -> OnFeatures:
+    return OnFeatures(model, ScaledBranches(model.fused, scale, shift)).to(device).eval()
 
 
 def frozen_copy(network: nn.Module) -> nn.Module:

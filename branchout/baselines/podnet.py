@@ -2,15 +2,19 @@
 teacher's, stage by stage (POD-spatial), and so must its features (POD-flat). Each class has several proxies, imprinted
 from its images and fine-tuned on balanced data at the end, and scores by its similarity to those of them that are near.
 
-Source: Douillard et al., ECCV 2020; weights (3 and 1 for small images, 8 and 10 for large ones, times √(all/new
-classes)), ten proxies, frozen old proxies and the last 20 epochs, of proxies alone, are from their published
-experiments. There the margin is taken off all similarities alike and so cancels; the loss here is the one they
-measured. Their similarity is minus the squared distance of unit vectors, 2·cos − 2: so proxies are weighed by a softmax
-of 2·cos, and our η is twice theirs. Departures: stages are compared after their last ReLU, as our networks have it, and
-features are theirs, before it, only of a network built with `last_relu=False`; proxies of the base's classes are its
-rows, set apart as the class's exemplars are, and the scale η starts as 16. That makes the logits of a cosine base
-nearly its own; a linear base loses its bias and the lengths of its rows, so its logits at the first step are not what
-they were. Half the proxies of a class that comes again are imprinted anew; the last epochs see cached views.
+Source: Douillard et al., ECCV 2020; weights (3 and 1 for CIFAR's ResNet, 8 and 10 with rate 0.05 and batches of 64 for
+networks of four stages, times √(all/new classes)), ten proxies, frozen old proxies and the last 20 epochs, of proxies
+alone, are from their published experiments. There the margin is taken off all similarities alike and so cancels; the
+loss here is the one they measured. Their similarity is minus the squared distance of unit vectors, 2·cos − 2: so
+proxies are weighed by a softmax of 2·cos, and our η is twice theirs.
+
+As published the base is trained with these proxies and this loss, η starts as 1 (2 here), no stage ends in a ReLU
+before its map is compared, features are those before the last ReLU, and of CIFAR's ResNet four maps are compared: the
+stages' and the one before the last block. Departures of the default, which starts from the shared base: stages are
+compared after their last ReLU, and the last map of CIFAR's ResNet only; proxies of the base's classes are its rows, set
+apart as the class's exemplars are, and η starts as 16: the logits of a cosine base are nearly its own, those of a
+linear one lose its bias and the lengths of its rows. Departures of both: half the proxies of a class that comes again
+are imprinted anew; the last epochs see cached views; gradients are not clamped.
 """
 
 from __future__ import annotations
@@ -26,22 +30,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.baselines import feature_heads, whole_network
+from branchout.baselines import feature_heads, published, whole_network
 from branchout.baselines.feature_heads import Batch
 from branchout.baselines.networks import Network, frozen_copy
-from branchout.baselines.registry import Baseline
+from branchout.baselines.registry import Baseline, Published
 from branchout.baselines.task import Task
-from branchout.data.augment import SMALL
 from branchout.errors import DoesNotApply
 from branchout.model.classifier import Classifier
 from branchout.model.heads import NORM
+from branchout.model.resnet import BasicBlock, Bottleneck
 from branchout.model.staged import Backbone
 from branchout.training.loop import precision, seed_for
 from branchout.training.optimisation import Optimisation, scale_to_dataset
 
 PROXIES = 10
 SPATIAL, FLAT = (3.0, 8.0), (1.0, 10.0)
-"""Weights of the two distillation terms for small and for large images."""
+"""Weights of the two distillation terms for CIFAR's ResNet of three stages and for networks of more."""
 JITTER = 0.05
 """How far apart, for their length, proxies start that would otherwise be the same."""
 LAST_EPOCHS = (
@@ -71,10 +75,16 @@ class LocalSimilarity(nn.Module):
 class PodNetwork(nn.Module):
     """A backbone that also returns the maps of its stages, and a head of proxies."""
 
-    def __init__(self, backbone: Backbone, head: LocalSimilarity) -> None:
+    def __init__(self, backbone: Backbone, head: LocalSimilarity, *, published: bool = False) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
+        self.published = published
+
+    @property
+    def large(self) -> bool:
+        """Whether the network has more stages than CIFAR's ResNet, whose three follow a stem."""
+        return len(self.backbone.names) > 4
 
     def maps_and_features(self, pictures: Tensor) -> tuple[list[Tensor], Tensor]:
         """The maps (N, C, H, W) that stages end in, but for the stem, and the features (N, k)."""
@@ -84,13 +94,15 @@ class PodNetwork(nn.Module):
             for number, name in enumerate(self.backbone.names):
                 stage = self.backbone.get_submodule(name)
                 last = number == len(self.backbone.names) - 1
-                found = None
+                found = []
                 # The last stage ends in pooled features; its map is what stood before them.
-                for part in stage if last and isinstance(stage, nn.Sequential) else (stage,):
+                for part in stage if isinstance(stage, nn.Sequential) else (stage,):
                     x = part(x)
-                    found = x if x.ndim == 4 and x.shape[2:].numel() > 1 else found
-                if number and found is not None:
-                    maps.append(found)
+                    found += [x] if x.ndim == 4 and x.shape[2:].numel() > 1 else []
+                if number:
+                    maps += found[-2:] if self.published and last and not self.large else found[-1:]
+                if self.published and self.large and number and not last:
+                    x = F.relu(x)  # which its stages no longer end in
         if not maps:
             raise DoesNotApply(
                 "podnet compares feature maps, and this base has none (a vision transformer has tokens); use lwf or "
@@ -105,6 +117,33 @@ class PodNetwork(nn.Module):
         return self.head(self.features(pictures))  # type: ignore[no-any-return]
 
 
+def first_as_published(task: Task) -> PodNetwork:
+    """The base, trained with proxies and the loss of all later steps."""
+    backbone = published.untrained(task)
+    for name in backbone.names[1:]:
+        parts = backbone.get_submodule(name).modules()
+        for block in [part for part in parts if isinstance(part, BasicBlock | Bottleneck)][-1:]:
+            block.last_relu = False
+    proxies = torch.randn(len(task.space.classes), PROXIES, backbone.features)
+    network = PodNetwork(backbone, LocalSimilarity(proxies, 2.0), published=True)
+    network.to(task.device, memory_format=backbone.layout(task.device))  # type: ignore[call-overload]
+
+    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
+        pictures, target = batch
+        return nca(network(pictures), target)
+
+    optimisation = descent(network, task.pretraining)
+    published.train_base(network, replace(task, pretraining=optimisation), loss_of)
+    return network
+
+
+def descent(network: PodNetwork, optimisation: Optimisation) -> Optimisation:
+    """Theirs for networks of four stages; for CIFAR's ResNet the given one, which is theirs as published."""
+    if not network.large:
+        return optimisation
+    return replace(optimisation, lr=0.05, batch=64, weight_decay=5e-4, nesterov=False, schedule="cosine")
+
+
 def learn(before: Classifier | Network | PodNetwork, task: Task) -> PodNetwork:
     feature_heads.seed_step(task)
     teacher = cast(PodNetwork, frozen_copy(_as_podnet(before)))
@@ -113,8 +152,9 @@ def learn(before: Classifier | Network | PodNetwork, task: Task) -> PodNetwork:
         with torch.no_grad():
             teacher.head.proxies.copy_(spread_proxies(teacher, task))
     backbone = copy.deepcopy(teacher.backbone).requires_grad_(True)
-    network = PodNetwork(backbone, LocalSimilarity(imprinted(teacher, task), teacher.head.eta.item()))
-    large = int(task.size > SMALL)
+    head = LocalSimilarity(imprinted(teacher, task), teacher.head.eta.item())
+    network = PodNetwork(backbone, head, published=teacher.published)
+    large = int(network.large)
     factor = math.sqrt(len(task.space.classes) / len(task.space.branches[-1]))
     learning = whole_network.in_step(task)
 
@@ -126,7 +166,8 @@ def learn(before: Classifier | Network | PodNetwork, task: Task) -> PodNetwork:
         distilled = SPATIAL[large] * pod_spatial(maps, old_maps) + FLAT[large] * pod_flat(h, old_h)
         return nca(network.head(h, learning), target) + factor * distilled
 
-    whole_network.train(network, task, whole_network.new_and_exemplars(task), loss_of)
+    samples, optimisation = whole_network.new_and_exemplars(task), descent(network, task.network)
+    whole_network.train(network, task, samples, loss_of, optimisation=optimisation)
     tune_head(network, task, LAST_EPOCHS[large])
     return network
 
@@ -234,4 +275,4 @@ def tune_head(network: PodNetwork, task: Task, optimisation: Optimisation) -> No
     feature_heads.train(network.head, task, data, feature_heads.class_balanced_order(task, data), loss_of)
 
 
-BASELINES = (Baseline("podnet", "PODNet", learn, on="network"),)
+BASELINES = (Baseline("podnet", "PODNet", learn, on="network", published=Published(first_as_published, learn)),)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -13,11 +14,20 @@ from branchout.baselines.task import Task
 
 MODULES = (
     *("pretrained", "routing", "featcat", "logitcat", "finetune", "lwf", "icarl", "bic", "wa", "der", "podnet"),
-    *("foster", "memo", "rainbow", "joint", "ncm", "ranpac", "fecam", "slca", "aper"),
+    *("foster", "memo", "rainbow", "joint", "ncm", "ranpac", "fecam", "classifier_alignment", "aper"),
 )
 """One file per idea; each lists its `BASELINES`."""
 
 Learn = Callable[[Any, Task], nn.Module]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A method as its authors train it."""
+
+    first: Callable[[Task], nn.Module]
+    """Trains its base from scratch: the task of step 0 has the base's images as new ones, and no exemplars."""
+    learn: Learn
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,17 @@ class Baseline:
     """Its result depends on the exemplar seed."""
     note: str = ""
     """Where it does not apply, and why."""
+    published: Published | None = None
+    """How it is trained with `--faithful`; None: as always, on the shared base."""
+
+
+def on_base(name: str, label: str, learn: Callable[..., nn.Module], note: str = "") -> tuple[Baseline, Baseline]:
+    """A method on the frozen base that knows its classes by exemplars, and its variant that sees all their images."""
+    everything = partial(learn, everything=True)
+    return (
+        Baseline(name, f"{label}, exemplars", learn, on="base", note=note),
+        Baseline(f"{name}-all", f"{label}, all base images", everything, on="base", oracle=True, note=note),
+    )
 
 
 def baselines() -> dict[str, Baseline]:

@@ -2,8 +2,9 @@
 branch is the one most sure of its answer, or the one that a linear router on all branches' features names.
 
 Source: the paper's section 4.1 (Wu et al., CVPR 2022). Departures: the learned router sees the class-balanced split
-that all of stage II sees; the oracle, which sees every image, gets one augmented view of each. Scores are the
-probabilities that the chosen branch gives; they are no distribution over all classes, and no dial can move them.
+that all of stage II sees; the oracle sees every image, without augmentation. Its loss is convex, and with a slight
+weight decay has one optimum, which L-BFGS finds: the same images give the same router, whatever the seed. Scores are
+the probabilities that the chosen branch gives; they are no distribution over all classes, and no dial can move them.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.baselines import feature_heads
-from branchout.baselines.feature_heads import Batch
 from branchout.baselines.networks import OnFeatures
 from branchout.baselines.registry import Baseline
 from branchout.baselines.task import Task
-from branchout.data.images import shuffled
 from branchout.model.classifier import Classifier
 from branchout.model.heads import FusedHead, Pooler
-from branchout.training.loop import seed_for
+
+DECAY = 1e-4
 
 
 class Router(nn.Module):
@@ -71,22 +71,22 @@ def confident(before: Classifier, task: Task) -> OnFeatures:
 
 
 def learned(before: Classifier, task: Task, *, oracle: bool = False) -> OnFeatures:
-    feature_heads.seed_step(task)
-    if oracle:
-        data = feature_heads.cached(before, task, feature_heads.everything(task), views=1)
-    else:
-        data = feature_heads.cached(before, task, feature_heads.balanced(task), views=task.views)
-    _, count, vectors, k = data.features.shape
-    router = Router(vectors * k, len(task.space.branches)).to(task.device)
-
-    def loss_of(batch: Batch) -> Tensor:
-        features, _, origin = batch
-        return balanced_loss(router(features), origin)
-
-    feature_heads.train(
-        router, task, data, lambda epoch: shuffled(count, task.heads.batch, seed_for(task.seed, epoch)), loss_of
-    )
+    samples, views = (feature_heads.everything(task), 0) if oracle else (feature_heads.balanced(task), task.views)
+    data = feature_heads.cached(before, task, samples, views=views)
+    router = fitted(data.features.flatten(0, 1), data.origin.repeat(len(data.features)), len(task.space.branches))
     return OnFeatures(before, Routed(before.fused, router).to(task.device))
+
+
+def fitted(features: Tensor, origin: Tensor, splits: int) -> Router:
+    """The router with the least loss for features (N, feature vectors, k) from these splits."""
+    router = Router(features.shape[1:].numel(), splits).to(features.device)
+    nn.init.zeros_(router.linear.weight)
+
+    def loss() -> Tensor:
+        return balanced_loss(router(features), origin) + DECAY / 2 * router.linear.weight.square().sum()
+
+    feature_heads.minimise(loss, list(router.parameters()), iterations=500)
+    return router.requires_grad_(False)
 
 
 BASELINES = (

@@ -23,6 +23,7 @@ from branchout.labels import LabelSpace
 from branchout.method.new_branch import Labelled
 from branchout.method.recipes import PAPER
 from branchout.model.classifier import Classifier
+from branchout.model.staged import Backbone
 from branchout.training.loop import Report, best_device, silent
 from branchout.training.optimisation import Optimisation
 from branchout.training.pretrain import FAST
@@ -52,12 +53,16 @@ class Task:
     """How a head on cached features is trained: as our stage II."""
     per_class: int = 10
     """Exemplars kept of each class; heads on cached features see as many images of each new class."""
+    after: int | None = None
+    """Exemplars of each class once this step is over, where a memory of fixed size leaves fewer than `per_class`."""
     views: int = 10
     """Number of augmented views whose features are cached."""
     everything: Samples | None = None
     """All training images of all steps so far: for oracles, and for variants named as such."""
     from_scratch: Callable[[Samples], Classifier] | None = None
     """Trains a network as the base was trained, or reads one that was trained on the same images from disk."""
+    untrained: Callable[[], Backbone] | None = None
+    """A new network of the experiment's shape, for methods that train their own base."""
     features: Callable[[Classifier, Samples, int, int], Tensor] | None = None
     """Features by model, samples, number of views and seed; methods share them."""
     augmented: str | None = None

@@ -3,11 +3,12 @@ than the old ones'; so at the end they are scaled by one factor γ until both ar
 same to the head of the paper's new branch, which never touched the old ones.
 
 Source: Zhao et al., CVPR 2020; λ = old/(old + new) and temperature 2 are theirs. FA+WA: the paper's section 5.2 (Wu et
-al., CVPR 2022). Departures: lengths must count, which a cosine head's do not. So it goes on as linear rows without bias
-that read the same normalised features and start where they give the same logits: in WA with the network, features being
-16 long and rows 1; in FA+WA on frozen features of the new images, both 4 long. New rows of WA are imprinted instead of
-drawn at random. Rows are not kept at or above zero, as theirs are after every step: those of a base trained without
-that are not, and would lose much of what they know.
+al., CVPR 2022). As published the base and the network have a linear head without bias, whose weights are set to zero
+where a step of descent made them negative; new rows start at random. Departures of the default, which starts from the
+shared base: lengths must count, which a cosine head's do not. So it goes on as linear rows without bias that read the
+same normalised features and start where they give the same logits: in WA with the network, features being 16 long and
+rows 1; in FA+WA on frozen features of the new images, both 4 long. New rows of WA are imprinted, and rows may be
+negative: those of a base trained without that limit would lose much of what they know.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from torch import Tensor, nn
 
 from branchout.baselines import feature_heads, whole_network
 from branchout.baselines.feature_heads import Batch
-from branchout.baselines.networks import Network, OnFeatures
-from branchout.baselines.registry import Baseline
-from branchout.baselines.scaled_branches import with_scales
+from branchout.baselines.networks import Network, OnFeatures, with_scales
+from branchout.baselines.published import Loss, first, linear_head
+from branchout.baselines.registry import Baseline, Published
 from branchout.baselines.task import Ints, Task
 from branchout.data.images import shuffled
 from branchout.model.classifier import Classifier
@@ -78,6 +79,36 @@ def learn(before: Classifier | Network, task: Task) -> Network:
         whole_network.distillation_loss(network, teacher, task),
     )
     align(network.head, whole_network.in_step(task))
+    return network
+
+
+def learn_as_published(before: Network, task: Task) -> Network:
+    network, teacher = whole_network.student_and_teacher(before, task, linear_head)
+    loss_of = whole_network.distillation_loss(network, teacher, task)
+    whole_network.train(network, task, whole_network.new_and_exemplars(task), clipped(network.head, loss_of))
+    clip(network.head)
+    align(network.head, whole_network.in_step(task))
+    return network
+
+
+@torch.no_grad()
+def clip(head: Head) -> None:
+    head.weight.clamp_(min=0)
+
+
+def clipped(head: Head, loss_of: Loss) -> Loss:
+    """The same loss; before it is computed, weights that the last step made negative are set to zero."""
+
+    def clipped_loss(batch: tuple[Tensor, Tensor]) -> Tensor:
+        clip(head)
+        return loss_of(batch)
+
+    return clipped_loss
+
+
+def first_as_published(task: Task) -> Network:
+    network = first(task, wrapped=clipped)
+    clip(network.head)
     return network
 
 
@@ -159,6 +190,6 @@ def relearned(before: Classifier, task: Task) -> Rows:
 
 
 BASELINES = (
-    Baseline("wa", "WA", learn, on="network"),
+    Baseline("wa", "WA", learn, on="network", published=Published(first_as_published, learn_as_published)),
     Baseline("fa-wa", "FA+WA", learn_on_features, on="features"),
 )

@@ -11,25 +11,26 @@ from torch import Tensor, nn
 
 from branchout.baselines import feature_heads
 from branchout.baselines.feature_heads import Cached
-from branchout.baselines.networks import Network, epochs_of, frozen_copy
+from branchout.baselines.networks import MakeHead, Network, epochs_of, frozen_copy
 from branchout.baselines.task import Task
 from branchout.data.images import in_order
 from branchout.data.samples import Samples, concatenate
 from branchout.model.classifier import Classifier
+from branchout.model.heads import new_head
 from branchout.training.loop import fit, seed_for
-from branchout.training.optimisation import scale_to_dataset
+from branchout.training.optimisation import Optimisation, scale_to_dataset
 
 TEMPERATURE = 2.0
 """Of distillation: LwF's, which iCaRL's successors, BiC and WA kept."""
 
 
-def student_and_teacher(before: Classifier | Network, task: Task) -> tuple[Network, Network]:
+def student_and_teacher(before: Classifier | Network, task: Task, make: MakeHead = new_head) -> tuple[Network, Network]:
     """The network with rows for the new classes, to be trained, and the network as it was, frozen."""
     feature_heads.seed_step(task)
     network = Network.of(before)
     network.to(task.device, memory_format=network.backbone.layout(task.device))  # type: ignore[call-overload]
     teacher = cast(Network, frozen_copy(network))
-    return network.widened(len(task.space.classes)), teacher
+    return network.widened(len(task.space.classes), make), teacher
 
 
 def new_and_exemplars(task: Task) -> Samples:
@@ -95,10 +96,11 @@ def train(
     samples: Samples,
     loss_of: Callable[[tuple[Tensor, Tensor]], Tensor],
     work: str = "train the network",
+    optimisation: Optimisation | None = None,
 ) -> None:
     """Train all parameters that are not frozen, and BatchNorm's statistics, on augmented views of these images."""
     labelled = task.labelled(samples)
-    optimisation = scale_to_dataset(task.network, len(labelled.labels))
+    optimisation = scale_to_dataset(optimisation or task.network, len(labelled.labels))
     network.train()
     fit(
         network,

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from branchout.baselines.published import cifar_style
 from branchout.baselines.task import Task
 from branchout.bench import scenario_file
 from branchout.bench.base_model import SavedBase, open_base
@@ -33,15 +34,17 @@ from branchout.errors import BranchoutError
 from branchout.files import cache_folder, lock
 from branchout.labels import LabelSpace
 from branchout.method.effort import VIEWS
-from branchout.method.features import extract, weights_digest
+from branchout.method.features import extract, predictions, weights_digest
 from branchout.method.new_branch import Labelled
 from branchout.method.recipes import PAPER, Stage1
 from branchout.method.stage1 import train_branch
-from branchout.metrics import Accuracies, accuracies
-from branchout.model import checkpoint
+from branchout.method.two_fold import Scored
+from branchout.model import bases, checkpoint
+from branchout.model.architectures import describe
 from branchout.model.checkpoint import SavedModel, is_saved_model
 from branchout.model.classifier import Classifier, Step
-from branchout.training.loop import Report, best_device, silent
+from branchout.model.staged import Backbone
+from branchout.training.loop import Event, Report, best_device, silent
 from branchout.training.optimisation import Optimisation, settings_dict
 from branchout.training.pretrain import pretrain
 
@@ -83,7 +86,7 @@ class Experiment:
             else self.saved_base.classifier.preprocessing
         )
         self.gallery = Gallery(self.preprocessing, self.device, self.cache)
-        self._branches: dict[tuple[Stage1, str, int], tuple[Step, float]] = {}
+        self._branches: dict[tuple[Stage1, str, int, int], tuple[Step, float]] = {}
         self._features: dict[tuple[Any, ...], tuple[Tensor, float]] = {}
         self._ranked: dict[int, Samples] = {}
         self._earlier = 0.0
@@ -137,7 +140,8 @@ class Experiment:
         """
         number = self.per_class(step)
         # Step by step, so that the exemplars of a class do not depend on how many steps follow.
-        return concatenate([self.kept(t, number, seed, rankings) for t in range(step)])
+        tables = [self.kept(t, number, seed, rankings) for t in range(step)]
+        return concatenate(tables) if tables else self.train.select(np.zeros(0, dtype=np.int64))
 
     def kept(self, step: int, number: int, seed: int, rankings: Mapping[int, Samples] | None = None) -> Samples:
         """`number` exemplars of each class of the base (0) or of one step."""
@@ -164,7 +168,7 @@ class Experiment:
         """How many exemplars of each class step `step` may use."""
         if self.plan.total is None:
             return self.plan.exemplars
-        return max(self.plan.total // self.space(step - 1).columns, 1)
+        return max(self.plan.total // self.space(max(step - 1, 0)).columns, 1)
 
     def images(self, samples: Samples) -> Images:
         return self.gallery.images(samples)
@@ -184,7 +188,7 @@ class Experiment:
         return augment.for_kind(self.kind, self.preprocessing.size, few=few, named=self.plan.augmentation)
 
     def task(self, step: int, seed: int, rankings: Mapping[int, Samples] | None = None) -> Task:
-        """A step as a baseline sees it; `rankings` are its own, where exemplars are herded."""
+        """A step as a baseline sees it, or the base (0); `rankings` are its own, where exemplars are herded."""
         return Task(
             space=self.space(step),
             new=self.training_images(step),
@@ -196,8 +200,10 @@ class Experiment:
             pretraining=self.plan.pretraining,
             heads=self.fusion(PAPER.stage_two.optimisation),
             per_class=self.per_class(step),
+            after=self.per_class(step + 1),
             everything=self.train.select(self.train.origin <= step),
             from_scratch=self.trained,
+            untrained=self._untrained,
             features=self.features,
             augmented=self.plan.augmentation,
             seed=seed,
@@ -206,6 +212,12 @@ class Experiment:
         )
 
     # Networks, branches and features, computed once.
+
+    def _untrained(self) -> Backbone:
+        plan = self.plan
+        described = describe(plan.arch, self.preprocessing, width=plan.width, last_relu=plan.last_relu)
+        backbone, _ = bases.rebuild(described)
+        return cifar_style(backbone) if plan.faithful and plan.arch == "resnet32" else backbone
 
     @cached_property
     def base(self) -> Classifier:
@@ -231,8 +243,11 @@ class Experiment:
         # The name does not depend on where the data lies, so that a base can be copied to other machines.
         name = digest(samples.fingerprint(portable=True), repr(sorted(settings.items())))
         kept = self.cache / "bench" / name
-        asked = time.perf_counter()
-        with lock(self.cache / "bench" / f".{name}.lock"):  # another process may be training it
+        asked, held = time.perf_counter(), self.cache / "bench" / f".{name}.lock"
+        with lock(held, wait=False) as free:
+            if not free:
+                self.report(Event("Waiting for another process that trains this network", 0, 1))
+        with lock(held):
             self._earlier -= time.perf_counter() - asked  # waiting does not count: the time it took is in the file
             fresh = not is_saved_model(kept)
             if fresh:
@@ -285,21 +300,19 @@ class Experiment:
         epochs = self.plan.fusion_epochs
         return optimisation if epochs is None else replace(optimisation, epochs=epochs)
 
-    def shortened(self, settings: Stage1) -> Stage1:
-        """Stage I with the plan's epochs."""
-        if self.plan.epochs is None:
-            return settings
-        return replace(settings, optimisation=replace(settings.optimisation, epochs=self.plan.epochs))
-
-    def branched(self, step: int, settings: Stage1, where: str = "last") -> tuple[Classifier, list[float]]:
+    def branched(
+        self, step: int, settings: Stage1, where: str = "last", seed: int | None = None
+    ) -> tuple[Classifier, list[float]]:
         """The base with the branches of all steps so far, trained by the paper's stage I, and the seconds of each.
 
-        This stage sees new images only, so all exemplar seeds and methods share a branch.
+        All methods of one seed share a branch; without a seed it is the split's.
         """
         model, seconds = self.base, []
-        settings = self.shortened(settings)
+        seed = self.plan.split if seed is None else seed
+        if self.plan.epochs is not None:
+            settings = replace(settings, optimisation=replace(settings.optimisation, epochs=self.plan.epochs))
         for t in range(1, step + 1):
-            key = (settings, where, t)
+            key = (settings, where, seed, t)
             if key not in self._branches:
                 start = self.now()
                 learned, _ = train_branch(
@@ -308,7 +321,7 @@ class Experiment:
                     self.labelled(self.training_images(t), t),
                     settings,
                     where=where,
-                    seed=self.plan.split,
+                    seed=seed,
                     views=VIEWS[self.device.type],
                     augmentation=self.augmentation(few=True),
                     device=self.device,
@@ -346,24 +359,15 @@ class Experiment:
             del self._features[next(iter(self._features))]  # the oldest
         return found
 
-    def before(self) -> Accuracies:
-        """Accuracy of the base model on the test images of its classes."""
-        return self._before[0]
-
-    def before_on_both(self) -> Accuracies:
-        """Accuracy of the base model on all validation images of its classes."""
-        return self._before[1]
-
     @cached_property
-    def _before(self) -> tuple[Accuracies, Accuracies]:
-        dev, test = self.halves(0)
-        return self._base_on(test), self._base_on(concatenate([dev, test]))
-
-    def _base_on(self, samples: Samples) -> Accuracies:
-        features = extract(self.base, self.images(samples), device=self.device)[0]
-        with torch.no_grad():
-            answers = self.base.fused(features.unbind(1)).argmax(1).cpu().numpy()
-        return accuracies(answers, self.labels(samples, 0), self.space(0))
+    def before(self) -> Scored:
+        """The base model on the test images of its classes, and on all their validation images."""
+        answers, labels = [], []
+        for half in reversed(self.halves(0)):
+            features = extract(self.base, self.images(half), device=self.device)[0]
+            answers.append(predictions(self.base, features))
+            labels.append(self.labels(half, 0))
+        return Scored.of("all", (), answers, labels, self.space(0))
 
     def now(self) -> float:
         """Seconds; waits for the device. A network or feature that was reused counts as long as computing it took."""

@@ -2,56 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
+from branchout.baselines.networks import OnFeatures, scores_of
+from branchout.baselines.registry import Baseline
 from branchout.bench.experiment import Experiment
-from branchout.bench.measure_baseline import measure_baseline
-from branchout.bench.measured import Measured, curve
 from branchout.bench.methods import Method
+from branchout.data.images import Images, in_order
 from branchout.data.samples import Samples, concatenate
+from branchout.labels import LabelSpace
 from branchout.method.config import ExtendConfig
-from branchout.method.dial import dial_frontier
+from branchout.method.dial import dial_frontier, own_columns
 from branchout.method.extend import Extension
 from branchout.method.features import logit_columns
-from branchout.method.frontier import grid_frontier
+from branchout.method.frontier import Frontier, grid_frontier
 from branchout.method.recipes import PAPER, Recipe, recipe_named
 from branchout.method.score_fusion import FusionData, fusion_data, problem_of
 from branchout.method.split import DataSplit
 from branchout.method.stage2 import fuse, grid_answers
 from branchout.method.two_fold import Scored, score_dial, score_grid
-from branchout.metrics import PAPER_GOALS, accuracies
+from branchout.metrics import PAPER_GOALS
 from branchout.model.classifier import Classifier
 
-Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Half = tuple[npt.NDArray[np.float64], Ints]
+"""Scores (images × classes or columns) and labels."""
 
 
-def measure(method: Method, experiment: Experiment, seeds: Sequence[int]) -> Measured:
+@dataclass
+class Measured:
+    """For each operating point, exemplar seed and step the setting that was chosen and its accuracies."""
+
+    points: dict[str, list[list[Scored]]]
+    seconds: dict[str, float] = field(default_factory=dict)
+    parameters: int = 0
+    """All parameters after the last step, without heads."""
+    extra: dict[str, float] = field(default_factory=dict)
+    curve: list[dict[str, float]] = field(default_factory=list)
+    """All operating points of the first seed after the last step, measured on test: settings, all, base, novel, avg."""
+    first: list[Scored] = field(default_factory=list)
+    """For each seed the method's own base, where it does not start from the shared one."""
+    base_parameters: int = 0
+    """Of that base, without its head."""
+
+
+OnStep = Callable[[Measured], None]
+"""Called after every step of every seed, so that what was measured is kept if a later step is interrupted."""
+
+
+def measure(
+    method: Method, experiment: Experiment, seeds: Sequence[int], on_step: OnStep = lambda measured: None
+) -> Measured:
     """Run a method through all steps of an experiment."""
-    assert experiment.base is not None  # trained before any clock starts
     if method.baseline is not None:
-        return measure_baseline(method.baseline, method.points(), experiment, seeds)
+        return _baseline(method.baseline, method.points(), experiment, seeds, on_step)
+    assert experiment.base is not None  # trained before any clock starts
     assert method.recipe is not None
     recipe = recipe_named(method.recipe)
     if method.name == "stage-one-dial":
         return _stage_one_dial(experiment)
     if method.points() == ("alone",):
         return _alone(method.branch, experiment)
-    return (_dial if recipe.dial else _grid)(method, recipe, experiment, seeds)
+    return (_dial if recipe.dial else _grid)(method, recipe, experiment, seeds, on_step)
 
 
-def _dial(method: Method, recipe: Recipe, experiment: Experiment, seeds: Sequence[int]) -> Measured:
+def curve(frontier: Frontier, names: Sequence[str], most: int = 60) -> list[dict[str, float]]:
+    """The points of a frontier; of very many, some at even distances."""
+    chosen = np.unique(np.linspace(0, len(frontier) - 1, min(most, len(frontier))).round().astype(int))
+    shown = {name: frontier.figures[name] for name in ("all", "base", "novel", "avg")}
+    return [
+        dict(zip(names, frontier.settings[n].tolist(), strict=True))
+        | {name: round(100 * float(values[n]), 3) for name, values in shown.items() if values[n] >= 0}
+        for n in chosen
+    ]
+
+
+# Score fusion.
+
+
+def _dial(method: Method, recipe: Recipe, experiment: Experiment, seeds: Sequence[int], on_step: OnStep) -> Measured:
     """The recipe with the dial, by the same code as `branchout extend`."""
     measured = Measured({goal: [] for goal in PAPER_GOALS})
     seconds: list[dict[str, float]] = []
     for seed in seeds:
         model = experiment.base.rebuilt((), method.pooler)
-        scored: dict[str, list[Scored]] = {goal: [] for goal in PAPER_GOALS}
+        for steps in measured.points.values():
+            steps.append([])
         took = {"stage1": 0.0, "fusion": 0.0, "choice": 0.0}
         for step in range(1, experiment.steps + 1):
             times = [experiment.now()]
@@ -65,17 +107,16 @@ def _dial(method: Method, recipe: Recipe, experiment: Experiment, seeds: Sequenc
             space = experiment.space(step)
             dev, test = (_columns(experiment, model, half, step) for half in experiment.halves(step))
             for goal, found in score_dial(dev, test, space, PAPER_GOALS, method.pooler).items():
-                scored[goal].append(found)
+                measured.points[goal][-1].append(found)
             if seed == seeds[0] and experiment.steps == 1:
                 measured.curve = curve(dial_frontier(*test, space, method.pooler), ("b",))
             times.append(experiment.now())
             for part, duration in zip(took, np.diff(times), strict=True):
                 took[part] += float(duration)
-        for goal in PAPER_GOALS:
-            measured.points[goal].append(scored[goal])
+            on_step(measured)
         seconds.append(took)
         measured.parameters = _without_heads(model)
-    measured.seconds = {part: float(np.median([each[part] for each in seconds])) for part in seconds[0]}
+    measured.seconds = _median(seconds)
     return measured
 
 
@@ -96,38 +137,45 @@ def _extension(
     return Extension(model, split, config, device=experiment.device, images=experiment.images, report=experiment.report)
 
 
-def _grid(method: Method, recipe: Recipe, experiment: Experiment, seeds: Sequence[int]) -> Measured:
-    """The paper's recipes: the whole grid for all exemplar seeds in one pass, whose time is divided among them."""
-    measured = Measured(
-        {goal: [[] for _ in seeds] for goal in PAPER_GOALS}, {"stage1": 0.0, "cache": 0.0, "fusion": 0.0}
-    )
-    for step in range(1, experiment.steps + 1):
-        model, stage_one = experiment.branched(step, recipe.stage_one, method.branch)
-        model = model.rebuilt(model.steps, method.pooler).to(experiment.device)
-        start = experiment.now()
-        data = [_fusion_data(recipe, model, experiment, step, seed) for seed in seeds]
-        halves = [
-            (experiment.features(model, half)[0], experiment.labels(half, step)) for half in experiment.halves(step)
-        ]
-        cached = experiment.now()
-        settings = replace(recipe.stage_two, optimisation=experiment.fusion(recipe.stage_two.optimisation))
-        fused = fuse(problem_of(model), data, settings, per_class=experiment.per_class(step))
-        end = experiment.now()
-        for number in range(len(seeds)):
+def _grid(method: Method, recipe: Recipe, experiment: Experiment, seeds: Sequence[int], on_step: OnStep) -> Measured:
+    """The paper's recipes: a branch for each seed, and the whole grid on it in one pass."""
+    measured = Measured({goal: [] for goal in PAPER_GOALS})
+    seconds: list[dict[str, float]] = []
+    settings = replace(recipe.stage_two, optimisation=experiment.fusion(recipe.stage_two.optimisation))
+    for seed in seeds:
+        for steps in measured.points.values():
+            steps.append([])
+        took = {"stage1": 0.0, "cache": 0.0, "fusion": 0.0}
+        for step in range(1, experiment.steps + 1):
             space = experiment.space(step)
-            dev, test = ((grid_answers(model, h, fused, number).cpu().numpy(), labels) for h, labels in halves)
+            model, stage_one = experiment.branched(step, recipe.stage_one, method.branch, seed)
+            model = model.rebuilt(model.steps, method.pooler).to(experiment.device)
+            times = [experiment.now()]
+            data = _fusion_data(recipe, model, experiment, step, seed)
+            halves = [
+                (experiment.features(model, half)[0], experiment.labels(half, step)) for half in experiment.halves(step)
+            ]
+            times.append(experiment.now())
+            fused = fuse(problem_of(model), [data], settings, per_class=experiment.per_class(step))
+            times.append(experiment.now())
+            dev, test = ((grid_answers(model, h, fused, 0).cpu().numpy(), labels) for h, labels in halves)
             for goal in PAPER_GOALS:
-                found = score_grid(dev, test, space, fused.grid, goal, recipe.balanced)
-                measured.points[goal][number].append(found)
-            if number == 0:
+                measured.points[goal][-1].append(score_grid(dev, test, space, fused.grid, goal, recipe.balanced))
+            if seed == seeds[0]:
                 measured.curve = curve(grid_frontier(*test, space, fused.grid, recipe.balanced), ("alpha", "beta"))
-        measured.seconds["stage1"] += stage_one[-1]
-        measured.seconds["cache"] += (cached - start) / len(seeds)
-        measured.seconds["fusion"] += (end - cached) / len(seeds)
-        if step == 1:
-            measured.extra["novel_alone"] = _novel_alone(experiment, model)
+                if step == 1:
+                    measured.extra["novel_alone"] = _novel_alone(experiment, model)
+            for part, duration in zip(took, [stage_one[-1], *np.diff(times)], strict=True):
+                took[part] += float(duration)
+            on_step(measured)
+        seconds.append(took)
         measured.parameters = _without_heads(model)
+    measured.seconds = _median(seconds)
     return measured
+
+
+def _median(seconds: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {part: float(np.median([each[part] for each in seconds])) for part in seconds[0]}
 
 
 def _fusion_data(recipe: Recipe, model: Classifier, experiment: Experiment, step: int, seed: int) -> FusionData:
@@ -154,7 +202,7 @@ def _stage_one_dial(experiment: Experiment) -> Measured:
     return measured
 
 
-def _columns(experiment: Experiment, model: Classifier, half: Samples, step: int) -> tuple[Floats, Ints]:
+def _columns(experiment: Experiment, model: Classifier, half: Samples, step: int) -> Half:
     """Logits of every column before the dial, and labels."""
     return logit_columns(model, experiment.features(model, half)[0]), experiment.labels(half, step)
 
@@ -163,7 +211,8 @@ def _alone(where: str, experiment: Experiment) -> Measured:
     """The paper's motivation: how well a branch that fine-tunes more or less of the network learns the new classes."""
     model, stage_one = experiment.branched(1, PAPER.stage_one, where)
     folds = [_branch_predictions(experiment, model, half) for half in reversed(experiment.halves(1))]
-    scored = Scored.of("alone", (), [accuracies(*fold, experiment.space(1)) for fold in folds])
+    answers, labels = zip(*folds, strict=True)
+    scored = Scored.of("alone", (), answers, labels, experiment.space(1))
     extra = {"novel_alone": _novel_alone(experiment, model)}
     return Measured({"alone": [[scored]]}, {"stage1": stage_one[-1]}, _without_heads(model), extra)
 
@@ -181,5 +230,122 @@ def _branch_predictions(experiment: Experiment, model: Classifier, half: Samples
     return experiment.space(1).class_of_column[own][columns[:, own].argmax(1)], labels
 
 
+# Baselines: as they are, and with the dial where their scores are logits.
+
+
+def _baseline(
+    baseline: Baseline, points: Sequence[str], experiment: Experiment, seeds: Sequence[int], on_step: OnStep
+) -> Measured:
+    measured = Measured({point: [] for point in points})
+    seconds: list[float] = []
+    for seed in seeds if baseline.seeded else seeds[:1]:
+        for steps in measured.points.values():
+            steps.append([])
+        took = 0.0
+        for step, scorer, spent in _steps(baseline, experiment, seed):
+            space = experiment.space(step)
+            dev, test = (_scores(experiment, scorer, half, step) for half in experiment.halves(step))
+            if step == 0:
+                measured.first.append(dict(_points(dev, test, space, dial=False))["plain"])
+                measured.base_parameters = _of_network(scorer)
+                continue
+            took += spent
+            for point, result in _points(dev, test, space, baseline.dial):
+                measured.points[point][-1].append(result)
+            if baseline.dial and seed == seeds[0] and experiment.steps == 1:
+                measured.curve = curve(dial_frontier(own_columns(test[0], space), test[1], space), ("b",))
+            on_step(measured)
+        seconds.append(took)
+        measured.parameters = _of_network(scorer) + _stored(scorer)
+    measured.seconds = {"train": float(np.median(seconds))}
+    return measured
+
+
+def _steps(baseline: Baseline, experiment: Experiment, seed: int) -> Iterator[tuple[int, nn.Module, float]]:
+    """The scorer after each step, or after the last only if it does not depend on earlier ones; and its seconds.
+
+    A method that is trained as published starts with step 0, its own base.
+    """
+    published = baseline.published if experiment.plan.faithful else None
+    learn = baseline.learn if published is None else published.learn
+    rankings: dict[int, Samples] = {}
+    if published is None:
+        before: nn.Module = experiment.base
+    else:
+        before = published.first(experiment.task(0, seed)).to(experiment.device)
+        yield 0, before, 0.0
+        rankings |= _ranking(before, experiment, 0)
+    for step in [experiment.steps] if baseline.anew else range(1, experiment.steps + 1):
+        task = experiment.task(step, seed, rankings)
+        shared = 0.0
+        if baseline.on == "features":
+            before, stage_one = experiment.branched(step, PAPER.stage_one, seed=seed)
+            shared = stage_one[-1]
+        start = experiment.now()
+        before = learn(before, task).to(experiment.device)
+        yield step, before, shared + experiment.now() - start
+        if step < experiment.steps:
+            rankings |= _ranking(before, experiment, step)
+
+
+def _ranking(scorer: nn.Module, experiment: Experiment, step: int) -> dict[int, Samples]:
+    """The images of a step as herding on the method's own features ranks them, where exemplars are herded."""
+    if experiment.plan.memory != "herding":
+        return {}
+    features = _own_features(scorer, experiment.images(experiment.training_images(step)))
+    return {} if features is None else {step: experiment.ranked(step, features)}
+
+
+@torch.no_grad()
+def _own_features(scorer: nn.Module, images: Images) -> np.ndarray | None:
+    """Features of images by the network that a baseline has trained; None if it builds on a frozen one."""
+    network = getattr(scorer, "network", scorer)
+    features = None if isinstance(network, Classifier | OnFeatures) else getattr(network, "features", None)
+    if features is None:
+        return None
+    scorer.eval()
+    found = [features(pictures) for pictures in images.plain(in_order(len(images), 500))]
+    rows: np.ndarray = torch.cat(found).float().cpu().numpy()
+    return rows
+
+
+def _scores(experiment: Experiment, scorer: nn.Module, half: Samples, step: int) -> Half:
+    if isinstance(scorer, OnFeatures):
+        features = experiment.features(scorer.model, half)[0]
+        with torch.no_grad():
+            scores = scorer.head.eval()(features)
+    else:
+        scores = scores_of(scorer, experiment.images(half))
+    return scores.double().cpu().numpy(), experiment.labels(half, step)
+
+
+def _points(dev: Half, test: Half, space: LabelSpace, dial: bool) -> Iterator[tuple[str, Scored]]:
+    """The predictions as they are, and with the dial."""
+    answers, labels = zip(*((scores.argmax(1), labels) for scores, labels in (test, dev)), strict=True)
+    yield "plain", Scored.of("plain", (), answers, labels, space)
+    if dial:
+        columns = [(own_columns(scores, space), labels) for scores, labels in (dev, test)]
+        for goal, scored in score_dial(columns[0], columns[1], space, PAPER_GOALS).items():
+            yield f"dial-{goal}", replace(scored, goal=f"dial-{goal}")
+
+
+# Sizes.
+
+
 def _without_heads(model: Classifier) -> int:
     return sum(count for part, count in model.parameter_counts().items() if part not in ("heads", "deltas"))
+
+
+def _of_network(scorer: nn.Module) -> int:
+    """Parameters without heads."""
+    named = scorer.named_parameters()
+    return sum(each.numel() for name, each in named if not {"head", "heads"} & set(name.split(".")))
+
+
+def _stored(scorer: nn.Module) -> int:
+    """How many numbers a method stores beside its parameters, where it or its head says so."""
+    for part in (scorer, getattr(scorer, "head", None)):
+        stored = getattr(part, "stored", None)
+        if stored is not None:
+            return int(stored())
+    return 0

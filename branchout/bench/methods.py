@@ -34,11 +34,19 @@ class Method:
         """Its name in rows, where the recipe is a field of its own."""
         return self.name.removesuffix(f"-{self.recipe}") if self.recipe else self.name
 
-    def seeds(self, asked: Sequence[int], steps: int) -> tuple[int, ...]:
-        """The exemplar seeds it is run with: one only where each seed trains a whole network or many branches."""
+    def seeds(self, asked: Sequence[int], steps: int, *, every: bool = False) -> tuple[int, ...]:
+        """The exemplar seeds it is run with: unless `every` is asked for, one where each trains a whole network or many
+        branches."""
         network = self.baseline is not None and self.baseline.on == "network"
         branches = steps > 1 and self.recipe is not None and recipe_named(self.recipe).stage_one.replay
-        return tuple(asked[:1]) if network or branches else tuple(asked)
+        return tuple(asked[:1]) if (network or branches) and not every else tuple(asked)
+
+    @property
+    def stage_one_per_seed(self) -> bool:
+        """Whether the paper's stage I is trained for each seed; older rows have one for all."""
+        if self.baseline is not None:
+            return self.baseline.on == "features" and self.baseline.seeded
+        return self.points() != ("alone",) and self.name != "stage-one-dial" and self.recipe in ("paper", "reference")
 
     def settings(self) -> dict[str, Any]:
         """The settings in a row, beside the plan's."""
@@ -91,6 +99,10 @@ OURS = (
 )
 
 
+RENAMED = {"slca": "classifier-alignment", "slca-all": "classifier-alignment-all"}
+"""Methods that had another name, under which older rows are kept."""
+
+
 @cache
 def methods() -> dict[str, Method]:
     """All methods, score fusion first."""
@@ -100,7 +112,7 @@ def methods() -> dict[str, Method]:
 
 def method_named(name: str) -> Method:
     """By its name, or by the recipe alone: `branchout`, `reference`, `paper`."""
-    name = f"score-fusion-{name}" if name in RECIPES else name
+    name = f"score-fusion-{name}" if name in RECIPES else RENAMED.get(name, name)
     if name not in methods():
         near = get_close_matches(name, methods(), n=3)
         hint = f"; did you mean {' or '.join(near)}?" if near else "."

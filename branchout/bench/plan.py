@@ -49,6 +49,8 @@ class Plan:
     of image."""
     last_relu: bool = True
     """Whether the network ends in a ReLU, so that no feature is negative."""
+    faithful: bool = False
+    """Train methods that have one by their authors' own recipe, from a base of their own."""
     memory: str = "random"
     """How exemplars are chosen: `random`, the same for every method, or `herding` on each method's own features."""
 

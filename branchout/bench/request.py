@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from branchout.bench.base_model import SavedBase, open_base
 from branchout.bench.experiment import Experiment
 from branchout.bench.methods import method_named
 from branchout.bench.plan import Plan
+from branchout.bench.rows import outdated
 from branchout.bench.runner import Job
 from branchout.data.datasets import Dataset
 from branchout.data.scenarios import CLUSTERED, NAMES
@@ -41,13 +42,24 @@ class Request:
     exemplars: int | None = None
     memory_total: int | None = None
     schedule: str | None = None
+    faithful: bool = False
     epochs: int | None = None
+    branch_epochs: int | None = None
     split: int = 1
+    all_seeds: bool = False
+    stale: bool = False
 
     def check(self) -> None:
         """Find contradictions and unknown names before anything is loaded."""
-        if (self.table is None) == (self.scenario is None):
-            raise BranchoutError("name a table, or a scenario with --scenario; branchout bench --list names them all")
+        if [self.table is None, self.scenario is None, not self.stale].count(False) != 1:
+            raise BranchoutError(
+                "name a table, or a scenario with --scenario, or remake outdated rows with --stale; "
+                "branchout bench --list names them all"
+            )
+        if self.faithful and self.schedule not in (None, "published"):
+            raise BranchoutError(
+                f"--faithful means --schedule published, and --schedule {self.schedule} was given; leave one out"
+            )
         if self.table and self.base:
             raise BranchoutError("a table has a base of its own, so --base goes with --scenario only")
         for name in ("base_classes", "novel_classes", "overlap", "steps") if self.table else ():
@@ -66,6 +78,8 @@ class Request:
 
     def jobs(self, dataset: Dataset) -> list[Job]:
         """One job for each method of each experiment."""
+        if self.stale:
+            return self._of_stale(dataset)
         return self._of_table(dataset) if self.table else self._of_scenario(dataset)
 
     @property
@@ -74,16 +88,40 @@ class Request:
         changes = {name: getattr(self, name) for name in ("arch", "width", "size", "exemplars", "split")}
         return {**changes, "total": self.memory_total}
 
+    @property
+    def _training(self) -> dict[str, Any]:
+        schedule = "published" if self.faithful else self.schedule
+        return {"schedule": schedule, "epochs": self.epochs, "branch_epochs": self.branch_epochs}
+
+    def _of_stale(self, dataset: Dataset) -> list[Job]:
+        """The jobs of all rows of a dataset that are marked as outdated and belong to a table."""
+        jobs: list[Job] = []
+        known = {table.experiment: table for table in (tables.tables() | tables.figures()).values()}
+        for path, row in outdated(self.out / dataset.name).items():
+            name = tables.BY_BASE if row["table"].startswith(tables.BY_BASE) else row["table"]
+            if name not in known:
+                continue
+            changes = {"arch": row["arch"], "split": row["settings"].get("split", 1)}
+            plan = tables.experiments_of(known[name], dataset, **changes)[row["table"]]
+            method = path.stem.removesuffix(f"-{row['point']}")
+            seeds = row.get("asked_seeds", row["seeds"])
+            jobs += tables.jobs_for(self.data, dataset, row["table"], plan, [method], seeds, self.out, all_seeds=True)
+        return list(dict.fromkeys(jobs))
+
     def _of_table(self, dataset: Dataset) -> list[Job]:
         every = tables.tables() | tables.figures()
         jobs: list[Job] = []
         for table in every.values() if self.table == "all" else [tables.table_named(self.table or "")]:
-            networks = (self.arch,) if self.arch else tables.networks_of(table, dataset.name, self.scale, self.schedule)
+            networks = (
+                (self.arch,)
+                if self.arch
+                else tables.networks_of(table, dataset.name, self.scale, self._training["schedule"])
+            )
             for arch in networks:
-                changes = {**self._changes, "arch": arch, "schedule": self.schedule, "epochs": self.epochs}
+                changes = {**self._changes, **self._training, "arch": arch}
                 for experiment, plan in tables.experiments_of(table, dataset, self.scale, **changes).items():
                     names = self.methods or table.of(plan.arch)
-                    jobs += tables.jobs_for(self.data, dataset, experiment, plan, names, self.seeds, self.out)
+                    jobs += self._jobs(dataset, experiment, plan, names)
         return list(dict.fromkeys(jobs))  # tables share rows
 
     def _of_scenario(self, dataset: Dataset) -> list[Job]:
@@ -100,8 +138,11 @@ class Request:
         if base is not None:
             plan = base.start(plan)
             experiment += f"-from-{Path(base.place).name}"
-        plan = tables.scheduled(plan, self.schedule, self.epochs)
-        return tables.jobs_for(self.data, dataset, experiment, plan, self.methods, self.seeds, self.out)
+        return self._jobs(dataset, experiment, tables.scheduled(plan, **self._training), self.methods)
+
+    def _jobs(self, dataset: Dataset, experiment: str, plan: Plan, methods: Sequence[str]) -> list[Job]:
+        seeds, every = self.seeds, self.all_seeds
+        return tables.jobs_for(self.data, dataset, experiment, plan, methods, seeds, self.out, all_seeds=every)
 
     def _saved_base(self) -> SavedBase | None:
         """The model that --base names; what it decides cannot be asked for as well."""

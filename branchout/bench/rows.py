@@ -8,6 +8,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from branchout.errors import BranchoutError
 from branchout.files import atomic_write, read_json, write_json
@@ -25,6 +27,7 @@ from branchout.metrics import METRICS, Accuracies
 from branchout.training.optimisation import settings_dict
 
 PACKAGE = Path(__file__).parents[1]
+Bools = npt.NDArray[np.bool_]
 
 
 def percent(value: float | None) -> float | None:
@@ -42,15 +45,25 @@ def figures(measured: Accuracies) -> dict[str, float | None]:
 
 
 def averaged(rows: Sequence[Accuracies]) -> tuple[dict[str, float | None], dict[str, float | None]]:
-    """Mean and standard deviation over seeds, in percent."""
+    """Mean and standard deviation (n − 1) over seeds, in percent; one seed has no deviation."""
     means: dict[str, float | None] = {}
     spreads: dict[str, float | None] = {}
     for name in METRICS:
         values = [getattr(row, name) for row in rows]
         known = all(value is not None for value in values)
         means[name] = percent(float(np.mean(values))) if known else None
-        spreads[name] = percent(float(np.std(values))) if known else None
+        spreads[name] = percent(float(np.std(values, ddof=1))) if known and len(values) > 1 else None
     return means, spreads
+
+
+def packed(right: Bools) -> str:
+    """Which images were predicted correctly, one bit each, as text."""
+    return f"{len(right)}:{b64encode(np.packbits(right).tobytes()).decode()}"
+
+
+def unpacked(text: str) -> Bools:
+    count, bits = text.split(":")
+    return np.unpackbits(np.frombuffer(b64decode(bits), dtype=np.uint8), count=int(count)).astype(bool)
 
 
 def provenance() -> dict[str, Any]:
@@ -104,7 +117,9 @@ def on_another_base(rows: Mapping[Path, Mapping[str, Any]]) -> list[Path]:
     identified by its digest; older rows lack it and are matched by the base's accuracy.
     """
     folders: dict[Path, list[Path]] = {}
-    for path in rows:
+    for path, row in rows.items():
+        if (row.get("settings") or {}).get("faithful") and row.get("base_weights") is None:
+            continue  # each of these methods has a base of its own
         folders.setdefault(path.parent, []).append(path)
     found = []
     for paths in folders.values():
@@ -118,6 +133,12 @@ def on_another_base(rows: Mapping[Path, Mapping[str, Any]]) -> list[Path]:
         usual = Counter(base.values()).most_common(1)[0][0]
         found += [path for path in paths if base[path] != usual]
     return found
+
+
+def outdated(folder: Path) -> dict[Path, dict[str, Any]]:
+    """The rows below a folder that are marked as outdated, because their method has changed since."""
+    rows = {path: read_row(path) for path in sorted(folder.rglob("*.json")) if path.name != "scenario.json"}
+    return {path: row for path, row in rows.items() if row.get("outdated")}
 
 
 def read_row(path: Path) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,15 @@ import torch
 
 from branchout.bench import rows as results
 from branchout.bench.experiment import Experiment
-from branchout.bench.measure import measure
-from branchout.bench.measured import Measured
-from branchout.bench.methods import Method, method_named
+from branchout.bench.measure import Measured, measure
+from branchout.bench.methods import RENAMED, Method, method_named
 from branchout.bench.plan import Plan, difference, flat
 from branchout.data.datasets import resolve
 from branchout.errors import BranchoutError, DoesNotApply
-from branchout.files import lock
+from branchout.files import lock, write_json
 from branchout.method.two_fold import Scored
-from branchout.metrics import PAPER_GOALS, average_over_steps, incremental
-from branchout.training.loop import Report, silent
+from branchout.metrics import PAPER_GOALS, average_over_steps, incremental, part_of_class
+from branchout.training.loop import Event, Report, silent
 from branchout.training.optimisation import settings_dict
 
 _ALONE = threading.Lock()
@@ -68,7 +67,16 @@ class Job:
     def files(self) -> dict[str, Path]:
         """The file of each operating point."""
         points = method_named(self.method).points()
-        return {point: self.folder / f"{self.method}-{point}.json" for point in points}
+        found = {point: self.folder / f"{self.method}-{point}.json" for point in points}
+        for old in (old for old, name in RENAMED.items() if name == self.method):
+            older = {point: self.folder / f"{old}-{point}.json" for point in points}
+            found = {point: older[point] if older[point].exists() else path for point, path in found.items()}
+        return found
+
+    @property
+    def partial(self) -> Path:
+        """What was measured so far, until the rows are complete."""
+        return self.folder / f"{self.method}.partial"
 
     def missing(self) -> list[str]:
         """The operating points without a row, or with one that is marked as outdated.
@@ -78,10 +86,15 @@ class Job:
         """
         files = self.files()
         rows = {point: self._checked(path, own=True) for point, path in files.items()}
-        absent = [point for point, row in rows.items() if row is None or row.get("outdated")]
+        absent = [point for point, row in rows.items() if row is None or row.get("outdated") or self._fewer(row)]
         for path in sorted(set(self.folder.glob("*.json")) - set(files.values())) if absent else ():
             self._checked(path, own=False)
         return absent
+
+    def _fewer(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row has only the first of the seeds that are asked for: it is measured again with all."""
+        asked = _asked(row)
+        return len(asked) < len(self.seeds) and asked == list(self.seeds[: len(asked)])
 
     def _checked(self, path: Path, *, own: bool) -> dict[str, Any] | None:
         """A row, checked for being of this plan, and with `own` of the same seeds and recipe; None if there is none
@@ -95,12 +108,13 @@ class Job:
         wanted = asdict(self.plan)
         del wanted["model"]  # its weights are compared, not its path
         if own:
-            wanted["seeds"] = self.seeds
+            if not self._fewer(row):
+                wanted["seeds"] = self.seeds
             if not row.get("outdated"):  # an outdated row is measured again, with today's recipe
                 wanted |= method_named(self.method).settings()
         # Older rows do not name every setting: those had their defaults. An optimiser is named only if it is not SGD.
         recorded = flat(asdict(Plan("", None, 0))) | flat(row["settings"])
-        recorded["seeds"] = row.get("asked_seeds", row["seeds"])
+        recorded["seeds"] = _asked(row)
         differing = difference(recorded, wanted)
         if differing:
             raise BranchoutError(
@@ -112,6 +126,10 @@ class Job:
                 "delete it, or write elsewhere with --out"
             )
         return row
+
+
+def _asked(row: Mapping[str, Any]) -> list[int]:
+    return list(row.get("asked_seeds", row["seeds"]))
 
 
 @dataclass(frozen=True)
@@ -182,6 +200,11 @@ def run(
     """
     if not job.missing():
         return Done(job)
+    with lock(job.folder / f".{job.method}.lock", wait=False) as free:
+        if not free and not wait:
+            return None
+        if not free:
+            report(Event(f"Waiting for another process that measures {job.method}", 0, 1))
     with lock(job.folder / f".{job.method}.lock", wait=wait) as mine:
         if not mine:
             return None
@@ -203,7 +226,7 @@ def run(
         # Before the measurement: the code may be edited while it runs for hours.
         made_by = {**results.provenance(), "command": job.command or results.command()}
         try:
-            measured = measure(method, experiment, job.seeds)
+            measured = measure(method, experiment, job.seeds, partial(keep_partial, job, made_by))
         except DoesNotApply as error:
             return Done(job, why_not=str(error))
         finally:
@@ -215,7 +238,23 @@ def run(
             for point, path in job.files().items()
             if point in missing
         }
-        return Done(job, tuple(results.write_together(made)))
+        written = tuple(results.write_together(made))
+        job.partial.unlink(missing_ok=True)
+        return Done(job, written)
+
+
+def keep_partial(job: Job, made_by: Mapping[str, Any], measured: Measured) -> None:
+    """Write what was measured so far: for each operating point the accuracies of each seed after each step.
+
+    It is no row and is measured again, but an interruption does not lose the steps before it.
+    """
+
+    def figures(scored: Scored) -> dict[str, Any]:
+        return {"test": results.figures(scored.test), "both": results.figures(scored.both)}
+
+    steps = {point: [[figures(each) for each in seed] for seed in seeds] for point, seeds in measured.points.items()}
+    about = {"method": job.method, "table": job.table, "seeds": list(job.seeds), "settings": settings_dict(job.plan)}
+    write_json(job.partial, {**about, "points": steps, **made_by})
 
 
 @lru_cache(maxsize=1)
@@ -236,14 +275,14 @@ def row(job: Job, method: Method, experiment: Experiment, measured: Measured, po
         for goal in PAPER_GOALS
         if prefix + goal in measured.points
     }
-    before = experiment.before()
-    steps_of = [[before, *(scored.test for scored in steps)] for steps in per_seed]
+    before = measured.first or [experiment.before] * len(per_seed)
+    steps_of = [[base.test, *(scored.test for scored in steps)] for base, steps in zip(before, per_seed, strict=True)]
     over_steps = {
         "incremental": results.percent(float(np.mean([incremental(steps) for steps in steps_of]))),
         "avg_steps": results.percent(float(np.mean([average_over_steps(steps) for steps in steps_of]))),
     }
     every_step = 1 < experiment.steps == len(per_seed[0])
-    both = _on_both_halves(experiment, measured, every_step) if point == "plain" else None
+    both = _on_both_halves(before, per_seed, every_step) if point == "plain" else None
     return {
         "dataset": job.dataset,
         "table": job.table,
@@ -268,13 +307,17 @@ def row(job: Job, method: Method, experiment: Experiment, measured: Measured, po
         "images": job.images or None,
         "per_seed": [results.figures(scored.test) for scored in last],
         "per_step": [[results.figures(scored.test) for scored in steps] for steps in per_seed] if every_step else None,
-        "base_model": results.percent(before.all),
-        "base_weights": experiment.base_weights,
+        "per_step_both": [[results.figures(each.both) for each in steps] for steps in per_seed] if every_step else None,
+        "correct": _correct(experiment, last) if point != "alone" else None,
+        "stage1_per_seed": method.stage_one_per_seed or None,
+        "base_model": results.percent(float(np.mean([base.test.all for base in before]))),
+        "base_weights": None if measured.first else experiment.base_weights,
         "test_images": len(experiment.halves(experiment.steps)[1]),
         **{name: results.percent(value) for name, value in measured.extra.items()},
         "curve": measured.curve or None if point != "plain" else None,
         "parameters": measured.parameters,
-        "base_parameters": sum(each.numel() for each in experiment.base.backbone.parameters()),
+        "base_parameters": measured.base_parameters
+        or sum(each.numel() for each in experiment.base.backbone.parameters()),
         "seconds": {**measured.seconds},
         "peak_memory_bytes": peak_memory(),
         "settings": {
@@ -297,10 +340,24 @@ def _operating_point(scored: Sequence[Scored]) -> dict[str, Any]:
     }
 
 
-def _on_both_halves(experiment: Experiment, measured: Measured, every_step: bool) -> dict[str, float | None]:
+def _correct(experiment: Experiment, last: Sequence[Scored]) -> dict[str, list[str]]:
+    """Which validation images of each part each seed predicts correctly after the last step, for paired comparisons."""
+    space, (dev, test) = experiment.space(experiment.steps), experiment.halves(experiment.steps)
+    labels = np.concatenate([experiment.labels(half, experiment.steps) for half in (test, dev)])
+    part = part_of_class(space)[labels]
+    names = ["base", *(f"step {n}" for n in range(1, len(space.branches))), "overlap"]
+    return {names[n]: [results.packed(scored.right[part == n]) for scored in last] for n in np.unique(part).tolist()}
+
+
+def _on_both_halves(
+    before: Sequence[Scored], per_seed: Sequence[Sequence[Scored]], every_step: bool
+) -> dict[str, float | None]:
     """Accuracies on all validation images, which are the test images of the literature."""
-    means, _ = results.averaged([steps[-1] for steps in measured.both])
-    over_steps = [incremental([experiment.before_on_both(), *steps]) for steps in measured.both]
+    means, _ = results.averaged([steps[-1].both for steps in per_seed])
+    over_steps = [
+        incremental([base.both, *(scored.both for scored in steps)])
+        for base, steps in zip(before, per_seed, strict=True)
+    ]
     return {
         **{name: means[name] for name in ("all", "base", "novel", "avg")},
         "incremental": results.percent(float(np.mean(over_steps))) if every_step else None,

@@ -27,8 +27,8 @@ from branchout.training.pretrain import FAST, TRANSFORMER, only_fast, schedule_f
 from branchout.training.pretrain import PAPER as PAPER_PRETRAINING
 
 PUBLISHED = Optimisation(epochs=160, lr=0.1, batch=128, weight_decay=5e-4, schedule="cosine")
-"""The long schedule of the CIFAR-100 literature, for the base and every step; `published` also sets its augmentation
-and its herded exemplars."""
+"""The long schedule of the CIFAR-100 literature, for the base and every step; `published` also sets its augmentation,
+its herded exemplars, and has methods trained as their authors do."""
 SCHEDULES = ("fast", "paper", "published")
 FITTED = "fitted"
 """The scale of datasets that have no sizes of their own."""
@@ -167,6 +167,7 @@ def plan_for(
     *,
     schedule: str | None = None,
     epochs: int | None = None,
+    branch_epochs: int | None = None,
     **changes: Any,
 ) -> Plan:
     """The plan of a table's experiment on a dataset, at a scale.
@@ -188,7 +189,7 @@ def plan_for(
     if shorter:  # enough for a large network on small images
         plan = replace(plan, pretraining=replace(plan.pretraining, epochs=shorter))
         schedule = None if schedule == "fast" else schedule
-    plan = scheduled(plan, schedule, epochs)
+    plan = scheduled(plan, schedule, epochs, branch_epochs)
     given = open_base(model) if model else None
     return given.start(plan) if given and given.stands_for(plan, dataset) else plan
 
@@ -220,10 +221,11 @@ def glyph_epochs(classes: int | None) -> int:
     return 12 if classes is None else min(max(12, math.ceil(12 * 400 / classes)), 60)
 
 
-def scheduled(plan: Plan, schedule: str | None, epochs: int | None) -> Plan:
+def scheduled(plan: Plan, schedule: str | None, epochs: int | None, branch_epochs: int | None = None) -> Plan:
     """A plan with another schedule by name, or with other numbers of epochs; a transformer has one schedule only.
 
-    The schedule of a saved base is not changed.
+    `epochs` are those of the base and of whole networks, `branch_epochs` those of stages I and II. The schedule of a
+    saved base is not changed.
     """
     if schedule is not None and schedule not in SCHEDULES:
         raise unknown("schedule", schedule, SCHEDULES)
@@ -231,7 +233,9 @@ def scheduled(plan: Plan, schedule: str | None, epochs: int | None) -> Plan:
     if schedule is not None:
         only_fast(plan.arch, schedule)
     if schedule == "published":
-        plan = replace(plan, pretraining=PUBLISHED, network=PUBLISHED, augmentation=PADDED, memory="herding")
+        plan = replace(
+            plan, pretraining=PUBLISHED, network=PUBLISHED, augmentation=PADDED, memory="herding", faithful=True
+        )
         if plan.arch == "resnet32" and plan.model is None:  # as in the literature
             plan = replace(plan, last_relu=False)
     elif schedule is not None:
@@ -241,9 +245,9 @@ def scheduled(plan: Plan, schedule: str | None, epochs: int | None) -> Plan:
             plan,
             pretraining=replace(plan.pretraining, epochs=epochs),
             network=replace(plan.network, epochs=epochs),
-            epochs=epochs,
-            fusion_epochs=epochs,
         )
+    if branch_epochs is not None:
+        plan = replace(plan, epochs=branch_epochs, fusion_epochs=branch_epochs)
     return plan if before.model is None else replace(plan, pretraining=before.pretraining)
 
 
@@ -255,6 +259,8 @@ def jobs_for(
     methods: Sequence[str],
     seeds: Sequence[int],
     out: Path,
+    *,
+    all_seeds: bool = False,
 ) -> list[Job]:
     """One job for each method."""
     command = results.command()
@@ -264,6 +270,6 @@ def jobs_for(
     jobs = []
     for name in methods:
         method = method_named(name)
-        used = method.seeds(seeds, plan.steps)
+        used = method.seeds(seeds, plan.steps, every=all_seeds)
         jobs.append(Job(data, dataset.name, experiment, plan, method.name, used, out, command, images))
     return jobs

@@ -43,11 +43,24 @@ MemoryTotal = Annotated[int | None, typer.Option(min=1, help="Exemplars in total
 Schedule = Annotated[
     str | None, typer.Option(help="fast, paper or published (CIFAR-100's long one); vit_tiny: fast only.")
 ]
+Faithful = Annotated[
+    bool,
+    typer.Option("--faithful", help="Train iCaRL, BiC, WA, DER and PODNet as their authors do: --schedule published."),
+]
 Epochs = Annotated[
-    int | None, typer.Option(min=1, help="Epochs of all training, for quick trials (not of PODNet's and DER's last).")
+    int | None, typer.Option(min=1, help="Epochs of the base and of methods that train a whole network.")
+]
+BranchEpochs = Annotated[
+    int | None, typer.Option(min=1, help="Epochs of stages I and II and of heads on features, for quick trials.")
 ]
 Split = Annotated[int, typer.Option(min=0, help="Seed of the class split and of the base model.")]
 Seeds = Annotated[str, typer.Option(help="Exemplar seeds, separated by commas.")]
+AllSeeds = Annotated[
+    bool, typer.Option("--all-seeds", help="Use every seed, also where each one trains a whole network.")
+]
+Stale = Annotated[
+    bool, typer.Option("--stale", help="Measure the rows of this dataset again that are marked as outdated.")
+]
 Workers = Annotated[int, typer.Option(min=1, help="Number of processes.")]
 DaskAddress = Annotated[str | None, typer.Option(help="Address of a Dask scheduler to run on.")]
 Out = Annotated[Path, typer.Option(help="Folder of the rows, one JSON file each.")]
@@ -72,9 +85,13 @@ def bench(
     exemplars: Exemplars = None,
     memory_total: MemoryTotal = None,
     schedule: Schedule = None,
+    faithful: Faithful = False,
     epochs: Epochs = None,
+    branch_epochs: BranchEpochs = None,
     split: Split = 1,
     seeds: Seeds = "1,2,3",
+    all_seeds: AllSeeds = False,
+    stale: Stale = False,
     workers: Workers = 1,
     dask: DaskAddress = None,
     out: Out = Path("results"),
@@ -97,6 +114,9 @@ def bench(
     request.check()
     dataset = open_dataset(data)
     jobs = _drawable(request, dataset)
+    if not jobs:
+        say(f"no row of '{dataset.name}' in {out} is marked as outdated")
+        return
     check_output(out, folder=True)
     out.mkdir(parents=True, exist_ok=True)
     _run(jobs, workers, dask)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from branchout.labels import LabelSpace
 from branchout.method.dial import dial_frontier, predict, shifted, step_shifts
@@ -28,17 +29,30 @@ class Scored:
     """The goal's own metric: chosen on dev and measured on test, and the reverse; the mean of both."""
     spread: float
     """Half the difference between the two."""
-    shifts: tuple[float, ...] = ()
+    shifts: tuple[float, ...]
     """The offset of each step's branch, where there are several steps."""
+    both: Accuracies
+    """On all images, each predicted with the choice that the other half made."""
+    right: npt.NDArray[np.bool_]
+    """Whether each of them is predicted correctly: first those of test, then those of dev."""
 
     @classmethod
     def of(
-        cls, goal: str, setting: tuple[float, ...], folds: Sequence[Accuracies], shifts: tuple[float, ...] = ()
+        cls,
+        goal: str,
+        setting: tuple[float, ...],
+        answers: Sequence[Ints],
+        labels: Sequence[Ints],
+        space: LabelSpace,
+        shifts: tuple[float, ...] = (),
     ) -> Scored:
-        """From the accuracies of the two folds; under a condition the metric is Acc_all."""
+        """From predictions and labels of test and of dev; under a condition the metric is Acc_all."""
+        folds = [accuracies(*fold, space) for fold in zip(answers, labels, strict=True)]
         values = [getattr(fold, goal if goal in GOALS else "all") for fold in folds]
         spread = float(abs(values[0] - values[1]) / 2)
-        return cls(goal, setting, folds[0], float(np.mean(values)), spread, shifts)
+        predicted, actual = np.concatenate(answers), np.concatenate(labels)
+        both = accuracies(predicted, actual, space)
+        return cls(goal, setting, folds[0], float(np.mean(values)), spread, shifts, both, predicted == actual)
 
 
 def score_dial(
@@ -49,7 +63,7 @@ def score_dial(
     `dev` and `test` hold logits before the dial (images × columns) and labels.
     """
     chosen: dict[str, list[float]] = {goal: [] for goal in goals}
-    measured: dict[str, list[Accuracies]] = {goal: [] for goal in goals}
+    answers: dict[str, list[Ints]] = {goal: [] for goal in goals}
     offsets: list[tuple[float, ...]] = []
     for here, there in ((dev, test), (test, dev)):
         shifts = step_shifts(here[0], here[1], space, pooler)
@@ -58,9 +72,9 @@ def score_dial(
         for goal in goals:
             b = float(frontier.settings[frontier.choose(goal), 0])
             chosen[goal].append(b)
-            answers = predict(there[0], space, (shifts + b).tolist(), pooler)
-            measured[goal].append(accuracies(answers, there[1], space))
-    return {goal: Scored.of(goal, (chosen[goal][0],), measured[goal], offsets[0]) for goal in goals}
+            answers[goal].append(predict(there[0], space, (shifts + b).tolist(), pooler))
+    labels = (test[1], dev[1])
+    return {goal: Scored.of(goal, (chosen[goal][0],), answers[goal], labels, space, offsets[0]) for goal in goals}
 
 
 def score_grid(
@@ -75,9 +89,9 @@ def score_grid(
 
     `dev` and `test` hold the predictions of every grid point (points × images) and labels.
     """
-    chosen, measured = [], []
+    chosen, answers = [], []
     for here, there in ((dev, test), (test, dev)):
         point = grid_frontier(here[0], here[1], space, grid, balanced_by).choose(goal)
         chosen.append(grid[point])
-        measured.append(accuracies(there[0][point], there[1], space))
-    return Scored.of(goal, chosen[0], measured)
+        answers.append(there[0][point])
+    return Scored.of(goal, chosen[0], answers, (test[1], dev[1]), space)

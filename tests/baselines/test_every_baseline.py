@@ -8,14 +8,14 @@ import torch
 from helpers import same, snapshot
 from torch import nn
 
-from branchout.baselines import featcat, fecam, logitcat, ncm, pretrained, ranpac, routing, slca
+from branchout.baselines import classifier_alignment, featcat, fecam, logitcat, ncm, pretrained, ranpac, routing
 from branchout.baselines.networks import scores_of
 from branchout.baselines.registry import Baseline
 from branchout.baselines.task import Task
 from branchout.data.samples import Samples
 from branchout.model.classifier import Classifier
 
-FILES = (pretrained, routing, featcat, logitcat, ncm, ranpac, fecam, slca)
+FILES = (pretrained, routing, featcat, logitcat, ncm, ranpac, fecam, classifier_alignment)
 """APER needs a vision transformer and has tests of its own."""
 BASELINES = [method for file in FILES for method in file.BASELINES]
 every_method = pytest.mark.parametrize("method", BASELINES, ids=lambda method: method.name)
@@ -30,7 +30,7 @@ Measure = Callable[[nn.Module, Task, Samples], float]
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranpac, "WIDTH", 300)
-    monkeypatch.setattr(slca, "DRAWN", 32)
+    monkeypatch.setattr(classifier_alignment, "DRAWN", 32)
 
 
 def right_scores(scorer: nn.Module, task: Task, samples: Samples) -> bool:

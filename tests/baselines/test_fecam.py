@@ -62,16 +62,34 @@ def test_scores_from_pictures_are_minus_the_distance_to_the_nearest_cloud(
     scores = scores_of(fecam.learn(classifier, task), task.images(new_look_test)).numpy()
     describe = plain(classifier, task)
     clouds = [np.sqrt(group.double().numpy()) for group in new_groups(task, describe, first=True)]
-    shapes = [slow_shape(cloud) for cloud in clouds]
+    sigmas = [np.cov(cloud.T) for cloud in clouds]
     if few:
-        shapes = [slow_shape_of(np.mean([np.cov(cloud.T) for cloud in clouds], axis=0))] * len(clouds)
-    inverses = [np.linalg.inv(shape) for shape in shapes]
+        sigmas = [np.mean(sigmas, axis=0)] * len(clouds)
+    inverses = [np.linalg.inv(slow_shape_of(sigma)) for sigma in sigmas]
+    noise = [
+        np.trace(inverse @ sigma) / len(cloud) / (cloud.mean(0) ** 2).sum()
+        for inverse, sigma, cloud in zip(inverses, sigmas, clouds, strict=True)
+    ]
     for h, score in list(zip(describe(new_look_test).double().numpy(), scores, strict=True))[:4]:
         distances: dict[int, list[float]] = {}
-        for number, cloud, inverse in zip(task.space.class_of_column.tolist(), clouds, inverses, strict=True):
-            apart = unit(np.sqrt(h)) - unit(cloud.mean(0))
-            distances.setdefault(number, []).append(apart @ inverse @ apart)
+        for column, number in enumerate(task.space.class_of_column.tolist()):
+            apart = unit(np.sqrt(h)) - unit(clouds[column].mean(0))
+            distances.setdefault(number, []).append(apart @ inverses[column] @ apart - noise[column])
         assert score == pytest.approx(np.array([-min(distances[n]) for n in range(len(distances))]), rel=1e-3)
+
+
+def test_classes_of_few_images_are_as_near_as_those_of_many() -> None:
+    rng = np.random.default_rng(0)
+    clouds = [torch.from_numpy(5 + rng.normal(size=(n, 20))) for n in [10] * 100 + [1000] * 3]
+    means = torch.stack([cloud.mean(0) for cloud in clouds])
+    sigma = torch.stack([fecam.covariance(cloud) for cloud in clouds]).mean(0)
+    precision = torch.linalg.inv(fecam.correlations(fecam.shrunk(sigma))).expand(len(clouds), -1, -1)
+    x = torch.nn.functional.normalize(torch.from_numpy(5 + rng.normal(size=(200, 20))), dim=1)
+    distances = fecam.squared_distances(x, torch.nn.functional.normalize(means, dim=1), precision)
+    noise = fecam.mean_noise(clouds, means, [sigma], precision)
+    few, many = (distances - noise).mean(0)[:100].mean(), (distances - noise).mean(0)[100:].mean()
+    assert few.item() == pytest.approx(many.item(), rel=0.03)
+    assert distances.mean(0)[:100].mean() > 1.05 * distances.mean(0)[100:].mean()
 
 
 def test_a_class_of_one_image_has_a_distance() -> None:
@@ -110,5 +128,5 @@ def test_what_it_takes_to_answer_is_means_and_shapes(
     monkeypatch.setattr(fecam, "FEW", few)
     k = classifier.backbone.features
     head = fecam.learn(classifier, task).head
-    assert head.stored() == 16 * k + shapes * k * k
+    assert head.stored() == 16 * k + 16 + shapes * k * k
     assert len(head.precisions.unique(dim=0)) == shapes

@@ -18,8 +18,8 @@ KNOWN = [
     "ranpac-all",
     "fecam",
     "fecam-all",
-    "slca",
-    "slca-all",
+    "classifier-alignment",
+    "classifier-alignment-all",
     "aper",
     "aper-all",
 ]

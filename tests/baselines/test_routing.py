@@ -89,6 +89,32 @@ def test_a_batch_without_one_split_has_a_loss() -> None:
     assert torch.isfinite(scores.grad).all()
 
 
+def test_the_router_is_at_the_optimum_and_the_same_images_give_the_same() -> None:
+    generator = torch.Generator().manual_seed(0)
+    origin = torch.tensor([0] * 150 + [1] * 50)
+    features = torch.randn(200, 2, 6, generator=generator) + 0.5 * origin[:, None, None]
+    router = routing.fitted(features, origin, 2).requires_grad_(True)
+    loss = routing.balanced_loss(router(features), origin) + 1e-4 / 2 * router.linear.weight.square().sum()
+    loss.backward()
+    assert router.linear.weight.grad.norm() < 1e-3
+    slow = torch.zeros(2, 12, dtype=torch.float64, requires_grad=True)
+    read = (4 * F.normalize(features.double(), dim=-1)).flatten(1)
+    for _ in range(1000):  # plain descent
+        value = routing.balanced_loss(read @ slow.T, origin) + 1e-4 / 2 * slow.square().sum()
+        (gradient,) = torch.autograd.grad(value, slow)
+        slow = (slow - 0.2 * gradient).detach().requires_grad_(True)
+    assert value.item() - 1e-3 < loss.item() <= value.item() + 1e-5
+    assert torch.equal(routing.fitted(features, origin, 2).linear.weight, router.linear.weight)
+
+
+def test_the_oracles_router_does_not_depend_on_the_seed(branched: Callable[[Task], Classifier], task: Task) -> None:
+    one, other = (
+        routing.learned(branched(task), replace(task, seed=seed), oracle=True).head.router.linear.weight
+        for seed in (1, 2)
+    )
+    assert torch.equal(one, other)
+
+
 def test_new_looks_of_old_classes_go_to_the_new_branch(
     branched: Callable[[Task], Classifier], overlapping_task: Task, new_look_test: Samples
 ) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from branchout.bench.measure_baseline import _points
+from branchout.bench.measure import _points
 from branchout.labels import LabelSpace
 from branchout.method.dial import dial_frontier, own_columns, predict
 

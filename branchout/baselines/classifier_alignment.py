@@ -1,18 +1,17 @@
-"""SLCA's classifier alignment: each class is remembered as a Gaussian of its features, and the classifier over all
+"""Classifier alignment: each class is remembered as a Gaussian of its features, and the classifier over all
 classes is trained on as many features drawn from one Gaussian as from any other. No class is rare then.
 
-Source: Zhang, Wang, Kang, Chen, Wei: "SLCA: Slow Learner with Classifier Alignment for Class Incremental Learning on a
-Pre-trained Model" (ICCV 2023). Departures: this is its second stage alone, on the features of the frozen base; its
-first, which also trains the network slowly, is left out, and new rows start as class means. Logits are normalised for
-linear heads only, since those of a cosine head cannot grow. A covariance of few images is drawn towards the one that
-all classes share; base classes are described by their exemplars (`slca-all`: by all their images). A class that comes
-again has one Gaussian and one row for each look.
+Source: the second stage of Zhang, Wang, Kang, Chen, Wei: "SLCA: Slow Learner with Classifier Alignment for Class
+Incremental Learning on a Pre-trained Model" (ICCV 2023), whose first trains the network slowly. Departures: the network
+is the frozen base, and new rows start as class means. Logits are normalised for linear heads only, since those of a
+cosine head cannot grow. A covariance of few images is drawn towards the one that all classes share; base classes are
+described by their exemplars (`classifier-alignment-all`: by all their images). A class that comes again has one
+Gaussian and one row for each look.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from branchout.baselines import class_features, feature_heads
 from branchout.baselines.networks import OnFeatures
-from branchout.baselines.registry import Baseline
+from branchout.baselines.registry import on_base
 from branchout.baselines.task import Task
 from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier
@@ -128,7 +127,4 @@ def aligned(head: Head, means: Tensor, factors: Tensor, task: Task) -> Head:
     return feature_heads.plain_head(trained)
 
 
-BASELINES = (
-    Baseline("slca", "SLCA (classifier alignment), exemplars", learn, on="base"),
-    Baseline("slca-all", "SLCA, all base images", partial(learn, everything=True), on="base", oracle=True),
-)
+BASELINES = on_base("classifier-alignment", "classifier alignment (SLCA's second stage)", learn)
