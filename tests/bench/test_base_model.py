@@ -122,7 +122,7 @@ def test_a_saved_model_is_the_base_as_it_is(base: api.Model, dataset: Dataset, m
     assert set(experiment.training_images(0).counts().values()) == {20}  # all training images of its classes
     assert not set(experiment.scenario.branches[1]) & set(BASE)
     test = experiment.scenario.test(dataset, 0)
-    assert experiment.before().all == base.evaluate(test).after.all
+    assert experiment.before.test.all == base.evaluate(test).after.all
 
 
 def test_with_fewer_classes_one_is_trained_on_them(base: api.Model, dataset: Dataset) -> None:

@@ -239,7 +239,22 @@ def test_what_is_drawn_has_the_papers_sizes(name: str, dataset: Dataset) -> None
 
 # The command, from the folder to the rows. Only epochs, width and size are less than the paper's.
 
-LESS = ("--scale", "paper", "--arch", "resnet10", "--epochs", "1", "--width", "8", "--exemplars", "1", "--seeds", "1")
+LESS = (
+    "--scale",
+    "paper",
+    "--arch",
+    "resnet10",
+    "--epochs",
+    "1",
+    "--branch-epochs",
+    "1",
+    "--width",
+    "8",
+    "--exemplars",
+    "1",
+    "--seeds",
+    "1",
+)
 
 
 def rows_of(out: Path, table: str, method: str) -> list[dict[str, Any]]:

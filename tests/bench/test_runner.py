@@ -26,12 +26,13 @@ from branchout.baselines.networks import Network
 from branchout.baselines.registry import Baseline
 from branchout.baselines.task import Task
 from branchout.bench import experiment as module
-from branchout.bench import measure_baseline, runner, scenario_file
+from branchout.bench import measure as measuring
+from branchout.bench import runner, scenario_file
 from branchout.bench.experiment import Experiment
 from branchout.bench.measure import measure
 from branchout.bench.methods import method_named
 from branchout.bench.plan import Plan
-from branchout.bench.rows import on_another_base, read_row
+from branchout.bench.rows import on_another_base, read_row, unpacked
 from branchout.bench.runner import Job, forget_peak_memory, grouped, peak_memory, run, run_all, run_group
 from branchout.data import scenarios
 from branchout.data.augment import Augmentation
@@ -119,13 +120,18 @@ def test_over_many_steps_both_halves_have_an_incremental_accuracy(folder: Path, 
     done = run(job(folder, tmp_path, "ncm", plan, (1, 2)), {(str(folder), plan): experiment})
     assert done is not None
     row = json.loads(done.job.files()["plain"].read_text())
-    measured = measure(method_named("ncm"), experiment, (1, 2))
+    both = [[each.both for each in steps] for steps in measure(method_named("ncm"), experiment, (1, 2)).points["plain"]]
     known = concatenate(experiment.halves(0))
     with torch.no_grad():
         answers = experiment.base(next(experiment.images(known).plain([np.arange(len(known))]))).argmax(1).numpy()
     before = (answers == experiment.labels(known, 0)).mean()
-    after = [np.mean([before, *(step.all for step in steps)]) for steps in measured.both]
+    after = [np.mean([before, *(step.all for step in steps)]) for steps in both]
     assert row["both_halves"]["incremental"] == pytest.approx(100 * np.mean(after), abs=0.01)
+    assert [[step["all"] for step in steps] for steps in row["per_step_both"]] == [
+        [pytest.approx(100 * step.all, abs=0.01) for step in steps] for steps in both
+    ]
+    dialled = json.loads(done.job.files()["dial-avg"].read_text())
+    assert len(dialled["per_step_both"][1]) == 2
 
 
 # Exemplars by herding.
@@ -169,7 +175,7 @@ def test_herded_exemplars_of_a_step_are_those_its_own_network_would_keep(folder:
         return network
 
     torch.manual_seed(0)
-    for _ in measure_baseline._steps(Baseline("shaken", "", learn, on="network"), experiment, 1):
+    for _ in measuring._steps(Baseline("shaken", "", learn, on="network"), experiment, 1):
         pass
 
     def of_base(pictures: torch.Tensor) -> torch.Tensor:
@@ -248,7 +254,7 @@ def test_what_a_method_stores_beside_its_parameters_counts(
     counts = []
     for own in (None, 7, 0):
         baseline = Baseline("x", "", partial(learn, own=own), on="network")
-        measured = measure_baseline.measure_baseline(baseline, method_named("bic").points(), experiment, (1,))
+        measured = measure(replace(method_named("bic"), baseline=baseline), experiment, (1,))
         counts.append(measured.parameters)
     assert [count - counts[0] for count in counts] == [0, 7, 99]
 
@@ -325,14 +331,101 @@ def test_a_baselines_curve_is_what_its_scores_give_at_each_setting(
 def test_a_grids_seconds_are_those_of_one_seed(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 1000, 6))
     monkeypatch.setattr(Experiment, "now", lambda self: float(next(clock)))
-    plan = replace(PLAN, fusion_epochs=1)
-    monkeypatch.setattr(experiment, "plan", plan)
+    monkeypatch.setattr(experiment, "plan", replace(PLAN, fusion_epochs=1))
     recipe = method_named("score-fusion-reference")
-    experiment.branched(1, PAPER.stage_one)
-    one, three = (measure(recipe, experiment, seeds) for seeds in ((1,), (1, 2, 3)))
-    assert three.seconds["fusion"] == one.seconds["fusion"] / 3 == 2
-    again = measure(recipe, experiment, (1, 2, 3))  # for which no feature is made
-    assert again.seconds["cache"] == measure(recipe, experiment, (1,)).seconds["cache"] / 3 == 2
+    three = measure(recipe, experiment, (1, 2, 3))
+    assert three.seconds["fusion"] == 6
+    assert measure(recipe, experiment, (1, 2, 3)).seconds["cache"] == 6  # for which no feature is made
+
+
+@pytest.mark.parametrize("name", ["score-fusion-reference", "fa-bic"])
+def test_stage_one_is_trained_for_each_seed(
+    name: str, experiment: Experiment, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds = []
+    branched = Experiment.branched
+
+    def noted(self: Experiment, step: int, settings: Any, where: str = "last", seed: int | None = None) -> Any:
+        seeds.append(seed)
+        return branched(self, step, settings, where, seed)
+
+    monkeypatch.setattr(Experiment, "branched", noted)
+    done = run(job(folder, tmp_path, name), {(str(folder), PLAN): experiment})
+    assert done is not None
+    assert seeds == [1, 2]
+    heads = [branched(experiment, 1, PAPER.stage_one, seed=seed)[0].fused.heads[-1].weight for seed in seeds]
+    assert not torch.equal(heads[0], heads[1])
+    row = json.loads(done.written[0].read_text())
+    assert row["stage1_per_seed"]
+    values = [each["all"] for each in row["per_seed"]]
+    assert row["std"]["all"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5, abs=0.002)  # n − 1
+
+
+def test_rows_say_which_images_are_right(experiment: Experiment, folder: Path, tmp_path: Path) -> None:
+    done = run(job(folder, tmp_path, "ncm"), {(str(folder), PLAN): experiment})
+    assert done is not None
+    row = json.loads(done.job.files()["plain"].read_text())
+    right = {part: [unpacked(text) for text in seeds] for part, seeds in row["correct"].items()}
+    assert set(right) == {"base", "step 1"}
+    assert 100 * np.mean(right["base"]) == pytest.approx(row["both_halves"]["base"], abs=0.01)
+    every = np.concatenate([*right["base"], *right["step 1"]])
+    assert 100 * every.mean() == pytest.approx(row["both_halves"]["all"], abs=0.01)
+
+
+def test_steps_that_were_measured_survive_an_interruption(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(PLAN, scenario="steps", base=7, novel=2, steps=2)
+    experiment = Experiment(plan, resolve(str(folder)), device=CPU)
+    asked = job(folder, tmp_path, "ncm", plan, (1,))
+    with monkeypatch.context() as patch:
+        task = Experiment.task
+
+        def interrupted(self: Experiment, step: int, *rest: Any) -> Any:
+            if step == 2:
+                raise KeyboardInterrupt
+            return task(self, step, *rest)
+
+        patch.setattr(Experiment, "task", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(asked, {(str(folder), plan): experiment})
+    kept = json.loads(asked.partial.read_text())
+    assert asked.missing() == list(asked.files())
+    done = run(asked, {(str(folder), plan): experiment})
+    assert done is not None
+    assert not asked.partial.exists()
+    row = json.loads(done.job.files()["dial-avg"].read_text())
+    assert [[step["test"] for step in steps] for steps in kept["points"]["dial-avg"]] == [row["per_step"][0][:1]]
+    assert kept["commit"] == row["commit"]
+
+
+def test_more_seeds_are_measured_for_a_row_that_has_the_first(
+    experiment: Experiment, folder: Path, tmp_path: Path
+) -> None:
+    run(job(folder, tmp_path, "ncm", seeds=(1,)), {(str(folder), PLAN): experiment})
+    more = job(folder, tmp_path, "ncm", seeds=(1, 2))
+    assert more.missing() == list(more.files())
+    run(more, {(str(folder), PLAN): experiment})
+    assert not more.missing()
+    with pytest.raises(BranchoutError, match="with seeds"):
+        job(folder, tmp_path, "ncm", seeds=(1,)).missing()
+
+
+def test_faithful_rows_start_from_a_base_of_their_own(folder: Path, tmp_path: Path) -> None:
+    plan = replace(PLAN, scenario="steps", base=7, novel=2, steps=2, memory="herding", faithful=True, total=28)
+    experiment = Experiment(plan, resolve(str(folder)), device=CPU)
+    done = run(job(folder, tmp_path, "icarl", plan, (1,)), {(str(folder), plan): experiment})
+    assert done is not None
+    assert "base" not in experiment.__dict__  # the shared one was not even trained
+    row = json.loads(done.job.files()["plain"].read_text())
+    assert row["base_weights"] is None
+    assert row["settings"]["faithful"]
+    steps = [row["base_model"], *(step["all"] for step in row["per_step"][0])]
+    assert row["metrics"]["incremental"] == pytest.approx(np.mean(steps), abs=0.01)
+    assert row["base_parameters"] > 1000
+    task = experiment.task(1, 1, {0: experiment.training_images(0)})
+    assert (task.per_class, task.after, experiment.task(0, 1).after) == (4, 3, 4)
+    assert odd(done.job.folder) == []
 
 
 def test_many_steps_are_measured_after_each(folder: Path, tmp_path: Path) -> None:

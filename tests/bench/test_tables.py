@@ -118,8 +118,12 @@ def test_schedules_have_names(dataset: Dataset) -> None:
     assert not scheduled(replace(plan, arch="resnet32"), "published", None).last_relu
     assert scheduled(replace(plan, arch="resnet32"), "paper", None).last_relu
     short = scheduled(plan, "paper", 3)
-    assert (short.pretraining.lr, short.pretraining.epochs, short.network.epochs, short.epochs) == (0.1, 3, 3, 3)
-    assert short.fusion_epochs == 3
+    assert (short.pretraining.lr, short.pretraining.epochs, short.network.epochs) == (0.1, 3, 3)
+    assert (short.epochs, short.fusion_epochs) == (None, None)  # our own recipe stays as it is
+    quick = scheduled(plan, None, None, 2)
+    assert (quick.epochs, quick.fusion_epochs, quick.network) == (2, 2, plan.network)
+    assert long.faithful
+    assert not short.faithful
     with pytest.raises(BranchoutError, match="no schedule is called 'slow'; known are: fast, paper, published"):
         scheduled(plan, "slow", None)
 

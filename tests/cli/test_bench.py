@@ -32,7 +32,7 @@ def folder(train: Samples, val: Samples, tmp_path_factory: pytest.TempPathFactor
     return root
 
 
-SMALL = ("--epochs", "1", "--width", "8", "--size", "32", "--exemplars", "4", "--seeds", "1")
+SMALL = ("--epochs", "1", "--branch-epochs", "1", "--width", "8", "--size", "32", "--exemplars", "4", "--seeds", "1")
 
 
 def test_the_list_names_every_table_and_method() -> None:
