@@ -176,7 +176,7 @@ def test_a_baseline_is_run_from_python_as_written(
     """The block of docs/baselines.md, with one epoch of everything."""
     monkeypatch.setenv("BRANCHOUT_CACHE", str(tmp_path))
     whole = tables.fitted_to
-    monkeypatch.setattr(tables, "fitted_to", lambda *given: tables.scheduled(whole(*given), None, 1))
+    monkeypatch.setattr(tables, "fitted_to", lambda *given: tables.scheduled(whole(*given), None, 1, 1))
     (block,) = blocks(ROOT / "docs" / "baselines.md", "python")
     names: dict[str, Any] = {}
     exec(block, names)
