@@ -191,11 +191,12 @@ class Audit:
     cells: int = 0
     links: int = 0
     files: dict[Path, Any] = field(default_factory=dict)
+    """Everything under results/, read unless it is given."""
 
     def __post_init__(self) -> None:
         self.results, self.docs = self.root / "results", self.root / "docs"
         self.paper = json.loads((self.root / "benchmarks" / "paper" / "paper.json").read_text(encoding="utf-8"))
-        for path in sorted(self.results.rglob("*.json")):
+        for path in sorted(self.results.rglob("*.json")) if not self.files else ():
             self.files[path.relative_to(self.results)] = json.loads(path.read_text(encoding="utf-8"))
         self.rows = {
             path: row

@@ -62,8 +62,8 @@ def definitions(audit: Audit, page: Path) -> None:
     """Reasons for marked rows with their counts, and the paper's misprints."""
     text = page.read_text(encoding="utf-8").replace("\\", "")
     why = Counter(row.get("superseded") or row.get("outdated") for row in audit.rows.values())
-    expected = [f"- {count} rows: {reason}." for reason, count in why.items() if reason]
-    audit.same(page.name, str(sorted(re.findall(r"^- \d+ rows: .+$", text, re.MULTILINE))), str(sorted(expected)))
+    expected = [f"- {count} row{'s' if count > 1 else ''}: {reason}." for reason, count in why.items() if reason]
+    audit.same(page.name, str(sorted(re.findall(r"^- \d+ rows?: .+$", text, re.MULTILINE))), str(sorted(expected)))
     for key, told in audit.paper["_errata"].items():
         name, *rest = key.split(" / ")
         entry = audit.paper[name]

@@ -331,7 +331,8 @@ def definitions_page(rows: Rows) -> str:
     for row in rows.values():
         if row.old:
             found[row.old] = found.get(row.old, 0) + 1
-    listed = [f"- {count} rows: {plain(reason)}." for reason, count in sorted(found.items(), key=lambda each: -each[1])]
+    ordered = sorted(found.items(), key=lambda each: -each[1])
+    listed = [f"- {count} row{'s' if count > 1 else ''}: {plain(reason)}." for reason, count in ordered]
     text = write.text("definitions").replace("SUPERSEDED", "\n".join(listed) or "- No row is marked.")
     corrected = "\n".join(f"- {plain(where)}: {plain(told)}" for where, told in misprints())
     return "\n\n".join([text, "## Misprints of the paper, corrected here", corrected]) + "\n"

@@ -75,7 +75,7 @@ def test_a_superseded_row_is_marked_with_one_footnote(measured_rows: Rows) -> No
     value = measured_rows[path].value("avg")
     assert re.search(rf"\[{value:.1f}[^\]]*\]\(\S+logitcat-max-dial-avg\.json\) † \|", page)
     assert page.count("To be measured again") == 1
-    assert "1 rows: its dial moved one column only." in found["results/definitions.md"]
+    assert "1 row: its dial moved one column only." in found["results/definitions.md"]
     assert footnotes("no marks") == "no marks\n"
 
 
