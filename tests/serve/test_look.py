@@ -1,0 +1,158 @@
+"""The pages as people look at them: at three widths, light and dark, and in print; by axe, by eye and by keyboard.
+
+Screenshots are written to the folder of the environment variable BRANCHOUT_SCREENSHOTS, if it is set.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from browsing import Browser, Page, fits, visited, with_fixed_dial
+from helpers import BASE, NEW
+from serving import Caller, png, running
+
+from branchout import api
+from branchout.data.samples import Samples
+from branchout.report.page import render
+from branchout.serve.app import create_app
+
+WIDTHS = (390, 768, 1400)
+
+
+@pytest.fixture(scope="module")
+def adjustable(extended: api.Model, val: Samples, tmp_path_factory: pytest.TempPathFactory) -> api.Model:
+    return with_fixed_dial(extended, val.of_classes(extended.classes), tmp_path_factory.mktemp("dial") / "v2")
+
+
+@pytest.fixture(scope="module")
+def server(adjustable: api.Model, val: Samples) -> Iterator[Caller]:
+    with running(create_app(adjustable, test=val.of_classes(adjustable.classes))) as caller:
+        yield caller
+
+
+@pytest.fixture(scope="module")
+def addresses(
+    adjustable: api.Model, val: Samples, server: Caller, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    report = tmp_path_factory.mktemp("page") / "report.html"
+    report.write_text(render(adjustable.facts(val.of_classes(adjustable.classes), gallery=12)), encoding="utf-8")
+    here = f"http://127.0.0.1:{server.port}/"
+    return {
+        "report": report.as_uri(),
+        "images": f"{report.as_uri()}#images?change=gained",
+        "served": here,
+        "docs": f"{here}docs",
+    }
+
+
+def kept(page: Page, name: str) -> None:
+    folder = os.environ.get("BRANCHOUT_SCREENSHOTS")
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=f"{folder}/{name}.png", full_page=True)
+
+
+def shown(page: Page, kind: str, samples: Samples) -> None:
+    """Wait for a page; the served one gets two images to classify."""
+    if kind == "served":
+        page.wait_for_selector("#classes .pick")
+        page.wait_for_selector("#apply", state="attached")
+        rows = [int(np.flatnonzero(samples.names == name)[0]) for name in (NEW[0], BASE[0])]
+        files = [{"name": f"{n}.png", "mimeType": "image/png", "buffer": png(samples.read(n))} for n in rows]
+        page.set_input_files("#files", files)
+        page.wait_for_selector("#answers > li:nth-child(2) .top")
+
+
+def covered_labels(page: Page) -> list[str]:
+    """Pairs of labels in the chart, or controls of the dial, that overlap."""
+    found: list[str] = page.evaluate(
+        """() => [
+          ".plot svg text",
+          "#dial button:not(.pick), #dial output, #dial .ends span, #cost",
+        ].flatMap((selector) => {
+          const boxes = [...document.querySelectorAll(selector)]
+            .map((each) => [each.textContent, each.getBoundingClientRect()]).filter(([, box]) => box.width);
+          return boxes.flatMap(([one, a], n) => boxes.slice(n + 1).flatMap(([other, b]) =>
+            a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 2 && b.top < a.bottom - 2
+              ? [`${one} / ${other}`] : []));
+        })"""
+    )
+    return found
+
+
+def cut_off(page: Page) -> list[str]:
+    """Words that stick out of the page and cannot be scrolled to."""
+    found: list[str] = page.evaluate(
+        """() => [...document.querySelectorAll("h1, h2, h3, p, dt, dd, button, caption, output")]
+          .filter((each) => !each.closest(".scroll, .sr, #view, .strip") && each.getBoundingClientRect().width > 1)
+          .filter((each) => each.getBoundingClientRect().right > window.innerWidth + 1)
+          .map((each) => each.textContent.trim().slice(0, 40))"""
+    )
+    return found
+
+
+@pytest.mark.parametrize("kind", ["report", "images", "served", "docs"])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_everything_fits_and_can_be_read(
+    browser: Browser, addresses: dict[str, str], val: Samples, kind: str, dark: bool, width: int
+) -> None:
+    with visited(browser, addresses[kind], width=width, dark=dark) as page:
+        shown(page, kind, val)
+        kept(page, f"{kind}-{width}-{'dark' if dark else 'light'}")
+        assert fits(page)
+        assert cut_off(page) == []
+        if kind != "images":
+            assert covered_labels(page) == []
+        # Contrast, names, roles, landmarks, headings and scrolling by keyboard, as axe-core judges them.
+        result = Axe().run(page)
+        assert [
+            (each["id"], each["impact"], [node["html"][:120] for node in each["nodes"][:3]])
+            for each in result.response["violations"]
+        ] == []
+
+
+def test_print_has_every_section_and_no_controls(browser: Browser, addresses: dict[str, str]) -> None:
+    with visited(browser, addresses["report"], width=720) as page:
+        page.emulate_media(media="print")
+        kept(page, "report-print")
+        assert fits(page)
+        assert cut_off(page) == []
+        assert covered_labels(page) == []
+        assert not page.locator("#dial").is_visible()
+        assert page.locator("h2:visible").count() == page.locator("h2").count()
+        # The tiles have no background of their own that a printer would fill.
+        colours = page.locator(".tiles, .tile").evaluate_all(
+            "all => all.map((each) => getComputedStyle(each).backgroundColor)"
+        )
+        assert set(colours) == {"rgba(0, 0, 0, 0)"}
+        assert page.pdf()[:5] == b"%PDF-"
+
+
+def test_columns_out_of_sight_are_hinted_at_and_reached_by_keyboard(
+    browser: Browser, addresses: dict[str, str]
+) -> None:
+    with visited(browser, addresses["report"], width=390) as page:
+        wide = page.locator(".scroll.wide")
+        assert wide.count() > 0
+        for box in wide.all():
+            assert box.get_attribute("tabindex") == "0"
+            assert "scrolls sideways" in box.get_attribute("aria-label")
+            hint = box.evaluate("each => getComputedStyle(each, '::before').content")
+            assert "Scroll sideways" in hint
+        wide.first.focus()
+        page.keyboard.press("ArrowRight")
+        page.wait_for_timeout(200)
+        assert wide.first.evaluate("each => each.scrollLeft") > 0
+
+
+def test_headings_stay_in_view(browser: Browser, addresses: dict[str, str]) -> None:
+    with visited(browser, addresses["report"], width=1400) as page:
+        page.set_viewport_size({"width": 1400, "height": 420})
+        page.locator("#classes tbody tr").last.evaluate("row => row.scrollIntoView({ block: 'start' })")
+        assert page.locator("#classes thead th").first.bounding_box()["y"] >= -1
