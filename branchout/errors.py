@@ -28,6 +28,12 @@ def unknown(what: str, name: str, known: Iterable[str]) -> BranchoutError:
     return BranchoutError(f"no {what} is called {name!r}{hint} are: {', '.join(names)}")
 
 
+def some(names: Iterable[str], most: int = 5) -> str:
+    """The first names of a list, and how many more there are."""
+    names = [printable(name) for name in names]
+    return (", ".join(names[:most]) or "nothing") + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 _OVERRIDES = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}
 """Characters that change the direction of the text after them: a name could rewrite the line it is printed on."""
 

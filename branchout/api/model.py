@@ -422,11 +422,8 @@ class Model:
                     cache=cache_folder(),
                     report=reported,
                 ).run()
-            grown = SavedModel(
-                outcome.model.rebuilt(outcome.model.steps).to(self.device),
-                (*self.saved.fusions, outcome.fusion),
-                (*self.saved.history, prepared.event(outcome, plan)),
-            )
+            classifier = outcome.model.rebuilt(outcome.model.steps).to(self.device)
+            grown = self.saved.extended(classifier, outcome.fusion, prepared.event(outcome, plan))
             if out is not None:
                 checkpoint.save(grown, out, source=self.folder)
         model = Model(grown, out, self.device)

@@ -15,7 +15,6 @@ from branchout.data.images import open_images
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples
 from branchout.data.scenarios import Scenario
-from branchout.errors import BranchoutError
 from branchout.files import cache_folder
 from branchout.method.prepared import now
 from branchout.model import architectures, bases, checkpoint, hub
@@ -28,31 +27,31 @@ from branchout.training.optimisation import Optimisation, settings_dict
 from branchout.training.progress_file import recorded
 from branchout.training.work import check_out, working_on
 
-WEIGHTS = (".safetensors", ".pth", ".pt", ".bin")
-
 
 def load(
-    base: str | Path, *, arch: str | None = None, classes: Sequence[str] | None = None, device: Device = None
+    base: str | Path,
+    *,
+    arch: str | None = None,
+    head: str | Path | None = None,
+    classes: Sequence[str] | Path | None = None,
+    device: Device = None,
 ) -> Model:
-    """Open a model: a saved one (a folder), `glyphs` (built in), a timm name, or a checkpoint file with `arch`.
+    """Open a model: a saved one (a folder), `glyphs` (built in), or any base that `branchout bases` explains.
 
-    `hf-hub:owner/name` is a saved model on the Hugging Face hub.
+    A base is a timm name, `torchvision:NAME`, a Hugging Face folder, or a checkpoint file with its architecture
+    `arch`. `head` is a file with `weight` and `bias` of a linear layer, for a backbone without classes; `classes` names
+    its rows: a list, or a file with one name on each line. `hf-hub:owner/name` is a folder on the Hugging Face hub.
     """
     place = device_named(device)
-    if hub.is_hub_name(base):
-        return Model(checkpoint.load(hub.fetch(str(base))), None, place)  # not in a folder of the user's own
-    path = Path(base)
-    if is_saved_model(path):
-        return Model(checkpoint.load(path), path, place)
+    path = hub.fetch(str(base)) if hub.is_hub_name(base) else Path(base)
     if str(base) == "glyphs":
         with as_file(files("branchout") / "assets" / "glyphs-base") as folder:
             return Model(checkpoint.load(folder), folder, place)
-    weights = path if path.suffix in WEIGHTS and path.is_file() else None
-    if weights is not None and arch is None:
-        raise BranchoutError(f"{path} holds weights of an unknown network. Name its timm architecture: --arch resnet18")
-    if weights is None and (path.exists() or "/" in str(base)):
+    if is_saved_model(path):  # one from the hub is not in a folder of the user's own
+        return Model(checkpoint.load(path), None if hub.is_hub_name(base) else path, place)
+    if not path.is_dir() and path.suffix not in bases.WEIGHTS and (path.exists() or "/" in str(base)):
         checkpoint.load(path)  # raises: says what a saved model is and what was found instead
-    opened = bases.open_timm(arch if arch and weights else str(base), checkpoint=weights, classes=classes)
+    opened = bases.open_base(path, arch=arch, head=None if head is None else Path(head), classes=classes)
     classifier = Classifier(opened.arch, opened.backbone, opened.head, opened.classes, opened.preprocessing)
     event = {"what": "opened", "base": str(base), "version": __version__}
     return Model(SavedModel(classifier, (), (event,)), None, place)

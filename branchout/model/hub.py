@@ -1,4 +1,4 @@
-"""Models on the Hugging Face hub: model folders are downloaded and uploaded as they are.
+"""Models on the Hugging Face hub: folders are downloaded, and our model folders uploaded, as they are.
 
 A model folder holds safetensors and JSON, so opening one from an unknown source runs no code.
 """
@@ -9,13 +9,15 @@ import re
 from pathlib import Path
 
 from branchout.errors import BranchoutError
-from branchout.model import checkpoint
+from branchout.model import checkpoint, huggingface
 from branchout.model.manifest import MANIFEST
 
 PREFIX = "hf-hub:"
 NAME = re.compile(r"^[\w.-]+/[\w.-]+$", re.ASCII)
 FILES = [MANIFEST, "*.safetensors", "README.md"]
-"""The files of a model folder; others in the repository are not downloaded."""
+"""The files of a model folder."""
+FOREIGN = [huggingface.CONFIG, huggingface.PREPROCESSOR]
+"""What else is downloaded: the description of a network that timm or transformers saved."""
 
 
 def is_hub_name(name: str | Path) -> bool:
@@ -29,16 +31,16 @@ def fetch(name: str) -> Path:
     place, _, revision = name.removeprefix(PREFIX).partition("@")
     _check(place)
     try:
-        folder = Path(snapshot_download(place, revision=revision or None, allow_patterns=FILES))
+        folder = Path(snapshot_download(place, revision=revision or None, allow_patterns=[*FILES, *FOREIGN]))
     except Exception as error:  # the hub client raises many kinds of errors
         raise BranchoutError(
             f"Download of {name} failed: {_first_line(error)}. Check the name and the network connection; "
             "for a private model, log in first with `hf auth login`"
         ) from error
-    if not checkpoint.is_saved_model(folder):
+    if not checkpoint.is_saved_model(folder) and not (folder / huggingface.CONFIG).is_file():
         raise BranchoutError(
-            f"{name} is not a model saved by Branchout: the repository has no {MANIFEST}. "
-            "To open a timm network, give its timm name"
+            f"{name} is neither a model saved by Branchout nor one of timm or transformers: the repository has no "
+            f"{MANIFEST} and no {huggingface.CONFIG}"
         )
     return folder
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError, model_validator
 
 from branchout import files
-from branchout.errors import BranchoutError, printable
+from branchout.errors import BranchoutError, printable, some
 
 MANIFEST = "branchout.json"
 FORMAT = "branchout-1"
@@ -18,6 +18,7 @@ LARGEST = 32 * 2**20
 BASE_FILE = "base.safetensors"
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+Word = Annotated[str, StringConstraints(pattern=r"^[a-z_]*$", max_length=40)]
 Text = Annotated[str, StringConstraints(max_length=10_000)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Width = Annotated[int, Field(ge=1, le=16_384)]
@@ -50,11 +51,49 @@ class Schema(BaseModel):
 # The network.
 
 
-class TimmArch(Schema):
-    family: Literal["timm"]
+Option = Literal[
+    "act_layer",
+    "channels",
+    "class_token",
+    "depth",
+    "depths",
+    "dims",
+    "embed_dim",
+    "fc_norm",
+    "final_norm",
+    "global_pool",
+    "head_norm_first",
+    "img_size",
+    "init_values",
+    "layers",
+    "mlp_ratio",
+    "num_heads",
+    "patch_size",
+    "pre_norm",
+    "qkv_bias",
+    "reg_tokens",
+    "window_size",
+]
+"""Arguments of timm's networks that a description may set: they change shapes, and never fetch or read anything."""
+
+
+class PublishedArch(Schema):
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?$", max_length=200)]
     """A registered name with or without a tag. Addresses such as hf-hub:… and local-dir:… do not match."""
     num_classes: Annotated[int, Field(ge=1, le=10_000_000)]
+
+
+class TimmArch(PublishedArch):
+    family: Literal["timm"]
+    options: dict[Option, Width | bool | Unit | Word | list[Width]] = {}
+    norm_eps: dict[Annotated[str, StringConstraints(max_length=200)], Share] = {}
+    """The ε of the layer normalisations inside a module, where it is not timm's."""
+    pool: Literal["token and mean"] | None = None
+    """DINOv2's features: class token and mean patch token, side by side."""
+
+
+class TorchvisionArch(PublishedArch):
+    family: Literal["torchvision"]
 
 
 class ResNetArch(Schema):
@@ -76,11 +115,12 @@ class ViTArch(Schema):
     in_channels: Channels = 3
 
 
-Arch = Annotated[TimmArch | ResNetArch | ViTArch, Field(discriminator="family")]
-_ARCH: TypeAdapter[TimmArch | ResNetArch | ViTArch] = TypeAdapter(Arch)
+AnyArch = TimmArch | TorchvisionArch | ResNetArch | ViTArch
+Arch = Annotated[AnyArch, Field(discriminator="family")]
+_ARCH: TypeAdapter[AnyArch] = TypeAdapter(Arch)
 
 
-def read_arch(arch: Mapping[str, Any]) -> TimmArch | ResNetArch | ViTArch:
+def read_arch(arch: Mapping[str, Any]) -> AnyArch:
     """The checked description of a network, as `bases.rebuild` takes it."""
     try:
         return _ARCH.validate_python(dict(arch))
@@ -128,13 +168,11 @@ class FrontierData(Schema):
             raise ValueError(f"every setting of a {self.kind} has {numbers} numbers")
         if set(self.figures) != {"all", "base", "novel", "overlap", "avg"}:
             raise ValueError("figures must be all, base, novel, overlap and avg")
-        if any(len(values) != points for values in self.figures.values()):
+        if self.judged is not None and set(self.judged) != {"all", "avg"}:
+            raise ValueError("judged must be all and avg")
+        curves: list[list[Any]] = [*self.figures.values(), *(self.judged or {}).values()]
+        if any(len(values) != points for values in curves):
             raise ValueError(f"every figure needs one value for each of {points} points")
-        judged = {} if self.judged is None else self.judged
-        if self.judged is not None and (
-            set(judged) != {"all", "avg"} or any(len(v) != points for v in judged.values())
-        ):
-            raise ValueError(f"judged must have all and avg, each with one value for each of {points} points")
         if None in self.figures["all"] or None in self.figures["avg"]:
             raise ValueError("every point needs an accuracy over all images and an average")
         return self
@@ -145,14 +183,17 @@ class FusionData(Schema):
     point: Count
     goal: Name
     deltas: Count
+    """Sets of deltas in the fusion file: those of all points, of the chosen one, or none."""
     shifts: list[Offset] = []
+    dropped: bool = False
+    """Whether deltas were trained but are not kept: they belong to a step that later ones have replaced."""
 
     @model_validator(mode="after")
     def _fits_frontier(self) -> Self:
         points = len(self.frontier.settings)
         if self.point >= points:
             raise ValueError(f"point is {self.point}, but the frontier has {points} points")
-        allowed = (0, 1) if self.frontier.kind == "dial" else (points,)
+        allowed = (0, 1) if self.frontier.kind == "dial" or self.dropped else (1, points)
         if self.deltas not in allowed:
             raise ValueError(f"deltas is {self.deltas}; expected {' or '.join(map(str, allowed))}")
         return self
@@ -231,7 +272,7 @@ class Manifest(Schema):
         for number, names in enumerate(self.classes):
             if len(set(names)) < len(names):
                 raise ValueError(f"classes.{number} lists a class more than once")
-        if isinstance(self.arch, TimmArch) and self.arch.num_classes != len(self.classes[0]):
+        if isinstance(self.arch, PublishedArch) and self.arch.num_classes != len(self.classes[0]):
             raise ValueError(f"arch.num_classes is {self.arch.num_classes} for {len(self.classes[0])} base classes")
         if not len(self.preprocessing.mean) == len(self.preprocessing.std) == self.preprocessing.channels:
             raise ValueError("preprocessing needs one mean and one std for each channel")
@@ -242,8 +283,11 @@ class Manifest(Schema):
             goals = {} if measured is None else measured.goals
             if any(goal.point >= len(fusion.frontier.settings) for goal in goals.values()):
                 raise ValueError(f"history.{step}.measured names an operating point that does not exist")
+        last = self.fusions[-1] if self.fusions else None
+        if last and (last.dropped or (last.frontier.kind == "grid" and last.deltas != len(last.frontier.settings))):
+            raise ValueError(f"fusions.{len(self.fusions) - 1} has deltas for {last.deltas} points; expected all")
         if set(self.files) != set(self.expected_files()):
-            raise ValueError(f"files lists {_listed(self.files)}; expected {_listed(self.expected_files())}")
+            raise ValueError(f"files lists {some(self.files, 8)}; expected {some(self.expected_files(), 8)}")
         return self
 
     def expected_files(self) -> list[str]:
@@ -260,7 +304,7 @@ def read_manifest(folder: Path) -> tuple[Manifest, dict[str, Any]]:
     if not path.is_file():
         inside = sorted(entry.name for entry in folder.iterdir())
         raise BranchoutError(
-            f"{printable(folder)} is not a saved model: expected a file {MANIFEST} in it, found {_listed(inside)}"
+            f"{printable(folder)} is not a saved model: expected a file {MANIFEST} in it, found {some(inside, 8)}"
         )
     content = files.read_json(path, LARGEST)
     if not isinstance(content, dict):
@@ -304,8 +348,3 @@ def _short(value: object, most: int = 80) -> str:
         return "a very large number"
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]}…"
-
-
-def _listed(names: Any, most: int = 8) -> str:
-    shown = [printable(str(name)) for name in list(names)[:most]]
-    return (", ".join(shown) or "nothing") + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -15,8 +15,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from branchout.errors import BranchoutError
-from branchout.model.weights import check_shapes, some
+from branchout.errors import BranchoutError, some
+from branchout.model.weights import check_shapes
 
 SAFE_CHANNELS = 8
 """Input channels a strided 1×1 convolution needs to be trained in `channels_last` on a CPU.

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from branchout.errors import BranchoutError
@@ -24,7 +25,7 @@ SPLITTERS: dict[str, Splitter] = {}
 
 
 def splitter_for(*class_names: str) -> Callable[[Splitter], Splitter]:
-    """Register a splitter for networks of these classes."""
+    """Register a splitter for networks of these classes; torchvision's are called `torchvision.ResNet`."""
 
     def register(splitter: Splitter) -> Splitter:
         SPLITTERS.update(dict.fromkeys(class_names, splitter))
@@ -34,8 +35,9 @@ def splitter_for(*class_names: str) -> Callable[[Splitter], Splitter]:
 
 
 def split_network(network: nn.Module) -> tuple[Backbone, nn.Linear]:
-    """Split a timm network into backbone and head. They reuse its modules: do not use the network afterwards."""
-    family = type(network).__name__
+    """Split a network into backbone and head. They reuse its modules: do not use the network afterwards."""
+    library = type(network).__module__.split(".")[0]
+    family = f"{'torchvision.' if library == 'torchvision' else ''}{type(network).__name__}"
     if family not in SPLITTERS:
         raise BranchoutError(
             f"Cannot split a {family} into stages; supported are {', '.join(sorted(SPLITTERS))}. "
@@ -48,55 +50,63 @@ def split_network(network: nn.Module) -> tuple[Backbone, nn.Linear]:
     return Backbone(stages, head.in_features).train(training), head
 
 
+def staged(stem: nn.Module, stages: Stages, **tail: nn.Module) -> Stages:
+    """The stem and all stages; the last stage also runs the modules of `tail`."""
+    *others, (name, last) = stages
+    return [("stem", stem), *others, (name, sequence(**dict(last.named_children()), **tail))]
+
+
+def sequence(**modules: nn.Module) -> nn.Sequential:
+    return nn.Sequential(OrderedDict(modules))
+
+
+def numbered(prefix: str, stages: nn.Module) -> Stages:
+    return [(f"{prefix}.{name}", stage) for name, stage in stages.named_children()]
+
+
 @splitter_for("ResNet")
 def _resnet(net: Any) -> tuple[Stages, nn.Module]:
-    stem = _sequence(conv1=net.conv1, bn1=net.bn1, act1=net.act1, maxpool=net.maxpool)
-    last = _sequence(**_children(net.layer4), global_pool=net.global_pool, drop=nn.Dropout(net.drop_rate))
-    stages = [("layer1", net.layer1), ("layer2", net.layer2), ("layer3", net.layer3), ("layer4", last)]
-    return [("stem", stem), *stages], net.fc
+    stem = sequence(conv1=net.conv1, bn1=net.bn1, act1=net.act1, maxpool=net.maxpool)
+    layers = [(name, getattr(net, name)) for name in ("layer1", "layer2", "layer3", "layer4")]
+    return staged(stem, layers, global_pool=net.global_pool, drop=nn.Dropout(net.drop_rate)), net.fc
 
 
 @splitter_for("RegNet")
 def _regnet(net: Any) -> tuple[Stages, nn.Module]:
     fc = _take_fc(net.head)
-    last = _sequence(**_children(net.s4), final_conv=net.final_conv, head=net.head)
-    return [("stem", net.stem), ("s1", net.s1), ("s2", net.s2), ("s3", net.s3), ("s4", last)], fc
+    stages = [(name, getattr(net, name)) for name in ("s1", "s2", "s3", "s4")]
+    return staged(net.stem, stages, final_conv=net.final_conv, head=net.head), fc
 
 
-@splitter_for("ConvNeXt")
-def _convnext(net: Any) -> tuple[Stages, nn.Module]:
+@splitter_for("ConvNeXt", "SwinTransformer", "SwinTransformerV2", "SwinTransformerV2Cr", "MaxxVit", "TinyVit")
+@splitter_for("ByobNet", "CspNet", "EdgeNeXt", "FastVit", "HighPerfGpuNet", "MambaOut", "MetaFormer")
+@splitter_for("DaVit", "FocalNet", "GlobalContextVit", "NormFreeNet", "VovNet")
+def _stem_and_stages(net: Any) -> tuple[Stages, nn.Module]:
+    """Networks that run stem, stages, perhaps one more module, and a head with pooling."""
     fc = _take_fc(net.head)
-    *stages, (name, last) = _numbered("stages", net.stages)
-    return [("stem", net.stem), *stages, (name, _sequence(**_children(last), norm_pre=net.norm_pre, head=net.head))], fc
+    stem = net.patch_embed if hasattr(net, "patch_embed") else net.stem
+    prefix = "layers" if hasattr(net, "layers") else "stages"
+    stages = numbered(prefix, getattr(net, prefix))
+    after = ("norm_pre", "norm", "final_conv", "final_act")
+    tail = {name: getattr(net, name) for name in after if hasattr(net, name)}
+    if type(net).__name__ not in ("ConvNeXt", "SwinTransformer"):  # their last stages run their children in order
+        stages[-1] = (stages[-1][0], sequence(stage=stages[-1][1]))
+    return staged(stem, stages, **tail, head=net.head), fc
 
 
-@splitter_for("EfficientNet")
+@splitter_for("EfficientNet", "MobileNetV3")
 def _efficientnet(net: Any) -> tuple[Stages, nn.Module]:
-    tail = {"conv_head": net.conv_head, "bn2": net.bn2, "global_pool": net.global_pool}
-    *blocks, (name, last) = _numbered("blocks", net.blocks)
-    last = _sequence(**_children(last), **tail, drop=nn.Dropout(net.drop_rate))
-    return [("stem", _sequence(conv_stem=net.conv_stem, bn1=net.bn1)), *blocks, (name, last)], net.classifier
-
-
-@splitter_for("MobileNetV3")
-def _mobilenetv3(net: Any) -> tuple[Stages, nn.Module]:
-    tail = {name: getattr(net, name) for name in ("global_pool", "conv_head", "norm_head", "act2", "flatten")}
-    *blocks, (name, last) = _numbered("blocks", net.blocks)
-    last = _sequence(**_children(last), **tail, drop=nn.Dropout(net.drop_rate))
-    return [("stem", _sequence(conv_stem=net.conv_stem, bn1=net.bn1)), *blocks, (name, last)], net.classifier
-
-
-@splitter_for("SwinTransformer")
-def _swin(net: Any) -> tuple[Stages, nn.Module]:
-    fc = _take_fc(net.head)
-    *layers, (name, last) = _numbered("layers", net.layers)
-    return [("stem", net.patch_embed), *layers, (name, _sequence(**_children(last), norm=net.norm, head=net.head))], fc
+    pools_first = type(net).__name__ == "MobileNetV3"
+    names = "global_pool conv_head norm_head act2 flatten" if pools_first else "conv_head bn2 global_pool"
+    tail = {name: getattr(net, name) for name in names.split()}
+    stem = sequence(conv_stem=net.conv_stem, bn1=net.bn1)
+    return staged(stem, numbered("blocks", net.blocks), **tail, drop=nn.Dropout(net.drop_rate)), net.classifier
 
 
 @splitter_for("VisionTransformer")
 def _vit(net: Any) -> tuple[Stages, nn.Module]:
-    *blocks, (name, block) = _numbered("blocks", net.blocks)
-    last = _sequence(block=block, norm=net.norm, pool=_TokenPool(net), fc_norm=net.fc_norm, head_drop=net.head_drop)
+    *blocks, (name, block) = numbered("blocks", net.blocks)
+    last = sequence(block=block, norm=net.norm, pool=_TokenPool(net), fc_norm=net.fc_norm, head_drop=net.head_drop)
     head = net.head
     return [("stem", _Embedding(net)), *blocks, (name, last)], head
 
@@ -125,7 +135,7 @@ class _Embedding(nn.Module):
 
 
 class _TokenPool(nn.Module):
-    """A vision transformer's pooling over tokens: the class token, their mean or attention."""
+    """A vision transformer's pooling over tokens: the class token, their mean, both (DINOv2) or attention."""
 
     def __init__(self, net: Any) -> None:
         super().__init__()
@@ -137,6 +147,8 @@ class _TokenPool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         from timm.models.vision_transformer import global_pool_nlc
 
+        if self.kind == "token and mean":
+            return torch.cat([x[:, 0], x[:, self.prefix_tokens :].mean(1)], dim=1)
         if self.attn_pool is None:
             x = global_pool_nlc(x, self.kind, self.prefix_tokens, self.include_prefix)
         else:
@@ -144,21 +156,11 @@ class _TokenPool(nn.Module):
         return x
 
 
-def _sequence(**modules: nn.Module) -> nn.Sequential:
-    return nn.Sequential(OrderedDict(modules))
-
-
-def _children(stage: nn.Module) -> dict[str, nn.Module]:
-    """The modules of a sequential stage, to append more modules to them under the same names."""
-    return dict(stage.named_children())
-
-
-def _numbered(prefix: str, stages: nn.Sequential) -> Stages:
-    return [(f"{prefix}.{number}", stage) for number, stage in stages.named_children()]
-
-
 def _take_fc(head: Any) -> nn.Module:
     """Remove the last layer from timm's head module, which then returns the pooled features."""
-    fc: nn.Module = head.fc
-    head.fc = nn.Identity()
+    name = "fc"
+    if hasattr(head.fc, "fc2"):  # two layers: the second one is the classifier
+        head, name = head.fc, "fc2"
+    fc: nn.Module = getattr(head, name)
+    setattr(head, name, nn.Identity())
     return fc

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.serialization import safe_globals
 
-from branchout.errors import BranchoutError, printable
+from branchout import files
+from branchout.errors import BranchoutError, explain_os_error, printable, some
 
 LARGEST = 1e15
 """The largest magnitude of a weight. No trained network comes near it, and larger ones overflow in the first layers."""
@@ -98,7 +102,45 @@ def check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], so
         raise BranchoutError(f"{source}: {'; '.join(sentences)}")
 
 
-def some(names: Iterable[str], most: int = 5) -> str:
-    """The first names of a list, and how many more there are."""
-    names = [printable(name) for name in names]
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+PREFIXES = ("module.", "_orig_mod.", "model.")
+"""What parallel training, torch.compile and Lightning put before every name."""
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], str | None]:
+    """The state dict in a file, which may lie one level down, and the architecture that timm's training recorded."""
+    try:
+        files.open_regular(path).close()
+        with warnings.catch_warnings(action="ignore"), safe_globals([Namespace]):  # of damaged files; timm's options
+            safetensors = path.suffix == ".safetensors"
+            content: Any = load_file(path) if safetensors else torch.load(path, "cpu", weights_only=True)
+    except OSError as error:
+        raise BranchoutError(f"Checkpoint {path} cannot be read: {explain_os_error(error)}") from error
+    except Exception as error:  # a damaged file fails in many ways
+        raise BranchoutError(
+            f"{path} cannot be read as plain tensors. It may be damaged, or hold more than a state dict; save it again "
+            "with torch.save(network.state_dict(), path)"
+        ) from error
+    recorded = content.get("arch") if isinstance(content, dict) else None
+    for wrapper in ("state_dict_ema", "state_dict", "model"):
+        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
+            content = content[wrapper]
+    if not isinstance(content, dict) or not content or not all(map(_is_entry, content.keys(), content.values())):
+        raise BranchoutError(f"{path} holds no state dict: expected names and tensors, at the top or under state_dict")
+    tensors: dict[str, Tensor] = content
+    for prefix in PREFIXES:
+        if all(key.startswith(prefix) for key in tensors):
+            tensors = {key.removeprefix(prefix): value for key, value in tensors.items()}
+    check_finite(tensors, str(path))
+    return tensors, recorded if isinstance(recorded, str) else None
+
+
+def _is_entry(name: object, value: object) -> bool:
+    """Whether this is a name and an ordinary tensor that holds as much memory as its shape needs."""
+    return (
+        isinstance(name, str)
+        and isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and not value.is_quantized
+        and not value.is_complex()
+        and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
+    )

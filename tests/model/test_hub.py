@@ -106,7 +106,7 @@ def test_what_goes_wrong_is_said(shelf: Shelf, extended: api.Model, tmp_path: Pa
     refused(answer, "Download of hf-hub:anna/nothing failed: the hub cannot be reached", "connection")
     (shelf.root / "anna" / "other").mkdir(parents=True)
     (shelf.root / "anna" / "other" / "model.safetensors").write_bytes(b"")
-    refused(run("predict", "hf-hub:anna/other", picture), "is not a model saved by Branchout", "timm name")
+    refused(run("predict", "hf-hub:anna/other", picture), "anna/other", "branchout.json", "config.json")
     for name in ("birds", "a/b/c", "/x", "", "a b/c"):
         with pytest.raises(BranchoutError, match="owner/name"):
             api.load(f"hf-hub:{name}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from branchout.errors import BranchoutError
-from branchout.model.checkpoint import MANIFEST
+from branchout.model.manifest import MANIFEST
 from branchout.training.work import check_out, work_folder, working_on
 
 
