@@ -23,8 +23,7 @@ from branchout.data.samples import digest
 from branchout.data.tar_shards import ImageFile
 from branchout.errors import BranchoutError, printable
 from branchout.files import atomic_write, check_output, checksum, read_json, write_json
-from branchout.model.checkpoint import is_saved_model
-from branchout.model.manifest import MANIFEST
+from branchout.model.manifest import MANIFEST, is_saved_model
 from branchout.training.loop import Event, Report, silent
 from branchout.training.work import working_on
 

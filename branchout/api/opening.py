@@ -18,8 +18,9 @@ from branchout.data.scenarios import Scenario
 from branchout.files import cache_folder
 from branchout.method.prepared import now
 from branchout.model import architectures, bases, checkpoint, hub
-from branchout.model.checkpoint import SavedModel, is_saved_model
+from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
+from branchout.model.manifest import is_saved_model
 from branchout.training import pretrain as pretraining
 from branchout.training.device import Device, device_named
 from branchout.training.loop import Report, silent

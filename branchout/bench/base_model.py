@@ -21,6 +21,7 @@ from branchout.method.features import weights_digest
 from branchout.model import checkpoint
 from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
+from branchout.model.manifest import is_saved_model
 from branchout.training.optimisation import Optimisation, optimisation_in
 
 SHIPPED = "glyphs"
@@ -109,7 +110,7 @@ class SavedBase:
 
 def open_base(place: str) -> SavedBase:
     """Open a saved base model: a folder, or `glyphs`."""
-    if place == SHIPPED and not checkpoint.is_saved_model(Path(place)):
+    if place == SHIPPED and not is_saved_model(Path(place)):
         with as_file(files("branchout") / "assets" / "glyphs-base") as folder:
             return SavedBase(place, checkpoint.load(folder))
     kept = checkpoint.load(Path(place))

@@ -41,8 +41,9 @@ from branchout.method.stage1 import train_branch
 from branchout.method.two_fold import Scored
 from branchout.model import bases, checkpoint
 from branchout.model.architectures import describe
-from branchout.model.checkpoint import SavedModel, is_saved_model
+from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier, Step
+from branchout.model.manifest import is_saved_model
 from branchout.model.staged import Backbone
 from branchout.training.loop import Event, Report, best_device, silent
 from branchout.training.optimisation import Optimisation, settings_dict

@@ -175,7 +175,8 @@ ClassFacts = Annotated[
 Base = Annotated[
     str,
     typer.Option(
-        "--base", help="A saved model, 'glyphs', a timm name such as efficientnet_lite0, a checkpoint file, hf-hub:…"
+        "--base",
+        help="A saved model, glyphs, a network's name (see `branchout bases`), a checkpoint, a Hugging Face folder.",
     ),
 ]
 New = Annotated[
@@ -209,7 +210,15 @@ Minutes = Annotated[
     float | None,
     typer.Option(min=0.1, help="How long it may take: chooses branch, views and epochs. Photos on a CPU: 10."),
 ]
-Arch = Annotated[str | None, typer.Option(help="The timm architecture of a checkpoint file.")]
+Arch = Annotated[
+    str | None, typer.Option(help="The architecture of a checkpoint file: resnet18, torchvision:resnet18.")
+]
+HeadFile = Annotated[
+    Path | None, typer.Option("--head", help="A file with the linear head (weight, bias) of a base that has none.")
+]
+ClassNames = Annotated[
+    Path | None, typer.Option("--classes", help="The base's class names: one on each line, or a JSON list.")
+]
 Flip = Annotated[bool, typer.Option("--flip", help="Average over the image and its mirror image: twice the time.")]
 TensorBoard = Annotated[Path | None, typer.Option(metavar="DIR", help="Also write TensorBoard event files here.")]
 Seed = Annotated[int, typer.Option(min=0, help="The random seed.")]
@@ -239,15 +248,24 @@ def check_folders(*folders: Path | None) -> None:
             scan(folder, verify=False)  # raises, and names folders nearby
 
 
-def open_model(name: str, arch: str | None = None, *, base: bool = False, device: str | None = None) -> Model:
+def open_model(
+    name: str,
+    arch: str | None = None,
+    *,
+    head: Path | None = None,
+    classes: Path | None = None,
+    base: bool = False,
+    device: str | None = None,
+) -> Model:
     """Open a model. The error for an unknown name lists the saved models nearby, and for a base those of timm."""
     try:
         with Output(stderr=True).status(f"Opening {printable(name)} …"):  # imports take seconds
             from branchout import api
 
-            return api.load(name, arch=arch, device=device)
+            return api.load(name, arch=arch, head=head, classes=classes, device=device)
     except BranchoutError as error:
-        if Path(name).exists() or name == "glyphs" or name.startswith("hf-hub:") or "device" in str(error):
+        named = name == "glyphs" or name.startswith(("hf-hub:", "torchvision:"))
+        if named or Path(name).exists() or "device" in str(error):
             raise
         raise no_saved_model(name, f". As for timm: {error}" if base and "/" not in name else "") from None
 

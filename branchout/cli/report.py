@@ -28,7 +28,7 @@ def report(
     """
     from branchout import api
     from branchout.cli.display import progress
-    from branchout.model.checkpoint import is_saved_model
+    from branchout.model.manifest import is_saved_model
     from branchout.report.page import check_report, default_path
     from branchout.units import size
 

@@ -11,9 +11,11 @@ from branchout.cli.app import (
     Arch,
     Base,
     ClassesFrom,
+    ClassNames,
     Data,
     Device,
     Goal,
+    HeadFile,
     Memory,
     Minutes,
     New,
@@ -110,6 +112,8 @@ def check(
     minutes: Minutes = None,
     arch: Arch = None,
     classes_from: ClassesFrom = None,
+    head: HeadFile = None,
+    classes: ClassNames = None,
     device: Device = None,
 ) -> None:
     """Say what `extend` would do: images, problems, overlaps, time and space."""
@@ -119,7 +123,7 @@ def check(
     from branchout.method.forecast import forecast
     from branchout.method.plan import make_plan
 
-    model = open_model(base, arch, base=True, device=device)
+    model = open_model(base, arch, head=head, classes=classes, base=True, device=device)
     config = ExtendConfig(branch=branch, minutes=minutes)
     with progress(console) as report:
         prepared = model.prepare(new, memory=memory, val=val, config=config, classes_from=classes_from, report=report)
@@ -133,8 +137,9 @@ def check(
     for line in plan.lines():
         say(line)
     out = "v3" if Path(base).name == "v2" else "v2"
-    options = {"base": base, "memory": memory, "val": val, "branch": branch, "minutes": minutes, "arch": arch,
-               "classes-from": classes_from, "device": device, "out": out}  # fmt: skip
+    options = {"base": base, "arch": arch, "head": head, "classes": classes, "memory": memory, "val": val,
+               "branch": branch, "minutes": minutes, "classes-from": classes_from, "device": device,
+               "out": out}  # fmt: skip
     given = [f"--{name} {quoted(value)}" for name, value in options.items() if value not in (None, "last")]
     then(f"branchout extend {quoted(new)} {' '.join(given)}")
 
@@ -155,6 +160,8 @@ def extend(
     minutes: Minutes = None,
     arch: Arch = None,
     classes_from: ClassesFrom = None,
+    head: HeadFile = None,
+    classes: ClassNames = None,
     tensorboard: TensorBoard = None,
     as_json: AsEvents = False,
     seed: Seed = 0,
@@ -179,7 +186,7 @@ def extend(
         from branchout.cli.display import progress
 
         boards.check(tensorboard)
-        model = open_model(base, arch, base=True, device=device)
+        model = open_model(base, arch, head=head, classes=classes, base=True, device=device)
         with nullcontext(emit_progress) if as_json else progress(console) as report:
             prepared = model.prepare(
                 new, memory=memory, val=val, config=config, classes_from=classes_from, report=report

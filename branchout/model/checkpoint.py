@@ -39,7 +39,6 @@ from branchout.model.manifest import (
     Manifest,
     check_manifest,
     fusion_file,
-    is_saved_model,
     read_manifest,
     step_file,
 )

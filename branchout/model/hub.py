@@ -10,7 +10,7 @@ from pathlib import Path
 
 from branchout.errors import BranchoutError
 from branchout.model import checkpoint, huggingface
-from branchout.model.manifest import MANIFEST
+from branchout.model.manifest import MANIFEST, is_saved_model
 
 PREFIX = "hf-hub:"
 NAME = re.compile(r"^[\w.-]+/[\w.-]+$", re.ASCII)
@@ -37,7 +37,7 @@ def fetch(name: str) -> Path:
             f"Download of {name} failed: {_first_line(error)}. Check the name and the network connection; "
             "for a private model, log in first with `hf auth login`"
         ) from error
-    if not checkpoint.is_saved_model(folder) and not (folder / huggingface.CONFIG).is_file():
+    if not is_saved_model(folder) and not (folder / huggingface.CONFIG).is_file():
         raise BranchoutError(
             f"{name} is neither a model saved by Branchout nor one of timm or transformers: the repository has no "
             f"{MANIFEST} and no {huggingface.CONFIG}"

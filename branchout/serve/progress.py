@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from branchout.model.checkpoint import is_saved_model
+from branchout.model.manifest import is_saved_model
 from branchout.serve.schema import Progress, Work
 from branchout.training.progress_file import NOTE
 from branchout.training.work import work_folder

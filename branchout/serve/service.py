@@ -16,7 +16,7 @@ from branchout.data.decode import Kind, UnreadableImage
 from branchout.data.images import cores
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
-from branchout.model.checkpoint import is_saved_model
+from branchout.model.manifest import is_saved_model
 from branchout.serve.batching import Batcher, Closed, Full
 from branchout.serve.engine import Engine, Question, Result
 from branchout.serve.limits import RETRY_SOON, Limits, PixelBudget, Refused, megabytes
