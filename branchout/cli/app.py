@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 RESUMABLE = ("pretrain", "extend", "compact", "inbox")
 """Commands that resume when they are run again after an interruption."""
 GROUPS = {
-    "Create and extend models": ("demo", "pretrain", "check", "extend", "compact", "tune"),
+    "Create and extend models": ("demo", "bases", "pretrain", "check", "extend", "compact", "tune"),
     "Use models": ("predict", "evaluate", "explain", "report", "serve", "inbox"),
     "Export and share models": ("export", "push", "pull"),
     "Data and experiments": ("data", "scenario", "bench", "version"),

@@ -263,7 +263,7 @@ def next_name(model: str) -> Path:
 
 
 def is_model(folder: Path) -> bool:
-    """As `checkpoint.is_saved_model`, without importing torch."""
+    """As `manifest.is_saved_model`, without importing torch."""
     return (folder / MANIFEST).is_file()
 
 

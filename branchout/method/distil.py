@@ -87,12 +87,11 @@ def merged_step(base: Classifier, steps: Sequence[Step], names: Sequence[str], w
     branch = Branch.clone(base.backbone, point)
     if all(step.where == where for step in steps):
         states = [step.branch.own_state_dict() for step in steps]
-        branch.load_own(
-            {
-                key: torch.stack([state[key].float() for state in states]).mean(0).to(value.dtype)
-                for key, value in branch.own_state_dict().items()
-            }
-        )
+        mean = {
+            key: torch.stack([state[key].float() for state in states]).mean(0).to(value.dtype)
+            for key, value in branch.own_state_dict().items()
+        }
+        branch.load_state_dict(mean, strict=False)
     head = new_head(base.base_head, len(names))
     rows = {name: (step.head, n) for step in steps for n, name in enumerate(step.names)}
     for number, name in enumerate(names):

@@ -306,20 +306,16 @@ def _header(path: Path) -> Tensors:
 def _assemble(manifest: Manifest, content: Mapping[str, Any], read: Callable[[str], Tensors]) -> SavedModel:
     """Build the model that the manifest describes, with the tensors that `read` gives for each file."""
     backbone, _ = rebuild(content["arch"])
-    base = read(BASE_FILE)
-    head = _new_head(manifest, 0, backbone.features, base)
-    check_shapes(_joined(backbone=backbone.state_dict(), head=head.state_dict()), base, BASE_FILE)
-    backbone.load_state_dict(_part(base, "backbone"))
-    head.load_state_dict(_part(base, "head"))
+    tensors = read(BASE_FILE)
+    head = _new_head(manifest, 0, backbone.features, tensors)
+    _fill(BASE_FILE, tensors, backbone=backbone, head=head)
     steps: list[Step] = []
     for number, about in enumerate(manifest.steps, 1):
         tensors = read(step_file(number))
         point = branch_point(backbone, about.where)
         branch = Branch.clone(backbone, point)
         own_head = _new_head(manifest, number, backbone.features, tensors)
-        check_shapes(_joined(branch=branch.own_state_dict(), head=own_head.state_dict()), tensors, step_file(number))
-        branch.load_own(_part(tensors, "branch"))
-        own_head.load_state_dict(_part(tensors, "head"))
+        _fill(step_file(number), tensors, branch=branch, head=own_head)
         steps.append(Step(tuple(manifest.classes[number]), about.where, point.start, branch, own_head))
     classifier = Classifier(
         content["arch"],
@@ -367,5 +363,12 @@ def _joined(**parts: Mapping[str, Tensor]) -> Tensors:
     return {f"{part}/{key}": value for part, tensors in parts.items() for key, value in tensors.items()}
 
 
-def _part(tensors: Mapping[str, Tensor], part: str) -> Tensors:
-    return {key.removeprefix(f"{part}/"): value for key, value in tensors.items() if key.startswith(f"{part}/")}
+def _fill(name: str, tensors: Tensors, **modules: nn.Module) -> None:
+    """Load the tensors of a file into the modules it was saved from; of a branch, its own tensors."""
+    own = {
+        part: module.own_state_dict() if isinstance(module, Branch) else module.state_dict()
+        for part, module in modules.items()
+    }
+    check_shapes(_joined(**own), tensors, name)
+    for part, module in modules.items():
+        module.load_state_dict({key: tensors[f"{part}/{key}"] for key in own[part]}, strict=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,13 +23,8 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's pixels."""
 
 
-class Folder(NamedTuple):
-    """A network as `bases` builds it."""
-
-    arch: dict[str, Any]
-    tensors: dict[str, Tensor]
-    classes: tuple[str, ...]
-    preprocessing: Preprocessing
+Folder = tuple[dict[str, Any], dict[str, Tensor], tuple[str, ...], Preprocessing]
+"""What a folder holds: the description of a network for `bases`, its tensors, class names and preprocessing."""
 
 
 def read_folder(folder: Path) -> Folder:
@@ -57,7 +52,7 @@ def _from_timm(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor])
     about = {**config, **config.get("pretrained_cfg", {})}
     arch = {"family": "timm", "name": config["architecture"], "options": dict(config.get("model_args", {}))}
     names = tuple(map(str, about.get("label_names") or ()))
-    return Folder(arch, tensors, names if len(names) == config.get("num_classes") else (), timm_preprocessing(about))
+    return (arch, tensors, names if len(names) == config.get("num_classes") else (), timm_preprocessing(about))
 
 
 def timm_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
@@ -73,63 +68,8 @@ def timm_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
 # transformers.
 
 
-Rules = Mapping[str, str | Callable[[re.Match[str]], str]]
-VIT: Rules = {
-    r"^(vit|dinov2)\.": "",
-    r"^embeddings\.cls_token$": "cls_token",
-    r"^embeddings\.position_embeddings$": "pos_embed",
-    r"^embeddings\.patch_embeddings\.projection": "patch_embed.proj",
-    r"^encoder\.layer\.": "blocks.",
-    r"\.attention\.attention\.": ".attn.",
-    r"\.attention\.output\.dense": ".attn.proj",
-    r"\.layernorm_before": ".norm1",
-    r"\.layernorm_after": ".norm2",
-    r"\.intermediate\.dense": ".mlp.fc1",
-    r"\.output\.dense": ".mlp.fc2",
-    r"\.layer_scale(\d)\.lambda1": r".ls\1.gamma",
-    r"^layernorm\.": "norm.",
-    r"^classifier\.": "head.",
-}
-CLIP: Rules = {
-    r"^vision_model\.": "",
-    r"^embeddings\.class_embedding$": "cls_token",
-    r"^embeddings\.position_embedding\.weight$": "pos_embed",
-    r"^embeddings\.patch_embedding": "patch_embed.proj",
-    r"^pre_layrnorm": "norm_pre",
-    r"^post_layernorm": "norm",
-    r"^encoder\.layers\.": "blocks.",
-    r"\.self_attn\.q_proj": ".attn.query",
-    r"\.self_attn\.k_proj": ".attn.key",
-    r"\.self_attn\.v_proj": ".attn.value",
-    r"\.self_attn\.out_proj": ".attn.proj",
-    r"\.layer_norm(\d)": r".norm\1",
-    r"^classifier\.": "head.",
-}
-RESNET: Rules = {
-    r"^resnet\.": "",
-    r"^embedder\.embedder\.convolution": "conv1",
-    r"^embedder\.embedder\.normalization": "bn1",
-    r"^encoder\.stages\.(\d+)\.layers": lambda found: f"layer{int(found[1]) + 1}",
-    r"\.layer\.(\d+)\.convolution": lambda found: f".conv{int(found[1]) + 1}",
-    r"\.layer\.(\d+)\.normalization": lambda found: f".bn{int(found[1]) + 1}",
-    r"\.shortcut\.convolution": ".downsample.0",
-    r"\.shortcut\.normalization": ".downsample.1",
-    r"^classifier\.1\.": "fc.",
-}
-CONVNEXT: Rules = {
-    r"^convnext\.": "",
-    r"^embeddings\.patch_embeddings": "stem.0",
-    r"^embeddings\.layernorm": "stem.1",
-    r"^encoder\.stages": "stages",
-    r"\.downsampling_layer\.": ".downsample.",
-    r"\.layers\.": ".blocks.",
-    r"\.layer_scale_parameter": ".gamma",
-    r"\.dwconv": ".conv_dw",
-    r"\.layernorm": ".norm",
-    r"\.pwconv(\d)": r".mlp.fc\1",
-    r"^layernorm\.": "head.norm.",
-    r"^classifier\.": "head.fc.",
-}
+RENAMED = Path(__file__).parent.parent / "assets" / "transformers-names.json"
+"""For each family the patterns in transformers' names of tensors, and what timm has in their place, in order."""
 UNUSED = re.compile(r"mask_token|pooler\.|text_model\.|logit_scale|text_projection|visual_projection|position_ids")
 """Tensors of a transformers file that a classifier does not use."""
 
@@ -142,7 +82,8 @@ def _from_transformers(folder: Path, config: dict[str, Any], tensors: dict[str, 
             "others have a timm name: type branchout bases"
         )
     settings = {**config, **config.get("vision_config", {})}
-    arch, rules = READERS[kind](settings, any(name.startswith("classifier.") for name in tensors))
+    arch, family = READERS[kind](settings, any(name.startswith("classifier.") for name in tensors))
+    rules = files.read_json(RENAMED)[family]
     tensors = {_renamed(name, rules): value for name, value in tensors.items() if not UNUSED.search(name)}
     preprocessing = _transformers_preprocessing(folder, settings)
     if "pos_embed" in tensors:
@@ -152,24 +93,24 @@ def _from_transformers(folder: Path, config: dict[str, Any], tensors: dict[str, 
             tensors = {name: value for name, value in tensors.items() if not name.startswith("norm.")}
     labels = config.get("id2label") or {}
     names = tuple(str(labels[str(number)]) for number in range(len(labels)))
-    return Folder({"family": "timm", **arch}, tensors, _unique(names), preprocessing)
+    return ({"family": "timm", **arch}, tensors, _unique(names), preprocessing)
 
 
-Read = tuple[dict[str, Any], Rules]
-"""The description of a timm network, and how its tensors are renamed."""
+Read = tuple[dict[str, Any], str]
+"""The description of a timm network, and the family whose names its tensors have."""
 
 
 def _resnet(config: Mapping[str, Any], headed: bool) -> Read:
     _require(config, hidden_act="relu", downsample_in_first_stage=False, downsample_in_bottleneck=False)
     basic = config["layer_type"] == "basic"
-    return {"name": "resnet18" if basic else "resnet50", "options": {"layers": list(config["depths"])}}, RESNET
+    return {"name": "resnet18" if basic else "resnet50", "options": {"layers": list(config["depths"])}}, "resnet"
 
 
 def _convnext(config: Mapping[str, Any], headed: bool) -> Read:
     _require(config, hidden_act="gelu", patch_size=4)
     options = {"depths": list(config["depths"]), "dims": list(config["hidden_sizes"])}
     eps = {"head.norm": config.get("layer_norm_eps", 1e-12)}
-    return {"name": "convnext_tiny", "options": options, "norm_eps": eps}, CONVNEXT
+    return {"name": "convnext_tiny", "options": options, "norm_eps": eps}, "convnext"
 
 
 def _vit(config: Mapping[str, Any], headed: bool) -> Read:
@@ -180,7 +121,7 @@ def _vit(config: Mapping[str, Any], headed: bool) -> Read:
         options["init_values"] = 1.0  # layers are scaled; the values are in the file
         if headed:
             arch["pool"] = "token and mean"
-    return arch, VIT
+    return arch, "vit"
 
 
 def _clip(config: Mapping[str, Any], headed: bool) -> Read:
@@ -189,7 +130,7 @@ def _clip(config: Mapping[str, Any], headed: bool) -> Read:
     if headed:  # transformers' classifier uses the mean patch token, without the last normalisation
         options |= {"global_pool": "avg", "final_norm": False, "fc_norm": False}
     eps = {"": config.get("layer_norm_eps", 1e-5)}
-    return {"name": "vit_base_patch16_224", "options": options, "norm_eps": eps}, CLIP
+    return {"name": "vit_base_patch16_224", "options": options, "norm_eps": eps}, "clip"
 
 
 READERS: dict[str, Callable[[Mapping[str, Any], bool], Read]] = {
@@ -223,7 +164,7 @@ def _require(config: Mapping[str, Any], **expected: object) -> None:
             )
 
 
-def _renamed(name: str, rules: Rules) -> str:
+def _renamed(name: str, rules: Mapping[str, str]) -> str:
     for pattern, by in rules.items():
         name = re.sub(pattern, by, name)
     return name

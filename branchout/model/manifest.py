@@ -51,29 +51,10 @@ class Schema(BaseModel):
 # The network.
 
 
-Option = Literal[
-    "act_layer",
-    "channels",
-    "class_token",
-    "depth",
-    "depths",
-    "dims",
-    "embed_dim",
-    "fc_norm",
-    "final_norm",
-    "global_pool",
-    "head_norm_first",
-    "img_size",
-    "init_values",
-    "layers",
-    "mlp_ratio",
-    "num_heads",
-    "patch_size",
-    "pre_norm",
-    "qkv_bias",
-    "reg_tokens",
-    "window_size",
-]
+OPTIONS = (
+    "act_layer|channels|class_token|depth|depths|dims|embed_dim|fc_norm|final_norm|global_pool|head_norm_first|img_size|"
+    "init_values|layers|mlp_ratio|num_heads|patch_size|pre_norm|qkv_bias|reg_tokens|window_size"
+)
 """Arguments of timm's networks that a description may set: they change shapes, and never fetch or read anything."""
 
 
@@ -85,7 +66,9 @@ class PublishedArch(Schema):
 
 class TimmArch(PublishedArch):
     family: Literal["timm"]
-    options: dict[Option, Width | bool | Unit | Word | list[Width]] = {}
+    options: dict[
+        Annotated[str, StringConstraints(pattern=f"^({OPTIONS})$")], Width | bool | Unit | Word | list[Width]
+    ] = {}
     norm_eps: dict[Annotated[str, StringConstraints(max_length=200)], Share] = {}
     """The ε of the layer normalisations inside a module, where it is not timm's."""
     pool: Literal["token and mean"] | None = None

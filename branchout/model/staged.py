@@ -8,7 +8,7 @@ single module and share all others with the backbone.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from branchout.errors import BranchoutError, some
-from branchout.model.weights import check_shapes
 
 SAFE_CHANNELS = 8
 """Input channels a strided 1×1 convolution needs to be trained in `channels_last` on a CPU.
@@ -179,12 +178,6 @@ class Branch(StageSequence):
     def own_state_dict(self) -> dict[str, Tensor]:
         """The branch's own tensors, which are saved beside the backbone's."""
         return {key: value for key, value in self.state_dict().items() if any(_within(key, name) for name in self.own)}
-
-    def load_own(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load what `own_state_dict` returned; missing, unexpected and differently shaped tensors are errors."""
-        owned = ", ".join(self.own) or "nothing"
-        check_shapes(self.own_state_dict(), tensors, f"These are not the weights of a branch that clones {owned}")
-        self.load_state_dict(tensors, strict=False)
 
 
 def _with_norm(backbone: Backbone, path: str) -> tuple[str, ...]:

@@ -44,7 +44,10 @@ def split_network(network: nn.Module) -> tuple[Backbone, nn.Linear]:
             "To add it, write a function with @splitter_for in branchout/model/timm_adapters.py"
         )
     training = network.training
-    stages, head = SPLITTERS[family](network)
+    try:
+        stages, head = SPLITTERS[family](network)
+    except AttributeError as error:
+        raise BranchoutError(f"This {family} is not built as others of its family: {error}") from error
     if not isinstance(head, nn.Linear):
         raise BranchoutError(f"This {family} ends in a {type(head).__name__}; a base must end in a linear layer")
     return Backbone(stages, head.in_features).train(training), head

@@ -29,7 +29,13 @@ def check(name: str) -> str:
 
 def build(name: str, classes: int) -> Any:
     """An untrained network for classification."""
-    return torchvision.models.get_model(check(name), weights=None, num_classes=classes)
+    try:
+        return torchvision.models.get_model(check(name), weights=None, num_classes=classes)
+    except NotImplementedError:  # without memory for weights; RegNet computes its widths with tensors
+        with torch.device("cpu"):
+            network = torchvision.models.get_model(name, weights=None, num_classes=1).to("meta")
+        network.fc = nn.Linear(network.fc.in_features, classes)
+        return network
 
 
 def published(name: str) -> tuple[dict[str, Tensor], tuple[str, ...], Preprocessing]:

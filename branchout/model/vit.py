@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from branchout.errors import BranchoutError, unknown
 from branchout.model.staged import Backbone
 from branchout.model.timm_adapters import split_network
@@ -12,14 +10,9 @@ HEAD = 64
 """The width of one attention head, as in all common vision transformers."""
 
 
-@dataclass(frozen=True)
-class Architecture:
-    width: int
-    depth: int
-    """Blocks."""
-
-
-ARCHITECTURES = {"vit_tiny": Architecture(width=192, depth=12)}
+ARCHITECTURES = ("vit_tiny",)
+WIDTH, DEPTH = 192, 12
+"""Of `vit_tiny`: the width of a token, and the number of blocks."""
 
 
 def patch_for(size: int) -> int:
@@ -31,7 +24,7 @@ def check(name: str, size: int, width: int | None = None, patch: int | None = No
     """Raise if images do not divide into whole patches, or tokens into whole heads."""
     if name not in ARCHITECTURES:
         raise unknown("transformer", name, ARCHITECTURES)
-    width, patch = width or ARCHITECTURES[name].width, patch or patch_for(size)
+    width, patch = width or WIDTH, patch or patch_for(size)
     if size % patch:
         near = max(round(size / patch), 1) * patch
         raise BranchoutError(
@@ -61,8 +54,7 @@ def build(
     from timm.models.vision_transformer import VisionTransformer
 
     check(name, size, width, patch)
-    architecture = ARCHITECTURES[name]
-    width = width or architecture.width
+    width = width or WIDTH
     network = VisionTransformer(
         img_size=size,
         patch_size=patch or patch_for(size),
@@ -71,7 +63,7 @@ def build(
         global_pool="avg",
         class_token=False,
         embed_dim=width,
-        depth=depth or architecture.depth,
+        depth=depth or DEPTH,
         num_heads=heads_of(width),
     )
     return split_network(network)[0]

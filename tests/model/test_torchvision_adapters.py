@@ -14,6 +14,7 @@ from branchout.errors import BranchoutError
 from branchout.model.bases import open_base, rebuild
 from branchout.model.timm_adapters import split_network
 from branchout.model.torchvision_adapters import preprocessing_of
+from branchout.model.weights import shapes_only
 
 SMALL: dict[str, Callable[[], nn.Module]] = {
     "ResNet": lambda: resnet.ResNet(resnet.Bottleneck, [1, 1, 1, 1], num_classes=5, groups=4, width_per_group=4),
@@ -55,6 +56,14 @@ def test_cut_network_computes_the_same_with_the_same_tensors(family: str) -> Non
         assert torch.equal(head(backbone(x)), expected)
         middle = len(backbone.names) // 2
         assert torch.equal(head(backbone.run(backbone.run(x, 0, middle), middle)), expected)
+
+
+@pytest.mark.parametrize("name", ["regnet_x_400mf", "mobilenet_v3_small"])
+def test_shapes_are_known_without_memory(name: str) -> None:
+    with shapes_only():
+        backbone, head = rebuild({"family": "torchvision", "name": name, "num_classes": 10**6})
+    assert all(tensor.is_meta for tensor in (*backbone.parameters(), *head.parameters()))
+    assert head.weight.shape == (10**6, backbone.features)
 
 
 def test_families_that_cannot_be_cut_are_named() -> None:

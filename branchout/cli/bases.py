@@ -1,0 +1,90 @@
+"""The command that lists the networks which can be a base."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from branchout.cli.app import AsJson, app, console, say, then
+from branchout.errors import BranchoutError
+from branchout.units import size
+
+if TYPE_CHECKING:
+    from branchout.model.catalogue import ListedBase
+
+MOST = 60
+"""Networks that are listed one by one; of more, only the families are."""
+
+
+@app.command(epilog="Example: branchout bases resnet50")
+def bases(
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="List networks with this in their name.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List networks that can be extended: sizes, and which need a download."""
+    import json
+    from dataclasses import asdict
+
+    from branchout.model.catalogue import families_that_cannot_be_split, listed_bases
+
+    found = [base for base in listed_bases() if text is None or text in base.name]
+    refused = families_that_cannot_be_split()
+    if as_json:
+        for base in found:
+            typer.echo(json.dumps({**asdict(base), "status": base.status()}))
+        return
+    if not found:
+        unfit = [family for family, names in refused.items() if any(str(text) in name for name in names)]
+        why = f"those of {', '.join(unfit)} cannot be split into stages and a linear head" if unfit else "none has it"
+        raise BranchoutError(f"No network that can be a base has {text!r} in its name: {why}")
+    ready = [base for base in found if base.status() in ("installed", "cached")]
+    if len(found) <= MOST:
+        _show(found)
+    else:
+        _show_families(found)
+        if ready:
+            say("\nReady without a download:")
+            _show(ready)
+    if text is None:
+        say(f"\nCannot be split, and so cannot be a base: {', '.join(refused)}")
+        say(
+            "\n--base also takes a checkpoint file (.pth, .safetensors) with --arch NAME and --classes FILE, a Hugging "
+            "Face folder (config.json and weights, of timm or transformers), hf-hub:OWNER/NAME, and any saved model. "
+            "A backbone without classes, such as DINOv2 or CLIP, needs a linear head: --head FILE."
+        )
+        then("branchout bases resnet50", f"branchout check NEW/ --base {(ready or found)[0].name}")
+
+
+def _show(found: list[ListedBase]) -> None:
+    from rich.table import Table
+
+    table = Table()
+    for heading in ("network", "parameters", "input", "classes", "weights"):
+        table.add_column(heading, justify="left" if heading in ("network", "weights") else "right")
+    for base in found:
+        classes = f"{base.classes:,}" if base.classes else "none (give --head)"
+        table.add_row(base.name, size(base.parameters), f"{base.size} px", classes, base.status())
+    console.print(table)
+
+
+def _show_families(found: list[ListedBase]) -> None:
+    from rich.table import Table
+
+    families: dict[str, list[ListedBase]] = {}
+    for base in found:
+        families.setdefault(base.family, []).append(base)
+    table = Table(title=f"{len(found):,} networks", title_justify="left")
+    for heading in ("family", "networks", "parameters", "input", "smallest"):
+        table.add_column(heading, justify="left" if heading in ("family", "smallest") else "right")
+    for family, networks in sorted(families.items(), key=lambda each: -len(each[1])):
+        networks.sort(key=lambda base: base.parameters)
+        sizes = sorted(base.size for base in networks)
+        table.add_row(
+            family,
+            f"{len(networks):,}",
+            f"{size(networks[0].parameters)} … {size(networks[-1].parameters)}",
+            f"{sizes[0]} … {sizes[-1]} px",
+            networks[0].name,
+        )
+    console.print(table)
