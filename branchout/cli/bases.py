@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from branchout.cli.app import AsJson, app, console, say, then
 from branchout.errors import BranchoutError
-from branchout.units import size
 
 if TYPE_CHECKING:
     from branchout.model.catalogue import ListedBase
@@ -30,6 +30,7 @@ def bases(
 
     found = [base for base in listed_bases() if text is None or text in base.name]
     refused = families_that_cannot_be_split()
+    known = {base.family for base in found}
     if as_json:
         for base in found:
             typer.echo(json.dumps({**asdict(base), "status": base.status()}))
@@ -47,7 +48,7 @@ def bases(
             say("\nReady without a download:")
             _show(ready)
     if text is None:
-        say(f"\nCannot be split, and so cannot be a base: {', '.join(refused)}")
+        say(f"\nCannot be split, and so cannot be a base: {', '.join(sorted(set(refused) - known))}")
         say(
             "\n--base also takes a checkpoint file (.pth, .safetensors) with --arch NAME and --classes FILE, a Hugging "
             "Face folder (config.json and weights, of timm or transformers), hf-hub:OWNER/NAME, and any saved model. "
@@ -57,34 +58,38 @@ def bases(
 
 
 def _show(found: list[ListedBase]) -> None:
-    from rich.table import Table
-
-    table = Table()
-    for heading in ("network", "parameters", "input", "classes", "weights"):
-        table.add_column(heading, justify="left" if heading in ("network", "weights") else "right")
+    rows = []
     for base in found:
         classes = f"{base.classes:,}" if base.classes else "none (give --head)"
-        table.add_row(base.name, size(base.parameters), f"{base.size} px", classes, base.status())
-    console.print(table)
+        rows.append((base.name, _millions(base.parameters), f"{base.size} px", classes, base.status()))
+    _table(("network", "parameters", "input", "classes", "weights"), rows)
 
 
 def _show_families(found: list[ListedBase]) -> None:
-    from rich.table import Table
-
     families: dict[str, list[ListedBase]] = {}
     for base in found:
         families.setdefault(base.family, []).append(base)
-    table = Table(title=f"{len(found):,} networks", title_justify="left")
-    for heading in ("family", "networks", "parameters", "input", "smallest"):
-        table.add_column(heading, justify="left" if heading in ("family", "smallest") else "right")
+    rows = []
     for family, networks in sorted(families.items(), key=lambda each: -len(each[1])):
         networks.sort(key=lambda base: base.parameters)
-        sizes = sorted(base.size for base in networks)
-        table.add_row(
-            family,
-            f"{len(networks):,}",
-            f"{size(networks[0].parameters)} … {size(networks[-1].parameters)}",
-            f"{sizes[0]} … {sizes[-1]} px",
-            networks[0].name,
-        )
+        pixels = sorted(base.size for base in networks)
+        millions = f"{_millions(networks[0].parameters)}–{_millions(networks[-1].parameters)}"
+        rows.append((family, str(len(networks)), millions, f"{pixels[0]}–{pixels[-1]} px", networks[0].name))
+    say(f"{len(found):,} networks. Families, and the smallest network of each:")
+    _table(("family", "networks", "parameters", "input", "smallest"), rows)
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        text = heading in ("network", "family", "smallest", "weights")
+        table.add_column(heading, justify="left" if text else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:,.1f}M"

@@ -22,7 +22,7 @@ def test_families_are_listed_with_their_sizes() -> None:
 
 def test_networks_are_listed_one_by_one() -> None:
     answer = run("bases", "efficientnet_lite0")
-    lines = {line.split()[1]: line for line in answer.out.splitlines() if "efficientnet_lite0" in line}
+    lines = {line.split()[0]: line for line in answer.out.splitlines() if "efficientnet_lite0" in line}
     assert set(lines) == {"efficientnet_lite0", "tf_efficientnet_lite0"}
     assert "4.7M" in lines["efficientnet_lite0"]
     assert "224 px" in lines["efficientnet_lite0"]
