@@ -59,6 +59,7 @@ class Inbox:
         self.folder = folder
         self.state = folder / STATE
         self._known: dict[str, tuple[tuple[int, int], str | None]] = {}
+        self._found: dict[str, Photo] = {}
 
     def photos(self) -> list[Photo]:
         """Every image file below the folder, in the order of their names. Of identical files only the first."""
@@ -76,8 +77,14 @@ class Inbox:
             known[file] = stamp, photo
             if photo is not None:
                 found.setdefault(photo, Photo(photo, file))
-        self._known = known
+        self._known, self._found = known, found
         return list(found.values())
+
+    def find(self, photo: str) -> Photo | None:
+        """The photo of an id. The folder is read again only if it was not listed before."""
+        if photo not in self._found:
+            self.photos()
+        return self._found.get(photo)
 
     def path(self, photo: Photo) -> Path:
         return self.folder / photo.file

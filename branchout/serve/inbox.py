@@ -202,7 +202,7 @@ class ServedInbox:
         if run is None:
             return None
         state = run.state()
-        if state == "stopped" and self._process is not None and self._process.poll() is None:
+        if state in ("stopped", "failed") and self._process is not None and self._process.poll() is None:
             state = "running"  # it has just been started
         works = progress_of(run.out).works if state in ("running", "stopped") else []
         return RunInfo(
@@ -216,7 +216,7 @@ class ServedInbox:
         )
 
     def photo(self, photo: str) -> Photo:
-        found = next((each for each in self.inbox.photos() if each.id == photo), None)
+        found = self.inbox.find(photo)
         if found is None:
             raise Refused(404, f"There is no photo {photo[:16]} in the inbox.")
         return found
@@ -256,7 +256,7 @@ class ServedInbox:
             if runs.open_run(self.inbox) is not None:
                 raise Refused(409, "A run is not decided about yet. Go live with its model or throw it away first.")
             run = runs.plan(self.inbox, model, out, self.settings.memory, self.settings.epochs)
-            self._process = runs.start(self.inbox, run)
+            self._process = runs.start(self.inbox, run, device=self.service.device)
         return self.info()
 
     def act(self, action: str) -> tuple[InboxInfo, api.Model | None]:
@@ -269,13 +269,13 @@ class ServedInbox:
             if action == "resume":
                 if run.state() not in ("stopped", "failed"):
                     raise Refused(409, f"The run is {run.state()}.")
-                self._process = runs.start(self.inbox, run)
+                self._process = runs.start(self.inbox, run, device=self.service.device)
             elif action == "stop":
                 runs.stop(run)
             elif action == "discard":
                 runs.discard(run)
             else:
-                live = api.load(run.out)  # before it is recorded: it may be damaged
+                live = api.load(run.out, device=self.service.device)  # before it is recorded: it may be damaged
                 runs.accept(run)
         return self.info(), live
 

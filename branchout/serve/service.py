@@ -55,7 +55,7 @@ class Service:
         self.point_lock = asyncio.Lock()
         """Held while the operating point changes."""
         self._model = model
-        self._device = device
+        self.device = device
         self._engine: Engine | None = None
         self._info: ModelInfo | None = None
         self._batcher: Batcher[Question, Result] | None = None
@@ -83,7 +83,7 @@ class Service:
         while not is_saved_model(watch):
             await asyncio.sleep(CHECK_EVERY)
         try:
-            await asyncio.to_thread(lambda: self._open(api.load(watch, device=self._device)))
+            await asyncio.to_thread(lambda: self._open(api.load(watch, device=self.device)))
         except BranchoutError as error:
             self.failure = str(error)
 

@@ -56,6 +56,13 @@ def test_a_photo_that_is_still_being_written_is_seen_when_it_is_complete(photos:
     assert {photo.file: photo.id for photo in inbox.photos()}["new.png"] != half
 
 
+def test_a_photo_is_found_by_its_id(photos: Path) -> None:
+    [first, *_] = Inbox(photos).photos()
+    inbox = Inbox(photos)
+    assert inbox.find(first.id) == first
+    assert inbox.find("0" * 16) is None
+
+
 @pytest.mark.parametrize("name", ["", "  ", "../up", "a/b", "a\\b", ".hidden", "bell\x07", "x" * 121])
 def test_a_class_name_must_be_the_name_of_a_folder(name: str) -> None:
     with pytest.raises(BranchoutError, match="name of a folder"):
