@@ -199,7 +199,8 @@ def screen(audit: Audit, page: Path) -> None:
                 row.get("label") or row["method"].replace("-", " "),
             )  # fmt: skip
         for key, pair in (("recipe", (ours, reference)), ("other", (ours, rival)), ("joint", (joint, ours))):
-            if pair[0] and pair[1] and (pair[0] in audit.on_other_base) == (pair[1] in audit.on_other_base):
+            used = [*pair, *(twins(audit, rival) if key == "other" and rival else [])]
+            if pair[0] and pair[1] and not any(audit.marks(path) for path in used if path):
                 pairs[key].append((pair[0], pair[1]))
     first = audit.rows[Path("imagenet-flowers/default.json")]
     classes = (f"{first['base_classes']:,} ImageNet classes", f"{first['novel_classes']} flowers")
@@ -236,11 +237,22 @@ def who(audit: Audit, name: str) -> list[Path | None]:
     return [ours, reference, best(audit, others), joint]
 
 
+def twins(audit: Audit, path: Path) -> list[Path]:
+    """The rows of a method with the dial and without."""
+    if audit.rows[path].get("scenario") == "photos":
+        return []
+    method = path.stem.removesuffix("-plain").removesuffix("-dial-balanced")
+    both = [path.with_name(f"{method}-{point}.json") for point in ("plain", "dial-balanced")]
+    return [each for each in both if each in audit.rows]
+
+
 def best(audit: Audit, paths: Sequence[Path]) -> Path | None:
     return max(paths, key=lambda path: mean(audit.rows[path], "balanced") or 0) if paths else None
 
 
 def lead(audit: Audit, pairs: Sequence[tuple[Path, Path]]) -> str:
+    if not pairs:
+        return "0 of 0 scenarios"
     margins, clear = [], 0
     for paths in pairs:
         first, second = (audit.rows[path] for path in paths)

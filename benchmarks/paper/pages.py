@@ -111,6 +111,7 @@ def screen(rows: Rows) -> str:
         "scenario, with 95% intervals](figures/overview.svg)",
         table(heading, body),
         "Balanced accuracy in % ± standard deviation over seeds; each number leads to its file. "
+        "The sentences leave out what is marked. "
         "[Definitions and caveats](results/definitions.md) · [the paper's claims](results/claims.md) · "
         "[all rows, sortable](results/rows.html) ([CSV](results/rows.csv))",
     ]
@@ -129,7 +130,7 @@ def sentences(rows: Rows, shown: Sequence[Scenario]) -> list[str]:
         f"On Tiny-ImageNet, Branchout is above the paper's recipe in "
         f"{_lead([(each.ours, each.reference) for each in later])}.",
         f"It is above the best other method, with the same dial where that applies, in "
-        f"{_lead([(each.ours, each.rival) for each in shown])}.",
+        f"{_lead([(each.ours, each.rival) for each in shown if each.rival_is_current])}.",
         f"Joint training, which sees all old images again, is above Branchout in "
         f"{_lead([(each.joint, each.ours) for each in later])}.",
         f"Of the paper's {len(claims)} claims, {counts['holds']} hold here, {counts['does not hold']} do not, and "
@@ -141,8 +142,10 @@ def sentences(rows: Rows, shown: Sequence[Scenario]) -> list[str]:
 
 
 def _lead(pairs: Sequence[tuple[Row | None, Row | None]]) -> str:
-    known = [(a, b) for a, b in pairs if a is not None and b is not None and a.other_base == b.other_base]
-    found = [difference(a, b, "balanced") for a, b in known]
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    found = [difference(a, b, "balanced") for a, b in known if not a.marks and not b.marks]
+    if not found:
+        return "0 of 0 scenarios"
     margins = [each.margin for each in found]
     return (
         f"{sum(margin > 0 for margin in margins)} of {len(found)} scenarios, by {signed(min(margins))} to "

@@ -147,6 +147,8 @@ class Scenario:
     rival: Row | None
     """The best of all other methods that see no more images, with the same dial where they can have it."""
     joint: Row | None
+    rival_is_current: bool = True
+    """False if the rival has a row, with the dial or without, that is to be measured again and might be better then."""
 
 
 FLOWERS = Path("imagenet-flowers")
@@ -190,7 +192,10 @@ def scenarios(rows: Rows) -> list[Scenario]:
         if ours:
             table = next(table for table in tables().values() if table.experiment == folder.parts[1] == table.name)
             page = page_of(table, folder.name)
-            found.append(Scenario(name, page, ours, reference, best(others), joint))
+            rival = best(others)
+            same = [row for row in others if rival and row.data["method"] == rival.data["method"]]
+            current = not any(row.marks for row in same)
+            found.append(Scenario(name, page, ours, reference, rival, joint, current))
     return found
 
 
