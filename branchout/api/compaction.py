@@ -110,7 +110,7 @@ def unlabelled_images(folder: Path) -> tuple[Samples, list[str]]:
     paths = [str(file.relative_to(root)) for file in images_in(folder) if isinstance(file, Path)]
     pixels = FilePixels(root, np.array([os.fsencode(path) for path in paths]))
     problems = Problems()
-    samples = verified(Samples.build(pixels, ["-"] * len(paths), paths), problems, None)
+    samples = verified(Samples.build(pixels, ["-"] * len(paths), paths), problems)
     if not len(samples):
         raise BranchoutError(f"None of the {len(paths):,} images in {folder} can be read")
     return samples, [f"{folder}: {line}" for line in problems.summary()]

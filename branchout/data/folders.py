@@ -6,7 +6,7 @@ import errno
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from branchout.data import tar_shards
-from branchout.data.decode import MAX_PIXELS, Kind, looks_like_image
+from branchout.data.decode import Kind, looks_like_image
 from branchout.data.problems import Problems
 from branchout.data.samples import TEXT, UNASSIGNED, Samples
 from branchout.data.verify import IMAGE_SUFFIXES, FilePixels, named_as_images, verified
@@ -26,6 +26,8 @@ CLASSES_FROM = ("folders", "leaves")
 
 Identity = tuple[int, int]
 """Device and number of a folder, whatever path led to it."""
+Above = frozenset[Identity | None]
+"""The folders that a folder lies in."""
 Paths = npt.NDArray[np.bytes_]
 
 
@@ -35,27 +37,24 @@ def scan(
     verify: bool = True,
     known: Collection[str] = (),
     classes_from: str | None = None,
-    max_pixels: int = MAX_PIXELS,
-    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Samples, Problems]:
     """All usable images below a folder of class folders or in tar shards, and what was wrong with the others.
 
     Verification decodes every file once, whatever its name. Without it files are only listed, by extension.
     `known` are classes the model already has: that two of their names differ only in case is no problem.
     `classes_from` is one of `CLASSES_FROM`; without it, nested class folders that can be read in two ways are an error.
-    `progress` is called with the number of files done and their total.
     """
     root = Path(root)
     problems = Problems()
     if classes_from not in (None, *CLASSES_FROM):
         raise unknown("way to read nested folders (--classes-from)", classes_from, CLASSES_FROM)
     if tar_shards.are_shards(root):
-        samples = tar_shards.list_images(root, problems, max_pixels)
+        samples = tar_shards.list_images(root, problems)
         classes = samples.classes
     else:
         _require_folder(root)
-        samples, classes = _listed_images(root, known, classes_from, problems, max_pixels)
-    samples = verified(samples, problems, progress) if verify else named_as_images(samples, problems)
+        samples, classes = _listed_images(root, known, classes_from, problems)
+    samples = verified(samples, problems) if verify else named_as_images(samples, problems)
     _require_images(root, set(classes) - set(samples.classes), problems)
     return samples, problems
 
@@ -81,7 +80,7 @@ def images_in(place: Path) -> list[tar_shards.ImageFile]:
 
 
 def _listed_images(
-    root: Path, known: Collection[str], classes_from: str | None, problems: Problems, max_pixels: int
+    root: Path, known: Collection[str], classes_from: str | None, problems: Problems
 ) -> tuple[Samples, tuple[str, ...]]:
     """Every regular file of every class, none opened yet, and the names of all classes, with or without files."""
     above = _above(root)
@@ -91,16 +90,12 @@ def _listed_images(
         for top in tops
         for folder, names in _walk(root, top, above, problems)
     }
-    class_of = _class_of_folder(root, tops, files, classes_from, problems)
-    inside: dict[str, list[str]] = {}
-    for folder, class_folder in class_of.items():
-        inside.setdefault(class_folder, []).append(folder)
+    inside = _folders_of_classes(root, tops, files, classes_from, problems)
     named = _name_classes(list(inside), known, problems)
     classes = tuple(sorted(named))
     counts = [sum(len(files[f]) for folder in named[name] for f in inside[folder]) for name in classes]
-    paths = np.empty(
-        sum(counts), dtype=max((of_folder.dtype for of_folder in files.values()), key=lambda d: d.itemsize)
-    )
+    longest = max(of_folder.itemsize for of_folder in files.values())
+    paths = np.empty(sum(counts), dtype=f"S{longest}")
     ids = np.empty(len(paths), dtype=TEXT)
     for name, count, end in zip(classes, counts, np.cumsum(counts).tolist(), strict=True):
         of_class = np.concatenate([files.pop(f) for folder in named[name] for f in inside[folder]])
@@ -109,7 +104,7 @@ def _listed_images(
         ids[end - count : end] = _ids(of_class.tolist())
     present = np.flatnonzero(counts)
     samples = Samples(
-        pixels=FilePixels(root, paths, max_pixels=max_pixels),
+        pixels=FilePixels(root, paths),
         rows=np.arange(len(paths)),
         classes=tuple(classes[n] for n in present),
         labels=np.repeat(np.arange(len(present)), np.array(counts)[present]),
@@ -119,7 +114,7 @@ def _listed_images(
     return samples, classes
 
 
-def _class_folders(root: Path, above: frozenset[Identity | None], problems: Problems) -> list[str]:
+def _class_folders(root: Path, above: Above, problems: Problems) -> list[str]:
     """The folders in a folder of class folders."""
     inside = list(_entries(root, "", problems))
     folders = [name for name, is_folder in inside if is_folder and not _is_loop(root, name, above, problems)]
@@ -142,29 +137,29 @@ def _class_folders(root: Path, above: frozenset[Identity | None], problems: Prob
     return folders
 
 
-def _class_of_folder(
+def _folders_of_classes(
     root: Path, tops: Sequence[str], files: Mapping[str, Paths], classes_from: str | None, problems: Problems
-) -> dict[str, str]:
-    """Every folder → the folder that names the class of its files: the outermost one, or itself."""
+) -> dict[str, list[str]]:
+    """Every folder that names a class → the folders whose files are of that class."""
+    below: dict[str, list[str]] = {top: [] for top in tops}
+    for folder in files:
+        below[folder.partition("/")[0]].append(folder)
     parents = {folder.rpartition("/")[0] for folder in files}
-    leaves: dict[str, list[str]] = {top: [] for top in tops}
-    for folder, within in files.items():
-        if "/" in folder and (folder not in parents or _has_images(within)):
-            leaves[folder.partition("/")[0]].append(folder)
-    nested = {top: sorted(folders) for top, folders in leaves.items() if folders and not _has_images(files[top])}
+    nested = {}
+    for top, folders in below.items():
+        leaves = sorted(folder for folder in folders if folder not in parents or _has_images(files[folder]))
+        if top not in leaves:
+            nested[top] = leaves
     if classes_from is None:
         _require_one_reading(root, tops, nested)
     if classes_from != "leaves":
-        return {folder: folder.partition("/")[0] for folder in files}
-    class_of = {}
-    for folder, within in files.items():
-        top = folder.partition("/")[0]
-        if top not in nested or folder in nested[top]:
-            class_of[folder] = folder if top in nested else top
-        else:  # beside folders of classes
-            for path in within.tolist():
-                problems.add(Kind.COMPANION, os.fsdecode(path))
-    return class_of
+        return below
+    for top, leaves in nested.items():
+        between = [folder for folder in below.pop(top) if folder not in leaves]
+        for path in (path for folder in between for path in files[folder].tolist()):
+            problems.add(Kind.COMPANION, os.fsdecode(path))
+        below.update({leaf: [leaf] for leaf in leaves})
+    return below
 
 
 def _has_images(paths: Paths) -> bool:
@@ -220,9 +215,7 @@ def _name_classes(folders: Sequence[str], known: Collection[str], problems: Prob
     return named
 
 
-def _walk(
-    root: Path, folder: str, above: frozenset[Identity | None], problems: Problems
-) -> Iterator[tuple[str, list[str]]]:
+def _walk(root: Path, folder: str, above: Above, problems: Problems) -> Iterator[tuple[str, list[str]]]:
     """A folder and all below it, links followed, as paths relative to the root, each with its regular files."""
     waiting = [(folder, above)]
     while waiting:
@@ -277,13 +270,13 @@ def _identity(folder: Path) -> Identity | None:
     return status.st_dev, status.st_ino
 
 
-def _above(root: Path) -> frozenset[Identity | None]:
+def _above(root: Path) -> Above:
     """The folder itself and all folders it lies in: a link back to one of them would never end."""
     real = root.resolve()
     return frozenset(_identity(folder) for folder in (real, *real.parents))
 
 
-def _is_loop(root: Path, path: str, above: frozenset[Identity | None], problems: Problems) -> bool:
+def _is_loop(root: Path, path: str, above: Above, problems: Problems) -> bool:
     loops = _identity(root / path) in above
     if loops:
         problems.add(Kind.LOOP, path)

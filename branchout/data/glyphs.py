@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import math
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from branchout.data.datasets import Dataset
 from branchout.data.samples import UNASSIGNED, Image, Ints, Samples, digest
@@ -78,11 +77,7 @@ def glyphs(
 
     A sample's attributes are `domain` (letters or symbols), `script` (latin, arrows, …) and `style` (its typeface).
     """
-    known = faces_of_classes()
-    names = sorted(known if classes is None else classes)
-    for name in names:
-        if name not in known:
-            raise BranchoutError(unknown_class(name, list(known)))
+    names = sorted(faces_of_classes() if classes is None else classes)
     if not names or len(set(names)) < len(names):
         raise BranchoutError(f"expected at least one class and each class once, found {len(names)} names: {names[:5]}")
     for what, found, least in (
@@ -161,11 +156,6 @@ class GlyphPixels:
             self._stencils[drawn] = stencil(*drawn)
         key = SPLITS.index(self.split), ord(character), row % self.per_class, self.seed
         return _print(self._stencils[drawn], np.random.default_rng(key))
-
-    def read_many(self, rows: Iterable[int]) -> npt.NDArray[np.uint8]:
-        """Several rows as one array: number × 32 × 32 × 1."""
-        images = [self.read(int(row)) for row in rows]
-        return np.stack(images) if images else np.empty((0, *self.shape), dtype=np.uint8)
 
     def fingerprint(self, rows: Ints, *, portable: bool = False) -> str:
         codes = np.array([ord(character) for character in self.characters], dtype=np.int64)

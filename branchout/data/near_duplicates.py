@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image as Pillow
 
 from branchout.data.samples import Image, ImageHashes, Ints, Samples
 
@@ -24,6 +23,8 @@ _BLOCK = 2**23
 
 def image_hash(image: Image) -> npt.NDArray[np.uint64]:
     """The 128 bits of an image as two numbers; both are 0 for an image of one colour, which is like no other."""
+    from PIL import Image as Pillow  # not for tables of arrays
+
     grey = Pillow.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).convert("L")
     across, down = (np.asarray(grey.resize(size, Pillow.Resampling.BOX)) for size in ((9, 8), (8, 9)))
     bits = np.concatenate([across[:, 1:] > across[:, :-1], down[1:] > down[:-1]], axis=None)

@@ -82,7 +82,7 @@ def members(place: Path) -> list[ImageFile]:
     return found
 
 
-def list_images(place: Path, problems: Problems, max_pixels: int) -> Samples:
+def list_images(place: Path, problems: Problems) -> Samples:
     """All labelled images, none decoded yet."""
     shards = _shards(place)
     root = shards[0].parent
@@ -115,7 +115,7 @@ def list_images(place: Path, problems: Problems, max_pixels: int) -> Samples:
             f"{printable(place)} contains no labelled images. Expected tar archives with members such as one.jpg and "
             "one.cls, where one.cls holds the name of the class" + "".join(f"\n  {line}" for line in problems.summary())
         )
-    pixels = FilePixels(root, np.array(paths), np.array(spans, dtype=np.int64), max_pixels=max_pixels)
+    pixels = FilePixels(root, np.array(paths), np.array(spans, dtype=np.int64))
     return Samples.build(pixels, names, ids)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from branchout.data.decode import MAX_PIXELS, Kind, UnreadableImage, decode, measure
+from branchout.data.decode import Kind, UnreadableImage, decode, measure
 from branchout.data.near_duplicates import image_hash
 from branchout.data.problems import Problems
 from branchout.data.samples import Hashes, Image, Ints, Samples, content_hash, digest
@@ -40,7 +39,6 @@ class FilePixels:
     """Where each image begins in its file and how many bytes it has (n × 2), for archives that hold many."""
     shapes: npt.NDArray[np.int32] | None = None
     """Height, width and channels of every image, where they were verified."""
-    max_pixels: int = MAX_PIXELS
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -67,9 +65,9 @@ class FilePixels:
 
     def read(self, row: int) -> Image:
         if self.spans is None:
-            return decode(self.path(row), max_pixels=self.max_pixels)
+            return decode(self.path(row))
         try:
-            return decode(self.open(row), max_pixels=self.max_pixels)
+            return decode(self.open(row))
         except UnreadableImage as error:
             where = f"{printable(self.path(row))} at byte {self.spans[row, 0]:,}"
             raise UnreadableImage(error.kind, error.detail, where) from error
@@ -94,7 +92,7 @@ class FilePixels:
             return path + b"\0missing"
 
 
-def verified(samples: Samples, problems: Problems, progress: Callable[[int, int], None] | None) -> Samples:
+def verified(samples: Samples, problems: Problems) -> Samples:
     """The images that can be decoded, measured and hashed; of identical images in one class only the first."""
     assert isinstance(samples.pixels, FilePixels)
     pixels, count = samples.pixels, len(samples)
@@ -106,7 +104,7 @@ def verified(samples: Samples, problems: Problems, progress: Callable[[int, int]
     def measure_one(row: int) -> UnreadableImage | None:
         try:
             with pixels.open(row) as file:
-                shapes[row], copy = measure(file, max_pixels=pixels.max_pixels)
+                shapes[row], copy = measure(file)
                 file.seek(0)
                 content[row] = content_hash(file)
             hashes[row] = image_hash(copy)
@@ -126,8 +124,6 @@ def verified(samples: Samples, problems: Problems, progress: Callable[[int, int]
             for row, error in zip(part, pool.map(measure_one, part), strict=True):
                 if error is not None:
                     problems.add(error.kind, samples.ids[row], error.detail)
-            if progress:
-                progress(part.stop, count)
     good &= ~_copies(samples, content, problems)
     measured = replace(samples, pixels=replace(pixels, shapes=shapes), content=content, image_hash=hashes)
     return _only(measured, good)

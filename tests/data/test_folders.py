@@ -175,13 +175,6 @@ def test_a_file_that_breaks_after_the_scan_is_named(tmp_path: Path) -> None:
         samples.read(0)
 
 
-def test_progress_ends_at_the_number_of_files(messy: Path) -> None:
-    told: list[tuple[int, int]] = []
-    scan(messy, progress=lambda done, total: told.append((done, total)))
-    assert told
-    assert told[-1][0] == told[-1][1] > 6
-
-
 # Links, permissions and names.
 
 
