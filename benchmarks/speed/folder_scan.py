@@ -3,8 +3,8 @@
     python benchmarks/speed/folder_scan.py --files 1000000 --out results/speed
 
 The files are empty; nothing is decoded, as for published datasets. Every way to list them runs in a process of its own,
-once before it is measured, so that the file system's cache is warm for all, and then three times; the fastest counts. A second row has what the perceptual hash
-of near-duplicates adds to the check that decodes each file.
+once before it is measured, so that the file system's cache is warm for all, and then three times; the fastest counts.
+A second row has what the perceptual hash of near-duplicates adds to the check that decodes each file.
 """
 
 from __future__ import annotations
