@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -92,7 +93,7 @@ class FilePixels:
             return path + b"\0missing"
 
 
-def verified(samples: Samples, problems: Problems) -> Samples:
+def verified(samples: Samples, problems: Problems, progress: Callable[[int, int], None] | None = None) -> Samples:
     """The images that can be decoded, measured and hashed; of identical images in one class only the first."""
     assert isinstance(samples.pixels, FilePixels)
     pixels, count = samples.pixels, len(samples)
@@ -124,6 +125,8 @@ def verified(samples: Samples, problems: Problems) -> Samples:
             for row, error in zip(part, pool.map(measure_one, part), strict=True):
                 if error is not None:
                     problems.add(error.kind, samples.ids[row], error.detail)
+            if progress:
+                progress(part.stop, count)
     good &= ~_copies(samples, content, problems)
     measured = replace(samples, pixels=replace(pixels, shapes=shapes), content=content, image_hash=hashes)
     return _only(measured, good)

@@ -175,6 +175,13 @@ def test_a_file_that_breaks_after_the_scan_is_named(tmp_path: Path) -> None:
         samples.read(0)
 
 
+def test_progress_ends_at_the_number_of_files(messy: Path) -> None:
+    reported: list[tuple[int, int]] = []
+    scan(messy, progress=lambda done, total: reported.append((done, total)))
+    assert reported
+    assert reported[-1][0] == reported[-1][1] > 6
+
+
 # Links, permissions and names.
 
 
