@@ -61,6 +61,11 @@ AllSeeds = Annotated[
 Stale = Annotated[
     bool, typer.Option("--stale", help="Measure the rows of this dataset again that are marked as outdated.")
 ]
+NewPhotos = Annotated[Path | None, typer.Option("--new", help="With 'photos': folder of the new classes.")]
+OldPhotos = Annotated[Path | None, typer.Option("--memory", help="With 'photos': folder of images of old classes.")]
+TestPhotos = Annotated[
+    Path | None, typer.Option("--test", help="With 'photos': test folder; without it a fifth is held out.")
+]
 Workers = Annotated[int, typer.Option(min=1, help="Number of processes.")]
 DaskAddress = Annotated[str | None, typer.Option(help="Address of a Dask scheduler to run on.")]
 Out = Annotated[Path, typer.Option(help="Folder of the rows, one JSON file each.")]
@@ -92,6 +97,9 @@ def bench(
     seeds: Seeds = "1,2,3",
     all_seeds: AllSeeds = False,
     stale: Stale = False,
+    new: NewPhotos = None,
+    memory: OldPhotos = None,
+    test: TestPhotos = None,
     workers: Workers = 1,
     dask: DaskAddress = None,
     out: Out = Path("results"),
@@ -106,6 +114,9 @@ def bench(
             "the pages of results are written by a script of the repository: python -m benchmarks.paper; "
             "see benchmarks/README.md"
         )
+    if table == "photos":
+        _photos(new, memory, test, base, method, _numbers(seeds), out)
+        return
     from branchout.bench.request import Request
     from branchout.files import check_output
 
@@ -120,6 +131,48 @@ def bench(
     check_output(out, folder=True)
     out.mkdir(parents=True, exist_ok=True)
     _run(jobs, workers, dask)
+
+
+def _photos(
+    new: Path | None,
+    memory: Path | None,
+    test: Path | None,
+    base: str | None,
+    methods: list[str] | None,
+    seeds: tuple[int, ...],
+    out: Path,
+) -> None:
+    """Compare ways to extend a base on one's own folders of photos."""
+    if new is None or memory is None or base is None:
+        raise BranchoutError(
+            "name the folders and the base: branchout bench photos --new NEW/ --memory OLD/ --base efficientnet_lite0"
+        )
+    from rich.table import Table
+
+    from branchout import load
+    from branchout.api.model import samples_in
+    from branchout.bench import photos
+    from branchout.errors import unknown
+
+    for name in methods or ():
+        if name not in photos.METHODS:
+            raise unknown("method for photos", name, photos.METHODS)
+    model = load(base)
+    case = photos.Case.of(model, samples_in(new), samples_in(memory), None if test is None else samples_in(test))
+    shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for heading in ("method", "old before", "old after", "new", "average", "s"):
+        shown.add_column(heading, justify="left" if heading == "method" else "right")
+    name = new.absolute().parent.name
+    for method, row in photos.run(case, methods or list(photos.METHODS), seeds, out, Path(base).name, name):
+        if isinstance(row, str):
+            say(f"{method}: {row}", "left out:")
+            continue
+        figures = [row["before"], *(row["metrics"][key] for key in ("base", "novel", "avg"))]
+        seconds = sum(row["seconds"]) / len(row["seconds"])
+        shown.add_row(method, *(f"{value:.1f}" for value in figures), f"{seconds:.0f}")
+        say(f"{method}: old {figures[0]:.1f} → {figures[1]:.1f}, new {figures[2]:.1f}, {seconds:.0f} s")
+    console.print(f"{len(case.base.classes)} + {len(case.new.classes)} classes, {len(case.test)} test images", shown)
+    say(f"rows are in {out / name}")
 
 
 def _drawable(request: Request, dataset: Dataset) -> list[Job]:
