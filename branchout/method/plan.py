@@ -35,7 +35,7 @@ from branchout.training.loop import Report, silent
 
 FILE = "plan.json"
 DEFAULT_MINUTES = 10.0
-MOST_CACHED = 450_000_000
+MOST_CACHED = 320_000_000
 """Bytes of cached outputs on a CPU, so that an extension takes less than 1.5 GB in all."""
 
 

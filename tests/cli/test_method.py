@@ -154,7 +154,7 @@ def test_the_forecast_of_disk_counts_everything(
 ) -> None:
     given = [word for pair in zip(("--memory", "--val"), words, strict=False) for word in (pair[0], place / pair[1])]
     told = well(run("check", place / new, "--base", place / base, *given))
-    total, more = re.search(r"disk: about ([\d.]+)kB for the model, ([\d.]+)kB of it new", told).groups()
+    total, more = re.search(r"disk: about ([\d.]+) kB for the model, ([\d.]+) kB of it new", told).groups()
     well(run("extend", place / new, "--base", place / base, *given, "--epochs", "1", "--out", tmp_path / "out"))
     sizes = {file.name: file.stat().st_size for file in (tmp_path / "out").glob("*.safetensors")}
     before = {file.name for file in (place / base).glob("*.safetensors")}

@@ -114,6 +114,19 @@ def test_minutes_must_be_positive() -> None:
         ExtendConfig(minutes=0)
 
 
+def test_what_takes_too_much_memory_on_a_cpu_is_no_option(
+    linear: Classifier, train: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = DataSplit.of(linear.space, train.of_classes(NEW), exemplars(train), None, 0)
+    rows = planning.table_rows(BRANCHES[0], Counts.of(linear, split))
+    for room, expected in ((rows, BRANCHES[1]), (100 * rows, BRANCHES[-1])):
+        speeds = replace(QUIET, table_bytes={"fc": 0, "last": planning.MOST_CACHED // room, "layer3": 10**12})
+        with monkeypatch.context() as patch:
+            patch.setattr(planning, "measure_speeds", lambda *_, found=speeds, **__: found)
+            plan = make_plan(linear, split, ExtendConfig(minutes=1000), CPU)
+        assert (plan.branch, plan.effort, plan.more) == ("last", expected, "")
+
+
 # In an extension.
 
 
