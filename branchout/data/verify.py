@@ -125,8 +125,8 @@ def verified(samples: Samples, problems: Problems, progress: Callable[[int, int]
             for row, error in zip(part, pool.map(measure_one, part), strict=True):
                 if error is not None:
                     problems.add(error.kind, samples.ids[row], error.detail)
-            if progress:
-                progress(part.stop, count)
+                if progress:
+                    progress(row + 1, count)
     good &= ~_copies(samples, content, problems)
     measured = replace(samples, pixels=replace(pixels, shapes=shapes), content=content, image_hash=hashes)
     return _only(measured, good)
