@@ -101,7 +101,8 @@ class Request:
             name = tables.BY_BASE if row["table"].startswith(tables.BY_BASE) else row["table"]
             if name not in known:
                 continue
-            changes = {"arch": row["arch"], "split": row["settings"].get("split", 1)}
+            own = {"arch": row["arch"], "split": row["settings"].get("split", 1)}
+            changes = {**self._changes, **self._training, **own}
             plan = tables.experiments_of(known[name], dataset, **changes)[row["table"]]
             method = path.stem.removesuffix(f"-{row['point']}")
             seeds = row.get("asked_seeds", row["seeds"])

@@ -109,6 +109,25 @@ def test_all_tables_are_run_at_sizes_that_fit_but_for_those_that_cannot_be_drawn
     assert after.keys() == before.keys()
 
 
+def test_outdated_rows_of_tables_are_measured_again(folder: Path, tmp_path: Path) -> None:
+    words = ["bench", "--data", folder, *SMALL, "--arch", "resnet10", "--out", tmp_path]
+    status, told, _ = run(*words, "--stale")
+    assert status == 0
+    assert "no row" in told
+    assert run(*words, "disjoint-40", "--method", "ncm", "--method", "pretrained")[0] == 0
+    place = next(tmp_path.rglob("ncm-plain.json"))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
+    place.write_text(json.dumps({**json.loads(place.read_text()), "metrics": {}, "outdated": "its means"}))
+    status, _, complained = run(*words, "--stale", "disjoint-40")
+    assert status == 1
+    assert "--stale" in complained
+    assert run(*words, "--stale")[0] == 0
+    made = json.loads(place.read_text())
+    assert "outdated" not in made
+    assert made["metrics"] == json.loads(before[place])["metrics"]
+    assert all(path.read_bytes() == before[path] for path in before if path != place)
+
+
 def test_methods_from_a_base_of_ones_own(folder: Path, base: api.Model, tmp_path: Path) -> None:
     assert base.folder is not None
     words = ["bench", "--data", folder, "--scenario", "disjoint", "--base", base.folder, "--novel-classes", "2"]
