@@ -1,0 +1,260 @@
+"""The rungs of the ladder: each replaces one approximation of the method by the truth, or tries one candidate.
+
+A rung gives logits of the dev and test images over all classes after the last step. All are scored alike: two-fold,
+with the dial and an offset for every step, both chosen on the other half (`two_fold.score_dial`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from branchout.baselines import featcat
+from branchout.bench.experiment import Experiment
+from branchout.data.images import in_order
+from branchout.data.samples import Samples, concatenate
+from branchout.method import stage1
+from branchout.method.choose import choose
+from branchout.method.compact import CompactConfig, Compaction
+from branchout.method.config import ExtendConfig
+from branchout.method.dial import dial_frontier, predict
+from branchout.method.extend import Extension
+from branchout.method.features import logit_columns
+from branchout.method.frontier import Floats, Ints
+from branchout.method.recipes import BRANCHOUT
+from branchout.method.split import DataSplit
+from branchout.method.two_fold import Scored, score_dial
+from branchout.metrics import PAPER_GOALS, accuracies
+from branchout.model.checkpoint import SavedModel
+from branchout.model.classifier import Classifier
+
+Half = tuple[Floats, Ints]
+"""Logits of every column before the dial (images × columns) and labels."""
+Scores = dict[str, Scored]
+
+
+@dataclass
+class Run:
+    """One experiment, one exemplar seed; the model of our recipe is trained once for all rungs that start from it."""
+
+    experiment: Experiment
+    seed: int = 1
+    epochs: int | None = None
+
+    @cached_property
+    def ours(self) -> Classifier:
+        return self.extended(lambda step: self.experiment.memory(step, self.seed))
+
+    @cached_property
+    def our_halves(self) -> tuple[Half, Half]:
+        return self.halves(self.ours)
+
+    def extended(self, memory: Callable[[int], Samples]) -> Classifier:
+        """The base with one branch for each step; `memory` gives the old images that a step may use."""
+        model = self.experiment.base.rebuilt(())
+        for step in range(1, self.experiment.steps + 1):
+            model = self.step(model, self.experiment.training_images(step), memory(step))
+        return model
+
+    def step(self, model: Classifier, new: Samples, memory: Samples, branch: str = "last") -> Classifier:
+        experiment, steps = self.experiment, self.experiment.steps
+        dev, test = experiment.halves(steps)
+        config = ExtendConfig(branch=branch, seed=self.seed, epochs=self.epochs or experiment.plan.epochs)
+        split = DataSplit(new, memory, dev, test, "dev")
+        extension = Extension(
+            model, split, config, device=experiment.device, images=experiment.images, report=experiment.report
+        )
+        return model.extended(extension.train_branch()[0]).to(experiment.device)
+
+    def one_branch(self, branch: str = "last") -> Classifier:
+        """One branch for all new classes, with all images of all classes."""
+        train = self.experiment.train
+        return self.step(
+            self.experiment.base.rebuilt(()),
+            train.select(train.origin > 0).placed(1),
+            train.select(train.origin == 0),
+            branch,
+        )
+
+    def halves(self, model: Classifier) -> tuple[Half, Half]:
+        """Columns in the order of the experiment's label space, whichever branches the model has."""
+        space = self.experiment.space(self.experiment.steps)
+        order = [list(model.space.classes).index(name) for names in space.branches for name in names]
+        dev, test = (self.half(model, half, order) for half in self.experiment.halves(self.experiment.steps))
+        return dev, test
+
+    def half(self, model: Classifier, half: Samples, order: list[int]) -> Half:
+        columns = logit_columns(model, self.experiment.features(model, half)[0])
+        return columns[:, order], self.experiment.labels(half, self.experiment.steps)
+
+    def scored(self, halves: tuple[Half, Half]) -> Scores:
+        return score_dial(*halves, self.experiment.space(self.experiment.steps), PAPER_GOALS)
+
+
+def ours(run: Run) -> Scores:
+    return run.scored(run.our_halves)
+
+
+def all_images(run: Run) -> Scores:
+    train = run.experiment.train
+    return run.scored(run.halves(run.extended(lambda step: train.select(train.origin < step))))
+
+
+def one_branch(run: Run) -> Scores:
+    return run.scored(run.halves(run.one_branch()))
+
+
+def trunk_unfrozen(run: Run) -> Scores:
+    first = run.experiment.base.backbone.names[0]
+    return run.scored(run.halves(run.one_branch(first)))
+
+
+def perfect_routing(run: Run) -> Scores:
+    """Every image is classified among the classes of its own part: the base's, or those of its step."""
+    space = run.experiment.space(run.experiment.steps)
+    folds = []
+    for columns, labels in reversed(run.our_halves):
+        part = space.split_of_class[labels]
+        own = space.branch_of_column[None] == part[:, None]
+        answers = space.class_of_column[np.where(own, columns, -np.inf).argmax(1)]
+        folds.append(accuracies(answers, labels, space))
+    return {goal: Scored.of(goal, (), folds) for goal in PAPER_GOALS}
+
+
+def perfect_dial(run: Run) -> Scores:
+    """The dial and the offsets of the steps are chosen on the images that measure them."""
+    space = run.experiment.space(run.experiment.steps)
+    scores = [score_dial(half, half, space, PAPER_GOALS) for half in run.our_halves]
+    return {
+        goal: Scored.of(goal, scores[1][goal].setting, [each[goal].test for each in reversed(scores)])
+        for goal in PAPER_GOALS
+    }
+
+
+# Candidates.
+
+
+def joint_head(run: Run) -> Scores:
+    """A new head over the concatenated features of all our branches, trained on balanced exemplars."""
+    experiment, steps = run.experiment, run.experiment.steps
+    task = experiment.task(steps, run.seed)
+    scorer = featcat.learn(run.ours, task)
+    with torch.no_grad():
+        found = [
+            scorer.head.eval()(experiment.features(run.ours, half)[0]).double().cpu().numpy()
+            for half in experiment.halves(steps)
+        ]
+    space = experiment.space(steps)
+    return run.scored(
+        tuple(
+            (scores[:, space.class_of_column], experiment.labels(half, steps))
+            for scores, half in zip(found, experiment.halves(steps), strict=True)
+        )  # type: ignore[arg-type]
+    )
+
+
+def from_last(run: Run) -> Scores:
+    """Every branch starts at the branch of the step before, instead of at the base."""
+    with branches_start_at_the_last():
+        model = run.extended(lambda step: run.experiment.memory(step, run.seed))
+    return run.scored(run.halves(model))
+
+
+@contextmanager
+def branches_start_at_the_last() -> Iterator[None]:
+    initial = stage1.initial_branch
+
+    def starting_there(model: Classifier, *args: object, **options: object) -> object:
+        made = initial(model, *args, **options)  # type: ignore[arg-type]
+        if model.steps:
+            made.branch.load_own(model.steps[-1].branch.own_state_dict())
+        return made
+
+    stage1.initial_branch = starting_there  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        stage1.initial_branch = initial
+
+
+@torch.no_grad()
+def flips(run: Run) -> Scores:
+    """Logits averaged over each image and its mirror image."""
+    model, halves = run.ours, []
+    for half in run.experiment.halves(run.experiment.steps):
+        images = run.experiment.images(half)
+        columns = []
+        for batch in images.plain(in_order(len(images), 500)):
+            both = [
+                model.fused.columns(model.features(model.backbone.arrange(each))) for each in (batch, batch.flip(3))
+            ]
+            columns.append((both[0] + both[1]) / 2)
+        halves.append((torch.cat(columns).double().cpu().numpy(), run.experiment.labels(half, run.experiment.steps)))
+    return run.scored((halves[0], halves[1]))
+
+
+def compacted(run: Run) -> Scores:
+    """All step branches of ours distilled into one from the exemplars, as `branchout compact` does; one offset only."""
+    experiment, steps = run.experiment, run.experiment.steps
+    dev, _ = experiment.halves(steps)
+    model = run.ours
+    fusion, _ = choose(
+        model,
+        None,
+        experiment.features(model, dev)[0],
+        experiment.labels(dev, steps),
+        recipe=BRANCHOUT,
+        goal="balanced",
+    )
+    memory = concatenate([experiment.kept(t, experiment.per_class(steps), run.seed) for t in range(steps + 1)])
+    config = CompactConfig(seed=run.seed)
+    if run.epochs or experiment.plan.epochs:
+        config = replace(config, epochs=2 * (run.epochs or experiment.plan.epochs or 0))
+    small = Compaction(
+        SavedModel(model, (fusion,) * steps, ()), memory, config, val=dev, device=experiment.device,
+        report=experiment.report,
+    ).run()  # fmt: skip
+    return one_offset(run, run.halves(small.model))
+
+
+def one_offset(run: Run, halves: tuple[Half, Half]) -> Scores:
+    """As `Run.scored`, but with the dial alone: a model with one step has one offset. Parts are those of all steps."""
+    space = run.experiment.space(run.experiment.steps)
+    scores: Scores = {}
+    for goal in PAPER_GOALS:
+        chosen, folds = [], []
+        for here, there in (halves, halves[::-1]):
+            frontier = dial_frontier(*here, space)
+            chosen.append(float(frontier.settings[frontier.choose(goal), 0]))
+            folds.append(accuracies(predict(there[0], space, chosen[-1]), there[1], space))
+        scores[goal] = Scored.of(goal, (chosen[0],), folds)
+    return scores
+
+
+@dataclass(frozen=True)
+class Rung:
+    label: str
+    measure: Callable[[Run], Scores]
+    photos_only: bool = False
+
+
+LADDER = {
+    "ours": Rung("ours", ours),
+    "all-images": Rung("all images of old classes instead of exemplars in stage I", all_images),
+    "one-branch": Rung("one branch for all new classes, all images, trunk frozen", one_branch),
+    "trunk-unfrozen": Rung("the same with the whole network cloned and trained", trunk_unfrozen),
+    "perfect-routing": Rung("ours, each image classified among the classes of its own step", perfect_routing),
+    "perfect-dial": Rung("ours, dial and offsets chosen on the test images", perfect_dial),
+}
+CANDIDATES = {
+    "compact": Rung("ours, all step branches distilled into one", compacted),
+    "joint-head": Rung("a new head over the features of all branches, balanced exemplars", joint_head),
+    "from-last": Rung("every branch starts at the last one instead of the base", from_last),
+    "flip": Rung("test-time flips", flips, photos_only=True),
+}
+RUNGS = {**LADDER, **CANDIDATES}

@@ -1,0 +1,80 @@
+"""The tables of docs/research.md, written from rows between two marks; a rung without a row is not yet measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.steps.rungs import CANDIDATES, LADDER
+from branchout.bench.rows import number, read_row
+from branchout.errors import BranchoutError
+from branchout.files import read_json, write_text
+from branchout.metrics import PAPER_GOALS
+
+PAGE = Path("docs/research.md")
+START, END = "<!-- ladder: written by python -m benchmarks.steps -->", "<!-- end of ladder -->"
+EXPECTED = (("tiny-imagenet-200", "resnet10"), ("tiny-imagenet-200", "resnet18"))
+"""Shown even without rows."""
+
+
+def write(page: Path, results: Path) -> None:
+    """Replace the tables of a page."""
+    text = page.read_text(encoding="utf-8")
+    if text.count(START) != 1 or text.count(END) != 1:
+        raise BranchoutError(f"{page} has no place for the tables: expected the lines {START} and {END}")
+    before, rest = text.split(START)
+    write_text(page, f"{before}{START}\n\n{tables(results)}\n{END}{rest.split(END)[1]}")
+
+
+def tables(results: Path) -> str:
+    found = {(path.parents[1].name, path.name) for path in results.glob("*/steps/*") if path.is_dir()}
+    return "\n".join(line for dataset, arch in sorted({*EXPECTED, *found}) for line in lines(results, dataset, arch))
+
+
+def lines(results: Path, dataset: str, arch: str) -> Iterator[str]:
+    """One table: ours, the rungs with their distance from ours, joint training, the candidates."""
+    folder = results / dataset / "steps" / arch
+    rows = {name: read_row(path) for name in (*LADDER, *CANDIDATES) if (path := folder / f"{name}.json").exists()}
+    first = next(iter(rows.values()), None)
+    yield f"### {dataset}, {arch}"
+    yield ""
+    if first:
+        width = first["settings"].get("width")
+        yield (
+            f"{first['base_classes']} + {first['steps']} × {first['novel_classes'] // first['steps']} classes, "
+            f"{first['settings']['exemplars']} exemplars a class, seeds {', '.join(map(str, first['seeds']))}"
+            f"{f', width {width}' if width else ''}; base {number(first['base_model'])}%. "
+            f"Rows: `results/{dataset}/steps/{arch}/`, commit {first['commit']}, {first['hardware']}."
+        )
+        yield ""
+    yield "| | all | balanced | avg | against ours |"
+    yield "|---|---|---|---|---|"
+    ours = rows.get("ours")
+    for name, rung in (*LADDER.items(), *CANDIDATES.items()):
+        yield _line(rung.label, rows.get(name), ours)
+        if name == "perfect-dial":
+            yield _line("joint training with the same dial", _joint(results, dataset, arch, first), ours)
+    yield ""
+
+
+def _line(label: str, row: Mapping[str, Any] | None, ours: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return f"| {label} | not yet measured | | | |"
+    folds = row["two_fold"]
+    cells = [number(folds[goal]) for goal in PAPER_GOALS]
+    against = ""
+    if ours is not None and row is not ours:
+        against = " / ".join(f"{folds[goal] - ours['two_fold'][goal]:+.1f}" for goal in PAPER_GOALS)
+    return f"| {label} | {' | '.join(cells)} | {against} |"
+
+
+def _joint(results: Path, dataset: str, arch: str, like: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Table 2's row of joint training, if it is of the same classes."""
+    path = results / dataset / "multistep" / arch / "joint-dial-balanced.json"
+    found = read_json(path) if path.exists() else None
+    if found is None or (
+        like is not None and (found["base_classes"], found["steps"]) != (like["base_classes"], like["steps"])
+    ):
+        return None
+    return {"two_fold": found["two_fold"]}
