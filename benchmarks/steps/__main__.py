@@ -1,10 +1,12 @@
 """Measure the ladder and the candidates over many steps, one row each; a row that exists is not measured again.
 
-    python -m benchmarks.steps --data DIR/tiny-imagenet-200 --arch resnet18 --split 2
+    python -m benchmarks.steps --data DIR/tiny-imagenet-200 --arch resnet10 --one-branch-epochs 10
+    python -m benchmarks.steps --data DIR/tiny-imagenet-200 --split 2 --rungs compact joint-head from-last flip
     python -m benchmarks.steps --data glyphs --base-classes 40 --novel-classes 8 --steps 10 --width 8 --base-epochs 20
 
-With `--data` and nothing else it is Table 2's experiment of the dataset. Rows go to
-results/DATASET/steps/ARCH[-splitN]/RUNG.json, and the tables of docs/research.md are written from all rows there are;
+With `--data` and nothing else it is the ladder in Table 2's experiment of the dataset; `--rungs` names candidates too.
+Rows go to
+results/steps/DATASET-ARCH[-splitN]/RUNG.json, and the tables of docs/research.md are written from all rows there are;
 `--table` does only that.
 """
 
@@ -20,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.steps import table
-from benchmarks.steps.rungs import RUNGS, Run, Scores
+from benchmarks.steps.rungs import LADDER, RUNGS, Run, Scores
 from branchout.bench import rows, tables
 from branchout.bench.experiment import Experiment
 from branchout.bench.plan import Plan
@@ -30,15 +32,28 @@ from branchout.metrics import PAPER_GOALS
 from branchout.training.loop import Event
 from branchout.training.optimisation import settings_dict
 
+NUMBERS = ("base-classes", "novel-classes", "steps", "exemplars", "split", "width", "base-epochs", "epochs",
+           "one-branch-epochs")  # fmt: skip
+
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="a folder, such as tiny-imagenet-200, or 'glyphs'")
     parser.add_argument("--arch", default="resnet10")
-    for name in ("base-classes", "novel-classes", "steps", "width", "base-epochs", "epochs", "exemplars", "split"):
+    for name in (
+        "base-classes",
+        "novel-classes",
+        "steps",
+        "width",
+        "base-epochs",
+        "epochs",
+        "one-branch-epochs",
+        "exemplars",
+        "split",
+    ):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="exemplar and stage-I seeds")
-    parser.add_argument("--rungs", nargs="+", choices=list(RUNGS), default=list(RUNGS))
+    parser.add_argument("--rungs", nargs="+", choices=list(RUNGS), default=list(LADDER))
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--page", type=Path, default=table.PAGE)
     parser.add_argument("--table", action="store_true", help="write the tables of the page from the rows, and end")
@@ -64,7 +79,7 @@ def measure(asked: argparse.Namespace) -> None:
     dataset = resolve(asked.data)
     plan = plan_of(asked, dataset)
     split = "" if plan.split == 1 else f"-split{plan.split}"
-    folder = asked.out / dataset.name / "steps" / f"{plan.arch}{split}"
+    folder = asked.out / "steps" / f"{dataset.name}-{plan.arch}{split}"
     names = [name for name in asked.rungs if not (RUNGS[name].photos_only and dataset.kind == "glyph")]
     missing = [name for name in names if not exists(folder / f"{name}.json", plan, asked.seeds)]
     if not missing:
@@ -73,8 +88,8 @@ def measure(asked: argparse.Namespace) -> None:
     made_by = rows.provenance() | {"command": " ".join(["python -m benchmarks.steps", *_words(asked)])}
     experiment = Experiment(plan, dataset, report=Lines())
     begun = experiment.now()
-    print(f"base: {rows.percent(experiment.before().all)} after {experiment.now() - begun:.0f} s", flush=True)
-    runs = [Run(experiment, seed) for seed in asked.seeds]
+    print(f"base: {rows.percent(experiment.before.test.all)} after {experiment.now() - begun:.0f} s", flush=True)
+    runs = [Run(experiment, seed, asked.one_branch_epochs) for seed in asked.seeds]
     for name in missing:
         start = experiment.now()
         scores = [RUNGS[name].measure(run) for run in runs]
@@ -113,7 +128,7 @@ def row(name: str, experiment: Experiment, scores: list[Scores], seeds: list[int
         "two_fold": {goal: rows.percent(sum(values) / len(values)) for goal, values in folds.items()},
         "per_seed": [{goal: rows.percent(values[n]) for goal, values in folds.items()} for n in range(len(seeds))],
         "seeds": seeds,
-        "base_model": rows.percent(experiment.before().all),
+        "base_model": rows.percent(experiment.before.test.all),
         "base_weights": experiment.base_weights,
         "seconds": {"total": round(seconds, 1)},
         "settings": settings_dict(experiment.plan) | {"model": None},

@@ -29,7 +29,7 @@ from branchout.method.frontier import Floats, Ints
 from branchout.method.recipes import BRANCHOUT
 from branchout.method.split import DataSplit
 from branchout.method.two_fold import Scored, score_dial
-from branchout.metrics import PAPER_GOALS, accuracies
+from branchout.metrics import PAPER_GOALS
 from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
 
@@ -44,7 +44,8 @@ class Run:
 
     experiment: Experiment
     seed: int = 1
-    epochs: int | None = None
+    one_branch_epochs: int | None = None
+    """Epochs of a branch that sees the images of all steps; None for as many as a step's branch has."""
 
     @cached_property
     def ours(self) -> Classifier:
@@ -61,10 +62,12 @@ class Run:
             model = self.step(model, self.experiment.training_images(step), memory(step))
         return model
 
-    def step(self, model: Classifier, new: Samples, memory: Samples, branch: str = "last") -> Classifier:
+    def step(
+        self, model: Classifier, new: Samples, memory: Samples, branch: str = "last", epochs: int | None = None
+    ) -> Classifier:
         experiment, steps = self.experiment, self.experiment.steps
         dev, test = experiment.halves(steps)
-        config = ExtendConfig(branch=branch, seed=self.seed, epochs=self.epochs or experiment.plan.epochs)
+        config = ExtendConfig(branch=branch, seed=self.seed, epochs=epochs or experiment.plan.epochs)
         split = DataSplit(new, memory, dev, test, "dev")
         extension = Extension(
             model, split, config, device=experiment.device, images=experiment.images, report=experiment.report
@@ -79,6 +82,7 @@ class Run:
             train.select(train.origin > 0).placed(1),
             train.select(train.origin == 0),
             branch,
+            self.one_branch_epochs,
         )
 
     def halves(self, model: Classifier) -> tuple[Half, Half]:
@@ -94,6 +98,12 @@ class Run:
 
     def scored(self, halves: tuple[Half, Half]) -> Scores:
         return score_dial(*halves, self.experiment.space(self.experiment.steps), PAPER_GOALS)
+
+    def of(self, goal: str, setting: tuple[float, ...], answers: list[Ints]) -> Scored:
+        """From predictions of test and of dev by our model."""
+        dev, test = self.our_halves
+        space = self.experiment.space(self.experiment.steps)
+        return Scored.of(goal, setting, answers, (test[1], dev[1]), space)
 
 
 def ours(run: Run) -> Scores:
@@ -117,23 +127,26 @@ def trunk_unfrozen(run: Run) -> Scores:
 def perfect_routing(run: Run) -> Scores:
     """Every image is classified among the classes of its own part: the base's, or those of its step."""
     space = run.experiment.space(run.experiment.steps)
-    folds = []
-    for columns, labels in reversed(run.our_halves):
+    answers = []
+    for columns, labels in run.our_halves[::-1]:
         part = space.split_of_class[labels]
         own = space.branch_of_column[None] == part[:, None]
-        answers = space.class_of_column[np.where(own, columns, -np.inf).argmax(1)]
-        folds.append(accuracies(answers, labels, space))
-    return {goal: Scored.of(goal, (), folds) for goal in PAPER_GOALS}
+        answers.append(space.class_of_column[np.where(own, columns, -np.inf).argmax(1)])
+    return {goal: run.of(goal, (), answers) for goal in PAPER_GOALS}
 
 
 def perfect_dial(run: Run) -> Scores:
     """The dial and the offsets of the steps are chosen on the images that measure them."""
     space = run.experiment.space(run.experiment.steps)
-    scores = [score_dial(half, half, space, PAPER_GOALS) for half in run.our_halves]
-    return {
-        goal: Scored.of(goal, scores[1][goal].setting, [each[goal].test for each in reversed(scores)])
-        for goal in PAPER_GOALS
-    }
+    scores: Scores = {}
+    for goal in PAPER_GOALS:
+        answers = []
+        for half in run.our_halves[::-1]:
+            chosen = score_dial(half, half, space, [goal])[goal]
+            offsets = np.array(chosen.shifts or [0.0] * run.experiment.steps) + chosen.setting[0]
+            answers.append(predict(half[0], space, offsets.tolist()))
+        scores[goal] = run.of(goal, chosen.setting, answers)
+    return scores
 
 
 # Candidates.
@@ -213,8 +226,8 @@ def compacted(run: Run) -> Scores:
     )
     memory = concatenate([experiment.kept(t, experiment.per_class(steps), run.seed) for t in range(steps + 1)])
     config = CompactConfig(seed=run.seed)
-    if run.epochs or experiment.plan.epochs:
-        config = replace(config, epochs=2 * (run.epochs or experiment.plan.epochs or 0))
+    if experiment.plan.epochs:
+        config = replace(config, epochs=2 * experiment.plan.epochs)
     small = Compaction(
         SavedModel(model, (fusion,) * steps, ()), memory, config, val=dev, device=experiment.device,
         report=experiment.report,
@@ -227,12 +240,13 @@ def one_offset(run: Run, halves: tuple[Half, Half]) -> Scores:
     space = run.experiment.space(run.experiment.steps)
     scores: Scores = {}
     for goal in PAPER_GOALS:
-        chosen, folds = [], []
+        chosen, answers = [], []
         for here, there in (halves, halves[::-1]):
             frontier = dial_frontier(*here, space)
             chosen.append(float(frontier.settings[frontier.choose(goal), 0]))
-            folds.append(accuracies(predict(there[0], space, chosen[-1]), there[1], space))
-        scores[goal] = Scored.of(goal, (chosen[0],), folds)
+            answers.append(predict(there[0], space, chosen[-1]))
+        labels = (halves[1][1], halves[0][1])
+        scores[goal] = Scored.of(goal, (chosen[0],), answers, labels, space)
     return scores
 
 

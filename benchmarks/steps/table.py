@@ -14,7 +14,7 @@ from branchout.metrics import PAPER_GOALS
 
 PAGE = Path("docs/research.md")
 START, END = "<!-- ladder: written by python -m benchmarks.steps -->", "<!-- end of ladder -->"
-EXPECTED = (("tiny-imagenet-200", "resnet10"), ("tiny-imagenet-200", "resnet18"))
+EXPECTED = ("tiny-imagenet-200-resnet10", "tiny-imagenet-200-resnet18")
 """Shown even without rows."""
 
 
@@ -28,16 +28,16 @@ def write(page: Path, results: Path) -> None:
 
 
 def tables(results: Path) -> str:
-    found = {(path.parents[1].name, path.name) for path in results.glob("*/steps/*") if path.is_dir()}
-    return "\n".join(line for dataset, arch in sorted({*EXPECTED, *found}) for line in lines(results, dataset, arch))
+    found = {path.name for path in results.glob("steps/*") if path.is_dir()}
+    return "\n".join(line for name in sorted({*EXPECTED, *found}) for line in lines(results, name))
 
 
-def lines(results: Path, dataset: str, arch: str) -> Iterator[str]:
+def lines(results: Path, experiment: str) -> Iterator[str]:
     """One table: ours, the rungs with their distance from ours, joint training, the candidates."""
-    folder = results / dataset / "steps" / arch
+    folder = results / "steps" / experiment
     rows = {name: read_row(path) for name in (*LADDER, *CANDIDATES) if (path := folder / f"{name}.json").exists()}
     first = next(iter(rows.values()), None)
-    yield f"### {dataset}, {arch}"
+    yield f"### {experiment}"
     yield ""
     if first:
         width = first["settings"].get("width")
@@ -45,7 +45,7 @@ def lines(results: Path, dataset: str, arch: str) -> Iterator[str]:
             f"{first['base_classes']} + {first['steps']} × {first['novel_classes'] // first['steps']} classes, "
             f"{first['settings']['exemplars']} exemplars a class, seeds {', '.join(map(str, first['seeds']))}"
             f"{f', width {width}' if width else ''}; base {number(first['base_model'])}%. "
-            f"Rows: `results/{dataset}/steps/{arch}/`, commit {first['commit']}, {first['hardware']}."
+            f"Rows: `results/steps/{experiment}/`, commit {first['commit']}, {first['hardware']}."
         )
         yield ""
     yield "| | all | balanced | avg | against ours |"
@@ -54,7 +54,7 @@ def lines(results: Path, dataset: str, arch: str) -> Iterator[str]:
     for name, rung in (*LADDER.items(), *CANDIDATES.items()):
         yield _line(rung.label, rows.get(name), ours)
         if name == "perfect-dial":
-            yield _line("joint training with the same dial", _joint(results, dataset, arch, first), ours)
+            yield _line("joint training with the same dial", _joint(results, experiment, first), ours)
     yield ""
 
 
@@ -69,8 +69,9 @@ def _line(label: str, row: Mapping[str, Any] | None, ours: Mapping[str, Any] | N
     return f"| {label} | {' | '.join(cells)} | {against} |"
 
 
-def _joint(results: Path, dataset: str, arch: str, like: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def _joint(results: Path, experiment: str, like: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Table 2's row of joint training, if it is of the same classes."""
+    dataset, arch = experiment.rsplit("-", 1)
     path = results / dataset / "multistep" / arch / "joint-dial-balanced.json"
     found = read_json(path) if path.exists() else None
     if found is None or (

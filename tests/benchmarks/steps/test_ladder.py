@@ -1,0 +1,104 @@
+"""The ladder: rows that are measured once, tables that say what is not measured, oracles that cannot lose."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.steps import __main__ as ladder
+from benchmarks.steps import rungs, table
+from benchmarks.steps.rungs import CANDIDATES, LADDER, RUNGS, Run
+from branchout.errors import BranchoutError
+from branchout.labels import LabelSpace
+from branchout.method import stage1
+
+SMALL = ["--data", "glyphs", "--base-classes", "6", "--novel-classes", "2", "--steps", "2", "--width", "8"]
+SHORT = ["--base-epochs", "1", "--epochs", "1", "--exemplars", "2"]
+EVERY = ["--one-branch-epochs", "2", "--rungs", *RUNGS]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All rungs on a few characters, and a page with their table."""
+    folder = tmp_path_factory.mktemp("ladder")
+    page = folder / "page.md"
+    page.write_text(f"# Title\n\n{table.START}\nold\n{table.END}\n\nAfter.\n")
+    ladder.main([*SMALL, *SHORT, *EVERY, "--out", str(folder / "results"), "--page", str(page)])
+    return folder
+
+
+def rows(folder: Path) -> dict[str, dict[str, object]]:
+    return {path.stem: json.loads(path.read_text()) for path in (folder / "results/steps/glyphs-resnet10").glob("*")}
+
+
+def test_every_rung_has_a_row_and_a_line(measured: Path) -> None:
+    found = rows(measured)
+    assert set(found) == {name for name, rung in RUNGS.items() if not rung.photos_only}
+    text = (measured / "page.md").read_text()
+    assert text.startswith("# Title\n")
+    assert text.endswith("\n\nAfter.\n")
+    assert "old\n" not in text
+    of_glyphs = text.split("### glyphs-resnet10")[1].split("###")[0]
+    assert of_glyphs.count("not yet measured") == 2  # flips are for photos, and there is no joint training
+    for name, row in found.items():
+        assert set(row["two_fold"]) == {"all", "balanced", "avg"}, name  # type: ignore[arg-type]
+        assert row["steps"] == 2
+        assert RUNGS[name].label in of_glyphs
+
+
+def test_oracles_on_the_same_logits_are_no_worse(measured: Path) -> None:
+    found = rows(measured)
+    for goal in ("all", "balanced", "avg"):
+        ours = found["ours"]["two_fold"][goal]  # type: ignore[index]
+        assert found["perfect-dial"]["two_fold"][goal] >= ours  # type: ignore[index]
+        assert found["perfect-routing"]["two_fold"][goal] >= ours  # type: ignore[index]
+
+
+def test_existing_rows_are_kept_and_others_refused(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(measured / "results"), "--page", str(measured / "page.md")]
+    before = (measured / "page.md").read_text()
+    ladder.main([*SMALL, *SHORT, *out])
+    assert "rows exist" in capsys.readouterr().out
+    assert (measured / "page.md").read_text() == before
+    with pytest.raises(BranchoutError, match="other settings"):
+        ladder.main([*SMALL, *SHORT, "--seeds", "1", "2", *out])
+
+
+def test_without_rows_nothing_is_claimed(tmp_path: Path) -> None:
+    text = table.tables(tmp_path)
+    lines = [line for line in text.splitlines() if line.startswith("| ") and "all |" not in line]
+    assert len(lines) == 2 * (len(LADDER) + len(CANDIDATES) + 1)
+    assert all("not yet measured" in line for line in lines)
+
+
+def test_a_page_without_the_marks_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("nothing")
+    with pytest.raises(BranchoutError, match="no place"):
+        table.write(tmp_path / "page.md", tmp_path)
+
+
+def test_one_offset_moves_all_new_classes_alike() -> None:
+    space = LabelSpace.of("ab", "c", "d")
+
+    class Fixed:
+        steps = 2
+
+        @staticmethod
+        def space(step: int) -> LabelSpace:
+            return space
+
+    rng = np.random.default_rng(0)
+    halves = [(rng.normal(size=(40, 4)), rng.integers(4, size=40)) for _ in range(2)]
+    scores = rungs.one_offset(Run(Fixed()), (halves[0], halves[1]))  # type: ignore[arg-type]
+    for goal, scored in scores.items():
+        (b,) = scored.setting
+        said = (halves[1][0] + np.array([0, 0, b, b])).argmax(1)
+        assert scored.test.all == pytest.approx((said == halves[1][1]).mean()), goal
+
+
+def test_branches_can_start_at_the_last_one_and_the_method_is_restored() -> None:
+    before = stage1.initial_branch
+    with rungs.branches_start_at_the_last():
+        assert stage1.initial_branch is not before
+    assert stage1.initial_branch is before
