@@ -42,7 +42,9 @@ def explain(
     ] = None,
     memory: Annotated[
         list[Path] | None,
-        typer.Option(help="Labelled images: name those with the nearest features. May be given several times."),
+        typer.Option(
+            metavar="DIR", help="Labelled images: name those with the nearest features. May be given several times."
+        ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many classes of each branch.")] = 3,
     nearest: Annotated[int, typer.Option(min=1, help="How many images of --memory.")] = 5,

@@ -211,7 +211,7 @@ def _two_fold(model: Model, found: Comparison) -> dict[str, Scored]:
     return folds
 
 
-@app.command()
+@app.command(epilog="Example: branchout version")
 def version() -> None:
     """Print the version."""
     from branchout import __version__

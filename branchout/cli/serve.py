@@ -51,7 +51,9 @@ def serve(
     memory: Memory = None,
     max_mb: Annotated[float, typer.Option(min=0.001, help="The largest image file to accept, in MB.")] = 20.0,
     batch: Annotated[int, typer.Option(min=1, help="The largest batch of images.")] = 32,
-    name: Annotated[list[str] | None, typer.Option(help="Another host name of this machine to accept.")] = None,
+    name: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Another host name of this machine to accept.")
+    ] = None,
     device: Device = None,
 ) -> None:
     """Serve a model: a local page and an HTTP API.

@@ -19,6 +19,7 @@ from branchout.data.samples import Samples
 from branchout.report.page import parts
 from branchout.serve import schema
 from branchout.serve.app import create_app
+from branchout.training.loop import Event
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,30 @@ def test_without_images_it_says_so_and_how_to_serve_some(copied: api.Model) -> N
         assert "Accuracy per class" not in told["sections"]
         assert f"branchout serve {copied.folder} TEST/" in told["figures"]
         assert caller.get("/test-image/0").status == 404
+
+
+def test_progress_of_reading_is_reported(copied: api.Model, tested: Samples) -> None:
+    seen: list[Event] = []
+    with running(create_app(copied, test=tested, report=seen.append)) as caller:
+        is_read(caller)
+    assert {event.work for event in seen} >= {"thumbnails"}
+    assert seen[-1].done == seen[-1].total
+
+
+def test_a_model_that_is_awaited_is_loaded_on_the_wanted_device(
+    copied: api.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices: list[str | None] = []
+
+    def load(name: Path, *, device: str | None = None) -> api.Model:
+        devices.append(device)
+        return copied
+
+    monkeypatch.setattr("branchout.serve.service.api.load", load)
+    assert copied.folder is not None
+    with running(create_app(None, watch=copied.folder, device="cpu")) as caller:
+        wait_for(lambda: caller.get("/health").status == 200)
+    assert devices == ["cpu"]
 
 
 def test_images_that_cannot_be_used_are_told_and_the_rest_goes_on(
