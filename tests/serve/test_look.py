@@ -109,6 +109,8 @@ def test_everything_fits_and_can_be_read(
         assert cut_off(page) == []
         if kind != "images":
             assert covered_labels(page) == []
+        else:
+            assert page.locator("#view").bounding_box()["width"] >= min(width - 30, 900)
         # Contrast, names, roles, landmarks, headings and scrolling by keyboard, as axe-core judges them.
         result = Axe().run(page)
         assert [

@@ -187,7 +187,7 @@ const imageView = ({ data, sets, point, picture, available, verdicts, named, thu
 };
 
 // Why a class did not win: how both logits come about, and what the dial would change.
-const whyTable = ({ winner, expected, place, lead, dial_change: dialChange }) => {
+const whyTable = ({ winner, expected, place, dial_change: dialChange }) => {
   const box = element("div", undefined, "why");
   const name = () => element("bdi", expected.class);
   if (place === 1) {
@@ -205,19 +205,23 @@ const whyTable = ({ winner, expected, place, lead, dial_change: dialChange }) =>
   }
   table.append(element("caption", "How the logits come about"), element("thead", head), element("tbody"));
   const number = (value) => value.toFixed(2).replace(/^-0\.00$/, "0.00").replace("-", "\u2212");
+  // Parts are rounded first and then added, so that what is shown adds up.
+  const parts = (score) => ["own", "delta", "dial"].map((part) => Number(score.parts[part].toFixed(2)));
+  const sum = (values) => values.reduce((total, value) => total + value, 0);
   for (const [score, note] of [[winner, " (won)"], [expected, ""]]) {
     const row = element("tr");
     const named = element("th", element("bdi", score.class), "name");
     named.scope = "row";
     named.append(note);
-    row.append(named, ...["own", "delta", "dial"].map((part) => element("td", number(score.parts[part]), "number")), element("td", number(score.logit), "number"));
+    row.append(named, ...[...parts(score), sum(parts(score))].map((value) => element("td", number(value), "number")));
     table.tBodies[0].append(row);
   }
   const signedNumber = (value) => (number(value)[0] === "\u2212" ? "" : "+") + number(value);
-  const total = lead.own + lead.delta + lead.dial;
+  const lead = parts(winner).map((value, n) => value - parts(expected)[n]);
+  const [own, delta, dial] = lead.map(signedNumber);
   const words = element("p", undefined, "note");
   words.append(name(), ` is in place ${grouped(place)} with ${percent(expected.probability)}%. `);
-  words.append(element("bdi", winner.class), ` leads by ${number(total)}: own logits ${signedNumber(lead.own)}, deltas ${signedNumber(lead.delta)}, dial ${signedNumber(lead.dial)}. `);
+  words.append(element("bdi", winner.class), ` leads by ${number(sum(lead))}: own logits ${own}, deltas ${delta}, dial ${dial}. `);
   if (dialChange) words.append(`With the dial ${number(Math.abs(dialChange))} ${dialChange > 0 ? "higher" : "lower"} it would win.`);
   else if (dialChange === null) words.append("No position of the dial makes it win.");
   const title = element("h4", "Why not ");
