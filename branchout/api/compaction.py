@@ -14,6 +14,7 @@ from branchout import __version__
 from branchout.data.folders import images_in
 from branchout.data.problems import Problems
 from branchout.data.samples import Samples
+from branchout.data.tar_shards import Member
 from branchout.data.verify import FilePixels, verified
 from branchout.errors import BranchoutError
 from branchout.files import cache_folder
@@ -107,12 +108,18 @@ def compact(
 def unlabelled_images(folder: Path) -> tuple[Samples, list[str]]:
     """All readable images below a folder, without classes, and what was wrong with the others."""
     root = folder if folder.is_dir() else folder.parent
-    paths = [str(file.relative_to(root)) for file in images_in(folder) if isinstance(file, Path)]
-    pixels = FilePixels(root, np.array([os.fsencode(path) for path in paths]))
+    found = images_in(folder)
+    spans = [(file.start, file.size) for file in found if isinstance(file, Member)]  # of all, or of none
+    paths = [(file.shard if isinstance(file, Member) else file).relative_to(root) for file in found]
+    ids = [
+        f"{path}/{file.name}" if isinstance(file, Member) else str(path)
+        for path, file in zip(paths, found, strict=True)
+    ]
+    pixels = FilePixels(root, np.array([os.fsencode(path) for path in paths]), np.array(spans) if spans else None)
     problems = Problems()
-    samples = verified(Samples.build(pixels, ["-"] * len(paths), paths), problems)
+    samples = verified(Samples.build(pixels, ["-"] * len(found), ids), problems)
     if not len(samples):
-        raise BranchoutError(f"None of the {len(paths):,} images in {folder} can be read")
+        raise BranchoutError(f"None of the {len(found):,} images in {folder} can be read")
     return samples, [f"{folder}: {line}" for line in problems.summary()]
 
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import typer
 
-from branchout.cli.app import Device, Memory, app, open_model, quoted, say, then
+from branchout.cli.app import Device, Memory, app, check_folders, open_model, quoted, say, then
 from branchout.errors import BranchoutError
 
 if TYPE_CHECKING:
@@ -121,8 +121,7 @@ def _serve(
     place = model if model is not None else str(watch or "")
     if not place:
         raise BranchoutError("No model was given. Type: branchout serve MODEL, or branchout serve --watch OUT")
-    if test is not None and not test.is_dir():
-        raise BranchoutError(f"Folder {test} does not exist. TEST holds labelled images, one folder per class.")
+    check_folders(test)
     with listen(host, port, again=f"branchout serve {quoted(place)}") as sock:
         opened, watch = _open(model, watch, device)
         served = create_app(

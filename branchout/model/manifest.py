@@ -17,7 +17,8 @@ LARGEST = 32 * 2**20
 """Bytes that a manifest may have. One with 20,000 classes and 10,000 operating points takes two million."""
 BASE_FILE = "base.safetensors"
 
-Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+LONGEST_NAME = 1000
+Name = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_NAME)]
 Word = Annotated[str, StringConstraints(pattern=r"^[a-z_]*$", max_length=40)]
 Text = Annotated[str, StringConstraints(max_length=10_000)]
 Count = Annotated[int, Field(ge=0, le=10**12)]

@@ -140,6 +140,7 @@ def _is_entry(name: object, value: object) -> bool:
         isinstance(name, str)
         and isinstance(value, Tensor)
         and value.layout is torch.strided
+        and not value.is_meta
         and not value.is_quantized
         and not value.is_complex()
         and value.numel() * value.element_size() <= value.untyped_storage().nbytes()

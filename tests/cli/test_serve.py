@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
@@ -141,7 +143,14 @@ def test_what_cannot_be_served_is_said(capsys: pytest.CaptureFixture[str], tmp_p
     assert "branchout serve MODEL" in refused(capsys, "--port", "0")
     assert "no saved model" in refused(capsys, tmp_path / "nothing", "--port", "0")
     assert "branchout.json" in refused(capsys, tmp_path, "--port", "0")
-    assert "TEST holds labelled images" in refused(capsys, tmp_path, tmp_path / "nothing", "--port", "0")
+    assert "nothing is not a folder of class folders" in refused(capsys, tmp_path, tmp_path / "nothing", "--port", "0")
+    assert "1 of 1 shards do not exist" in refused(capsys, tmp_path, tmp_path / "no.tar", "--port", "0")
+    with tarfile.open(tmp_path / "test.tar", "w") as archive:
+        for name, content in (("a.jpg", b"not read yet"), ("a.cls", b"robin")):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    assert "branchout.json" in refused(capsys, tmp_path, tmp_path / "test.tar", "--port", "0")
 
 
 def test_listening_beyond_this_machine_needs_a_flag_and_a_token(

@@ -429,6 +429,19 @@ def test_leaves_of_one_name_are_refused_and_files_between_are_reported(tmp_path:
         scan(tmp_path / "one", classes_from="leafs")
 
 
+def test_leaves_beside_images_are_classes_of_their_own(tmp_path: Path) -> None:
+    nested(tmp_path, "birds", "birds/robin", "birds/wren", "cats")
+    assert scan(tmp_path, classes_from="leaves")[0].names.tolist() == ["birds", "cats", "robin", "wren"]
+    assert scan(tmp_path)[0].names.tolist() == ["birds"] * 3 + ["cats"]
+
+
+def test_what_is_wrong_with_a_leaf_is_said_of_it(tmp_path: Path) -> None:
+    nested(tmp_path, "birds/robin", "birds/wren")
+    put(tmp_path / "birds/wren/1.jpg", jpeg(1)[:-200])
+    with pytest.raises(BranchoutError, match=f"\n  wren: 1 {Kind.TRUNCATED}\n"):
+        scan(tmp_path, classes_from="leaves")
+
+
 def test_the_number_of_other_files_is_grammatical(tmp_path: Path) -> None:
     put(tmp_path / "a.txt", b"text")
     with pytest.raises(BranchoutError, match="1 other file was found"):

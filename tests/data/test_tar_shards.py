@@ -6,11 +6,13 @@ import io
 import json
 import pickle
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from branchout.api.compaction import unlabelled_images
 from branchout.data.datasets import resolve
 from branchout.data.decode import Kind, UnreadableImage, decode
 from branchout.data.folders import images_in, scan
@@ -143,3 +145,78 @@ def test_an_image_that_changed_in_its_shard_is_named(shards: Path) -> None:
     put(shards / "birds-001.tar", bytes(10_000))
     with pytest.raises(UnreadableImage, match=r"birds-001\.tar at byte"):
         samples.read(2)
+
+
+def damaged_header(whole: bytes) -> bytes:
+    at = whole.index(b"2.jpg")
+    return whole[:at] + b"!" * 512 + whole[at + 512 :]
+
+
+def negative_size(whole: bytes) -> bytes:
+    """The second member's header says that it has -1,024 bytes: the next one would be the first again."""
+    at = whole.index(b"0.cls")
+    header = bytearray(whole[at : at + 512])
+    header[124:136] = b"\xff" + (-1024).to_bytes(11, "big", signed=True)
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return whole[:at] + bytes(header) + whole[at + 512 :]
+
+
+def many_long_names(whole: bytes) -> bytes:
+    at = whole.index(b"2.jpg")
+    long = tarfile.TarInfo("././@LongLink")
+    long.type = tarfile.GNUTYPE_LONGNAME
+    return whole[:at] + long.tobuf(tarfile.GNU_FORMAT) * 5000 + whole[at:]
+
+
+def number_that_is_none(whole: bytes) -> bytes:
+    at = whole.index(b"2.jpg")
+    info = tarfile.TarInfo("odd.jpg")
+    info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "x"}
+    return whole[:at] + info.tobuf(tarfile.PAX_FORMAT) + whole[at:]
+
+
+@pytest.mark.parametrize("damage", [damaged_header, negative_size, many_long_names, number_that_is_none])
+def test_a_damaged_shard_is_reported(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    members = {f"{n}.{kind}": content for n in range(4) for kind, content in (("cls", b"robin"), ("jpg", jpeg(n)))}
+    place = shard(tmp_path / "x.tar", {"a.jpg": jpeg(7), "a.cls": b"robin", **members})
+    assert not scan(place)[1].counts
+    put(place, damage(place.read_bytes()))
+    samples, problems = scan(place)
+    assert 1 <= len(samples) < 5
+    assert [problem.path for problem in problems.of(Kind.TRUNCATED)] == ["x.tar"]
+    with pytest.raises(BranchoutError, match=r"1 archive of .*x\.tar cannot be read"):
+        images_in(place)
+
+
+def test_an_archive_among_photos_is_not_taken_for_all_of_them(tmp_path: Path) -> None:
+    put(tmp_path / "1.jpg", jpeg(1))
+    shard(tmp_path / "backup.tar", {"a.jpg": jpeg(2), "a.cls": b"robin"})
+    assert images_in(tmp_path) == [tmp_path / "1.jpg"]
+    with pytest.raises(BranchoutError, match="images directly in it: 1"):
+        scan(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (b"crane\ncrane\n", "more than once: crane"),
+        (b"robin\n\n", r"line 2 of classes\.txt"),
+        (b"\xff\xfe", r"classes\.txt cannot be read"),
+    ],
+)
+def test_a_class_list_that_names_too_little_is_refused(names: bytes, said: str, tmp_path: Path) -> None:
+    place = shard(tmp_path / "x.tar", {"a.jpg": jpeg(1), "a.cls": b"1", "b.jpg": jpeg(2), "b.cls": b"0"})
+    put(tmp_path / "classes.txt", names)
+    with pytest.raises(BranchoutError, match=said):
+        scan(place)
+    put(tmp_path / "classes.txt", "\ufeffwren\nrobin\n".encode())
+    assert scan(place)[0].names.tolist() == ["robin", "wren"]
+
+
+def test_unlabelled_images_to_compact_with_may_be_in_shards(shards: Path) -> None:
+    samples, problems = unlabelled_images(shards)
+    assert samples.ids.tolist() == ["birds-000.tar/a.jpg", "birds-000.tar/sub/b.c.png", "birds-001.tar/c.jpg"]
+    assert not problems
+    assert (samples.read(1) == np.asarray(picture(2))).all()
+    assert len(unlabelled_images(shards / "birds-001.tar")[0]) == 1

@@ -134,6 +134,12 @@ def test_unfitting_checkpoints_are_explained(checkpoint, tmp_path):
         open_base(checkpoint, arch="mobilenetv3_small_075")
     with pytest.raises(BranchoutError, match=r"no fc\.weight"):
         open_base(checkpoint, arch="resnet18")
+    names = tmp_path / "names.txt"
+    names.write_bytes("\ufeffcafe\u0301\n\x1b[2J\nc\nd\ne\n".encode())  # as some editors save it; folders are composed
+    named = open_base(checkpoint, arch="mobilenetv3_small_050", classes=names)
+    assert named.classes == ("caf\u00e9", "\\x1b[2J", "c", "d", "e")
+    with pytest.raises(BranchoutError, match=r"class 1 of .* has 1,001 characters"):
+        open_base(checkpoint, arch="mobilenetv3_small_050", classes=["a", "b" * 1001, "c", "d", "e"])
     with pytest.raises(BranchoutError, match="has 5 classes, but 2 names"):
         open_base(checkpoint, arch="mobilenetv3_small_050", classes=["a", "b"])
     with pytest.raises(BranchoutError, match=r"absent\.pth.*no such file"):
@@ -214,9 +220,10 @@ def test_a_checkpoint_that_is_not_finite_is_refused(value, tmp_path):
         {"fc.weight": torch.ones(2, 2).to_sparse()},
         {"fc.weight": torch.ones(2, dtype=torch.complex64)},
         {"fc.weight": torch.ones(1).expand(10**12)},  # 4 bytes in the file, 4 TB as a tensor
+        {"fc.weight": torch.empty(10**9, 512, device="meta")},  # no bytes in the file
         {"state_dict": {"fc.weight": "x"}},
     ],
-    ids=["empty", "number as name", "sparse", "complex", "expanded", "text"],
+    ids=["empty", "number as name", "sparse", "complex", "expanded", "without content", "text"],
 )
 def test_a_checkpoint_without_ordinary_tensors_is_refused(state, tmp_path):
     torch.save(state, tmp_path / "network.pth")
