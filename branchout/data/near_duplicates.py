@@ -41,17 +41,27 @@ def near_duplicates(samples: Samples) -> Ints:
         return group
     for members in _by_label(samples.labels):
         bits = _bits(samples.image_hash[members])
-        pairs = np.concatenate([np.empty((2, 0), dtype=np.int64), *_near(bits, bits)], axis=1)
-        if (pairs[0] != pairs[1]).any():
-            from scipy.sparse import coo_array
-            from scipy.sparse.csgraph import connected_components
-
-            links = coo_array((np.ones(pairs.shape[1], dtype=bool), tuple(pairs)), shape=(len(members), len(members)))
-            _, first, component = np.unique(
-                connected_components(links, directed=False)[1], return_index=True, return_inverse=True
-            )
-            group[members] = members[first[component]]
+        first_of = np.arange(len(members))
+        for pairs in _near(bits, bits):  # joined at once: all frames of one video would be very many pairs
+            if (pairs[0] != pairs[1]).any():
+                first_of = _joined(first_of, pairs)
+        group[members] = members[first_of]
     return group
+
+
+def _joined(first_of: Ints, pairs: Ints) -> Ints:
+    """The first member of each member's group, after the groups that these pairs link have become one."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    count = len(first_of)
+    ends = np.concatenate([pairs, np.stack([np.arange(count), first_of])], axis=1)
+    links = coo_array((np.ones(ends.shape[1], dtype=bool), tuple(ends)), shape=(count, count))
+    _, first, component = np.unique(
+        connected_components(links, directed=False)[1], return_index=True, return_inverse=True
+    )
+    joined: Ints = first[component]
+    return joined
 
 
 def near_training(held: Samples, train: Samples) -> Ints:
@@ -62,7 +72,7 @@ def near_training(held: Samples, train: Samples) -> Ints:
     for name in set(held.classes) & set(train.classes):
         members = np.flatnonzero(held.labels == held.classes.index(name))
         others = train.image_hash[train.labels == train.classes.index(name)]
-        found += [members[near[0]] for near in _near(_bits(held.image_hash[members]), _bits(others))]
+        found += [members[np.unique(near[0])] for near in _near(_bits(held.image_hash[members]), _bits(others))]
     return np.unique(np.concatenate(found))
 
 

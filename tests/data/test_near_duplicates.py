@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -84,6 +85,21 @@ def test_groups_join_through_others_and_stay_within_a_class() -> None:
     assert len(set(ends.tolist())) == 2  # on their own they differ too much
     two = near_duplicates(table([first, first], ["robin", "wren"]))
     assert len(set(two.tolist())) == 2
+
+
+def test_frames_of_a_video_are_compared_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (image_hash(np.asarray(photo(seed))) for seed in (1, 2))
+    frames = replace(as_samples(np.zeros((1500, 1, 1, 1), dtype=np.uint8), ["robin"] * 1500),
+                     image_hash=np.stack([one, other] * 750))  # fmt: skip
+    monkeypatch.setattr("branchout.data.near_duplicates._BLOCK", 2**14)
+    near_duplicates(frames.select(np.arange(4)))  # imports
+    tracemalloc.start()
+    groups, near = near_duplicates(frames), near_training(frames, frames)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert groups.tolist() == [0, 1] * 750
+    assert near.tolist() == list(range(1500))
+    assert peak < 8 * 2**20  # all pairs take 18 MB, twice
 
 
 def test_only_decoded_files_are_grouped(tmp_path: Path) -> None:
