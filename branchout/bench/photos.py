@@ -33,6 +33,7 @@ from branchout.method.split import DataSplit
 from branchout.metrics import Accuracies, accuracies
 from branchout.model.classifier import Classifier, Step
 from branchout.model.staged import Branch, branch_point
+from branchout.training.loop import Event, Report, silent
 
 HELD_OUT = 0.2
 
@@ -45,16 +46,24 @@ class Case:
     new: Samples
     old: Samples
     test: Samples
+    report: Report = silent
 
     @classmethod
-    def of(cls, base: Model, new: Samples, old: Samples, test: Samples | None) -> Case:
+    def of(cls, base: Model, new: Samples, old: Samples, test: Samples | None, report: Report = silent) -> Case:
+        steps = len(base.classifier.steps)
+        if steps:
+            raise BranchoutError(
+                f"--base has learned {steps} step{'s' if steps > 1 else ''} already, and the other methods start from "
+                "a base without steps: give the model that it was extended from"
+            )
+        told = "--test" if test is not None else "--memory"
         if test is None:
             (new, some), (old, others) = (_hold_out(samples) for samples in (new, old))
             test = concatenate([some, others])
         unknown = sorted(set(test.classes) - set(base.classes) - set(new.classes))
         if unknown:
-            raise BranchoutError(f"--test has images of {unknown[0]!r}, which neither the base nor --new has")
-        return cls(base, new, old, test)
+            raise BranchoutError(f"{told} has images of {unknown[0]!r}, which neither the base nor --new has")
+        return cls(base, new, old, test, report)
 
     @cached_property
     def task(self) -> Task:
@@ -69,6 +78,7 @@ class Case:
             size=model.preprocessing.size,
             per_class=max(self.old.counts().values()),
             device=self.base.device,
+            report=self.report,
         )
 
     def measured(self, answers: Ints) -> Accuracies:
@@ -78,7 +88,10 @@ class Case:
         """Accuracy of the base on test images of classes that only it knows, in percent."""
         old = self.test.of_classes([name for name in self.test.classes if name not in set(self.new.classes)])
         if not len(old):
-            raise BranchoutError("--test has no image of a class that only the base knows; add some, or leave it out")
+            raise BranchoutError(
+                "no test image is of a class that only the base knows: add some to --test; without --test a fifth of "
+                "--memory is held out, which takes two images of a class"
+            )
         right = _predicted(self.base.classifier, self, old) == self.base.classifier.space.index(old.classes)[old.labels]
         return round(100 * float(right.mean()), 2)
 
@@ -94,13 +107,15 @@ def _hold_out(samples: Samples) -> tuple[Samples, Samples]:
 
 
 def _predicted(model: Classifier, case: Case, samples: Samples) -> Ints:
-    return predictions(model, extract(model, case.task.images(samples), device=case.base.device)[0])
+    images = case.task.images(samples)
+    return predictions(model, extract(model, images, device=case.base.device, report=case.report)[0])
 
 
 def _extended(case: Case, seed: int, *, memory: bool = True, branch: str = "last") -> Ints:
     if branch == "deeper":
         branch = case.base.classifier.backbone.names[-2]
-    model = case.base.extend(case.new, memory=case.old if memory else None, branch=branch, seed=seed)
+    old = case.old if memory else None
+    model = case.base.extend(case.new, memory=old, branch=branch, seed=seed, report=case.report)
     return _predicted(model.classifier, case, case.test)
 
 
@@ -113,9 +128,11 @@ def _logistic_regression(case: Case, seed: int) -> Ints:
     """The usual alternative: logistic regression on frozen features beside the old logits, with one bias."""
     from sklearn.linear_model import LogisticRegression
 
+    if len(case.new.classes) < 2:
+        raise BranchoutError("logistic regression tells new classes apart and needs two; --new has one")
     base, device = case.base.classifier, case.base.device
     split = DataSplit.of(base.space, case.new, case.old, None, seed)
-    extension = Extension(base, split, ExtendConfig(seed=seed), device=device)
+    extension = Extension(base, split, ExtendConfig(seed=seed), device=device, report=case.report)
     features = extension.features(base, split.new)[0, :, 0]
     fitted = LogisticRegression(C=1.0, max_iter=500).fit(features.cpu().numpy(), split.new.labels)
     rows, bias = fitted.coef_, fitted.intercept_
@@ -147,12 +164,14 @@ METHODS: Mapping[str, Callable[[Case, int], Ints]] = {
 def run(
     case: Case, methods: Sequence[str], seeds: Sequence[int], out: Path, base: str, name: str
 ) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    """Measure each method, write its row, and yield its name with the row, or with the reason why there is none."""
+    """Measure each method, write its row below the names of data and base, and yield its name with the row, or with
+    the reason why there is none."""
     before, about = case.before(), provenance()
     for method in methods:
         per_seed, seconds = [], []
         try:
-            for seed in seeds:
+            for done, seed in enumerate(seeds):
+                case.report(Event(f"Measuring {method}, seeds", done, len(seeds)))
                 start = time.perf_counter()
                 found = case.measured(METHODS[method](case, seed))
                 seconds.append(round(time.perf_counter() - start, 1))
@@ -172,5 +191,6 @@ def run(
             "test_images": len(case.test), "memory_images": len(case.old), **about,
         }  # fmt: skip
         suffix = "" if case.base.device.type == "cuda" else f"-{case.base.device.type}"
-        write(out / name, f"{method}{suffix}", row)
+        write(out / name / base, f"{method}{suffix}", row)
+        case.report(Event(f"Measuring {method}, seeds", len(seeds), len(seeds)))
         yield method, row

@@ -94,17 +94,25 @@ class Request:
         return {"schedule": schedule, "epochs": self.epochs, "branch_epochs": self.branch_epochs}
 
     def _of_stale(self, dataset: Dataset) -> list[Job]:
-        """The jobs of all rows of a dataset that are marked as outdated and belong to a table."""
+        """The jobs of all rows of a dataset that are marked as outdated and belong to a table; of the methods and the
+        network that are named, if any are."""
         jobs: list[Job] = []
         known = {table.experiment: table for table in (tables.tables() | tables.figures()).values()}
         for path, row in outdated(self.out / dataset.name).items():
             name = tables.BY_BASE if row["table"].startswith(tables.BY_BASE) else row["table"]
-            if name not in known:
+            method = method_named(path.stem.removesuffix(f"-{row['point']}")).name
+            wanted = {method_named(each).name for each in self.methods} or {method}
+            if name not in known or method not in wanted or self.arch not in (None, row["arch"]):
                 continue
             own = {"arch": row["arch"], "split": row["settings"].get("split", 1)}
             changes = {**self._changes, **self._training, **own}
-            plan = tables.experiments_of(known[name], dataset, **changes)[row["table"]]
-            method = path.stem.removesuffix(f"-{row['point']}")
+            plans = tables.experiments_of(known[name], dataset, **changes)
+            if row["table"] not in plans:
+                raise BranchoutError(
+                    f"{path} is of {row['table']}, and '{dataset.name}' has {', '.join(plans)}; it was measured at "
+                    "another scale: delete it, or measure it with its table and --scale"
+                )
+            plan = plans[row["table"]]
             seeds = row.get("asked_seeds", row["seeds"])
             jobs += tables.jobs_for(self.data, dataset, row["table"], plan, [method], seeds, self.out, all_seeds=True)
         return list(dict.fromkeys(jobs))

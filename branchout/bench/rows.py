@@ -136,8 +136,9 @@ def on_another_base(rows: Mapping[Path, Mapping[str, Any]]) -> list[Path]:
 
 
 def outdated(folder: Path) -> dict[Path, dict[str, Any]]:
-    """The rows below a folder that are marked as outdated, because their method has changed since."""
-    rows = {path: read_row(path) for path in sorted(folder.rglob("*.json")) if path.name != "scenario.json"}
+    """The rows of a dataset's folder that are marked as outdated, because their method has changed since."""
+    # TABLE/NETWORK/ROW.json: other files, such as a scenario or a demo, are no rows and lie higher.
+    rows = {path: read_row(path) for path in sorted(folder.glob("*/*/*.json"))}
     return {path: row for path, row in rows.items() if row.get("outdated")}
 
 

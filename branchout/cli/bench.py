@@ -126,7 +126,8 @@ def bench(
     dataset = open_dataset(data)
     jobs = _drawable(request, dataset)
     if not jobs:
-        say(f"no row of '{dataset.name}' in {out} is marked as outdated")
+        named = " of the methods and the network named" if method or arch else ""
+        say(f"no row{named} of a table on '{dataset.name}' in {out} is marked as outdated")
         return
     check_output(out, folder=True)
     out.mkdir(parents=True, exist_ok=True)
@@ -152,27 +153,33 @@ def _photos(
     from branchout import load
     from branchout.api.model import samples_in
     from branchout.bench import photos
+    from branchout.cli.display import progress
     from branchout.errors import unknown
 
     for name in methods or ():
         if name not in photos.METHODS:
             raise unknown("method for photos", name, photos.METHODS)
-    model = load(base)
-    case = photos.Case.of(model, samples_in(new), samples_in(memory), None if test is None else samples_in(test))
+    chosen = methods or list(photos.METHODS)
+    tested = None if test is None else samples_in(test)
     shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for heading in ("method", "old before", "old after", "new", "average", "s"):
         shown.add_column(heading, justify="left" if heading == "method" else "right")
-    name = new.absolute().parent.name
-    for method, row in photos.run(case, methods or list(photos.METHODS), seeds, out, Path(base).name, name):
-        if isinstance(row, str):
-            say(f"{method}: {row}", "left out:")
-            continue
-        figures = [row["before"], *(row["metrics"][key] for key in ("base", "novel", "avg"))]
-        seconds = sum(row["seconds"]) / len(row["seconds"])
-        shown.add_row(method, *(f"{value:.1f}" for value in figures), f"{seconds:.0f}")
-        say(f"{method}: old {figures[0]:.1f} → {figures[1]:.1f}, new {figures[2]:.1f}, {seconds:.0f} s")
-    console.print(f"{len(case.base.classes)} + {len(case.new.classes)} classes, {len(case.test)} test images", shown)
-    say(f"rows are in {out / name}")
+    name, network = new.absolute().parent.name, Path(base).name
+    with progress(console) as report:
+        case = photos.Case.of(load(base), samples_in(new), samples_in(memory), tested, report)
+        sizes = f"{len(case.base.classes)} + {len(case.new.classes)} classes, {len(case.test)} test images"
+        say(f"{sizes}: {', '.join(chosen)}, seeds {', '.join(map(str, seeds))}")
+        for method, row in photos.run(case, chosen, seeds, out, network, name):
+            if isinstance(row, str):
+                say(f"{method}: {row}", "left out:")
+                continue
+            figures = [row["before"], *(row["metrics"].get(key) for key in ("base", "novel", "avg"))]
+            cells = ["–" if value is None else f"{value:.1f}" for value in figures]  # such as new without test images
+            seconds = f"{sum(row['seconds']) / len(row['seconds']):.0f}"
+            shown.add_row(method, *cells, seconds)
+            say(f"{method}: old {cells[0]} → {cells[1]}, new {cells[2]}, {seconds} s")
+    console.print(sizes, shown)
+    say(f"rows are in {out / name / network}")
 
 
 def _drawable(request: Request, dataset: Dataset) -> list[Job]:

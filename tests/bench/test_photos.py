@@ -2,10 +2,11 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import BASE, NEW, exemplars, run
+from helpers import BASE, NEW, exemplars, run, untrained
 from PIL import Image
 
 from branchout import api
@@ -13,6 +14,7 @@ from branchout.bench import photos
 from branchout.bench.photos import Case
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
+from branchout.training.loop import Event
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def test_every_method_answers_for_every_test_image(case: Case, tmp_path: Path, m
         expected = (1 - new) * metrics["base"] + new * metrics["novel"]
         assert metrics["all"] == pytest.approx(expected, abs=0.02)
         assert metrics["drop"] == pytest.approx(row["before"] - metrics["base"], abs=0.02)
-        kept = json.loads((tmp_path / "letters" / f"{name}-cpu.json").read_text())
+        kept = json.loads((tmp_path / "letters" / "mine" / f"{name}-cpu.json").read_text())
         assert kept["metrics"] == metrics
         assert (kept["base_classes"], kept["novel_classes"], kept["test_images"]) == (8, 3, len(case.test))
     assert found["fine-tuning"]["metrics"]["novel"] > 50
@@ -52,6 +54,35 @@ def test_a_test_image_of_no_known_class_is_named(base: api.Model, train: Samples
         Case.of(base, train.of_classes(NEW), exemplars(train), val.of_classes(["commercial at"]))
 
 
+def test_an_old_image_of_no_known_class_is_said_to_be_in_the_memory(base: api.Model, train: Samples) -> None:
+    with pytest.raises(BranchoutError, match="--memory has images of 'commercial at'"):
+        Case.of(base, train.of_classes(NEW), train.of_classes([*BASE, "commercial at"]), None)
+
+
+def test_single_old_images_leave_nothing_to_measure_old_classes_on(base: api.Model, train: Samples) -> None:
+    case = Case.of(base, train.of_classes(NEW), exemplars(train, per_class=1), None)
+    with pytest.raises(BranchoutError, match="two images of a class"):
+        case.before()
+
+
+def test_a_base_that_has_learned_a_step_is_refused(case: Case) -> None:
+    extended = SimpleNamespace(classifier=untrained(BASE, NEW))
+    with pytest.raises(BranchoutError, match="learned 1 step already"):
+        Case.of(extended, case.new, case.old, case.test)  # type: ignore[arg-type]
+
+
+def test_one_new_class_leaves_logistic_regression_out_and_every_seed_is_reported(
+    base: api.Model, train: Samples, val: Samples, tmp_path: Path
+) -> None:
+    events: list[Event] = []
+    case = Case.of(base, train.of_classes(NEW[:1]), exemplars(train), val.of_classes(BASE), events.append)
+    found = dict(photos.run(case, ["logistic-regression", "nearest-class-mean"], [0, 1], tmp_path, "mine", "one"))
+    assert "--new has one" in found["logistic-regression"]
+    assert "novel" not in found["nearest-class-mean"]["metrics"]  # no test image of it
+    told = [event.done for event in events if "nearest-class-mean" in event.work]
+    assert told == [0, 1, 2]
+
+
 def test_from_the_command_line(base: api.Model, train: Samples, val: Samples, tmp_path: Path) -> None:
     for part, samples in (("new", train.of_classes(NEW)), ("old", exemplars(train).of_classes(BASE[1:]))):
         for number, name in enumerate(samples.names):
@@ -65,8 +96,9 @@ def test_from_the_command_line(base: api.Model, train: Samples, val: Samples, tm
     words += ["--base", base.folder, "--out", tmp_path / "rows", "--method", "nearest-class-mean", "--method"]
     status, told, _ = run(*words, "logistic-regression")
     assert status == 0
+    assert told.startswith("8 + 3 classes")  # before anything is measured
     assert "left out: nearest-class-mean" in told  # one old class has no image
-    row = json.loads((tmp_path / "rows/shop/logistic-regression-cpu.json").read_text())
+    row = json.loads((tmp_path / "rows/shop" / base.folder.name / "logistic-regression-cpu.json").read_text())
     assert f"{row['metrics']['novel']:.1f}" in told
     status, _, complained = run(*words, "magic")
     assert status == 1

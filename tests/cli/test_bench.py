@@ -121,6 +121,12 @@ def test_outdated_rows_of_tables_are_measured_again(folder: Path, tmp_path: Path
     status, _, complained = run(*words, "--stale", "disjoint-40")
     assert status == 1
     assert "--stale" in complained
+    (tmp_path / folder.name / "demo").mkdir()
+    (tmp_path / folder.name / "demo" / "any.json").write_text("{}")  # no row
+    status, told, _ = run(*words, "--stale", "--method", "pretrained")
+    assert status == 0
+    assert "no row of the methods" in told
+    assert "outdated" in json.loads(place.read_text())
     assert run(*words, "--stale")[0] == 0
     made = json.loads(place.read_text())
     assert "outdated" not in made
