@@ -51,13 +51,10 @@ def pseudo_exemplars(
     for branch, head in enumerate(list(model.fused.heads)[:-1]):
         own = model.fused.feature_of[branch]
         cosines = alignment(model, *fresh, branch)
-        rows = F.normalize(head.weight, dim=1).repeat_interleave(per_class, 0)  # type: ignore[arg-type]
+        rows = F.normalize(head.weight, dim=1)  # type: ignore[arg-type]
         spread = within_class_spread(F.normalize(features[:, own], dim=1), labels)
-        noise = torch.randn(len(rows), len(spread), generator=generator, device=rows.device, dtype=rows.dtype) @ spread
-        aside = F.normalize(noise - (noise * rows).sum(1, keepdim=True) * rows, dim=1)
-        drawn = cosines[torch.randint(len(cosines), (len(rows),), generator=generator, device=rows.device)][:, None]
-        length = features[:, own].norm(dim=1).mean()
-        vectors = (drawn * rows + (1 - drawn**2).clamp(min=0).sqrt() * aside) * length
+        vectors = around(rows.repeat_interleave(per_class, 0), cosines, spread, generator)
+        vectors *= features[:, own].norm(dim=1).mean()
         others = range(features.shape[1])
         made.append(
             torch.stack(
@@ -67,8 +64,19 @@ def pseudo_exemplars(
         )
         known = torch.from_numpy(model.space.index(model.space.branches[branch])).to(rows.device)
         numbers.append(known.repeat_interleave(per_class))
-        origins.append(torch.full((len(rows),), branch, device=rows.device))
+        origins.append(torch.full((len(vectors),), branch, device=rows.device))
     return Exemplars(torch.cat(made), torch.cat(numbers), torch.cat(origins))
+
+
+def around(rows: Tensor, cosines: Tensor, spread: Tensor, generator: torch.Generator) -> Tensor:
+    """A unit vector for each row, at one of these cosines to it; in place: there are ten for each of 1,000 classes."""
+    vectors = torch.randn(len(rows), len(spread), generator=generator, device=rows.device, dtype=rows.dtype) @ spread
+    vectors -= (vectors * rows).sum(1, keepdim=True) * rows
+    vectors = F.normalize(vectors, dim=1)
+    drawn = cosines[torch.randint(len(cosines), (len(rows),), generator=generator, device=rows.device)][:, None]
+    vectors *= (1 - drawn**2).clamp(min=0).sqrt()
+    vectors += drawn * rows
+    return vectors
 
 
 def alignment(model: Classifier, features: Tensor, labels: Tensor, branch: int = 0) -> Tensor:
@@ -117,5 +125,5 @@ def predict_features(source: Tensor, target: Tensor, at: Tensor) -> Tensor:
     gram = x.T @ x
     strength = RIDGE * gram.diagonal().mean().clamp(min=1e-12)
     weights = torch.linalg.solve(gram + strength * torch.eye(len(gram), device=x.device, dtype=x.dtype), x.T @ y)
-    predicted: Tensor = (at.double() - x_mean) @ weights + y_mean
-    return predicted.to(at.dtype)
+    predicted: Tensor = (at.double() - x_mean) @ weights
+    return predicted.add_(y_mean).to(at.dtype)

@@ -158,6 +158,7 @@ def fit(
                 checkpoints.save(checkpoint, modules, parameters, optimiser, optimisation, losses, held_out)
             last = epoch + 1 if stopped_improving(held_out) else optimisation.epochs
             report(Event(work, epoch + 1, last, {"loss": losses[-1]}))
+    optimiser.zero_grad(set_to_none=True)  # what was trained lives on; its gradients would, too
     return losses
 
 
