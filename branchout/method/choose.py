@@ -101,23 +101,33 @@ Half = tuple[Tensor, Ints]
 
 
 def cross_fit(
-    model: Classifier, halves: tuple[Half, Half], fusion: Fusion, frontier: Frontier, before: Accuracies | None
+    model: Classifier,
+    halves: tuple[Half, Half],
+    fusion: Fusion,
+    frontier: Frontier,
+    before: Accuracies | None,
+    *,
+    second_only: bool = False,
 ) -> Measured:
-    """Accuracies of held-out images that also chose: each half is measured at the point that the other one chooses."""
+    """Accuracies of held-out images that also chose: each half is measured at the point that the other one chooses.
+
+    With `second_only` the first half measures nothing, because training was ended with it.
+    """
     space, pooler = model.space, model.fused.pooler.kind
     goals = list(dict.fromkeys([*PAPER_GOALS, fusion.goal]))
     predicted: dict[str, list[Ints]] = {goal: [] for goal in goals}
     columns = [logit_columns(model, features) for features, _ in halves]
-    for here, there in ((1, 0), (0, 1)):
+    directions = ((0, 1),) if second_only else ((1, 0), (0, 1))
+    for here, there in directions:
         by_class = frontier.judged is not None
         curve, shifts = dial_curve(
             model, columns[here], halves[here][1], frontier.balanced_by, frontier.measured, by_class
         )
         steps = np.array(shifts or [0.0] * len(model.steps))
         for goal in goals:
-            b = curve.settings[curve.choose(goal), 0]
+            b = curve.settings[curve.nearest(goal), 0]
             predicted[goal].append(predict(columns[there], space, (steps + b).tolist(), pooler))
-    labels = np.concatenate([labels for _, labels in halves])
+    labels = np.concatenate([halves[there][1] for _, there in directions])
     found = {goal: accuracies(np.concatenate(parts), labels, space) for goal, parts in predicted.items()}
     results = {goal: GoalResult(frontier.choose(goal), found[goal]) for goal in PAPER_GOALS}
     return Measured(len(labels), before, found[fusion.goal], results)

@@ -79,6 +79,19 @@ class Frontier:
         best = np.flatnonzero(score >= np.nanmax(score) - 1e-12)
         return int(best[np.argmax(self.figures["all"][best])])
 
+    def nearest(self, goal: str) -> int:
+        """The point for a goal, where a few images must choose it.
+
+        For a condition that they do not reach it is the best point of its metric; where no image measures the metric,
+        that of `balanced`.
+        """
+        condition = self.check_goal(goal)
+        metric = goal if condition is None else condition[0]
+        if metric not in self.possible_goals():
+            return self.choose("balanced")
+        reached = condition is None or (self.figures[metric] >= condition[1] - 1e-12).any()
+        return self.choose(goal if reached else metric)
+
     def possible_goals(self) -> list[str]:
         """The named goals that these images can measure."""
         return [goal for goal in GOALS if goal == "balanced" or not np.isnan(self.figures[goal]).all()]

@@ -41,3 +41,36 @@ def test_a_cautious_choice_stays_among_the_saved_points() -> None:
     fusion, frontier = choose(model, None, features, labels, recipe=BRANCHOUT, goal="balanced", by_class=True)
     wanted = whole.settings[whole.choose("balanced"), 0]
     assert frontier.settings[fusion.point, 0] == pytest.approx(wanted)
+
+
+def test_a_half_that_ended_training_chooses_but_measures_nothing() -> None:
+    model = untrained(BASE, NEW)
+    torch.manual_seed(2)
+    features = torch.rand(60, 2, model.backbone.features)
+    labels = np.random.default_rng(2).integers(0, len(model.space.classes), 60)
+    halves = ((features[:40], labels[:40]), (features[40:], labels[40:]))
+    fusion, frontier = choose(model, None, features, labels, recipe=BRANCHOUT, goal="avg", by_class=True)
+    found = cross_fit(model, halves, fusion, frontier, None, second_only=True)
+    curve = dial_frontier(logit_columns(model, features[:40]), labels[:40], model.space, by_class=True)
+    b = float(curve.settings[curve.choose("avg"), 0])
+    answers = predict(logit_columns(model, features[40:]), model.space, b)
+    assert found.after == accuracies(answers, labels[40:], model.space)
+    assert found.images == 20
+
+
+@pytest.mark.parametrize("goal", ["novel", "novel>=0.5"])
+def test_a_goal_that_one_half_cannot_judge_does_not_end_a_run(goal: str) -> None:
+    """Both halves together reach it; one has no new image, or none that is recognised."""
+    model = untrained(BASE, NEW)
+    torch.manual_seed(2)
+    features = torch.rand(40, 2, model.backbone.features)
+    labels = logit_columns(model, features)[:, len(BASE) :].argmax(1) + len(BASE)
+    labels[:30] = np.arange(30) % len(BASE)
+    if goal == "novel>=0.5":
+        features[20] = features[31]
+        labels[20] = next(n for n in range(len(BASE), len(BASE) + len(NEW)) if n != labels[31])
+    halves = ((features[20:30], labels[20:30]), (features[30:], labels[30:]))
+    fusion, frontier = choose(model, None, features[20:], labels[20:], recipe=BRANCHOUT, goal=goal, by_class=True)
+    found = cross_fit(model, halves, fusion, frontier, None)
+    assert found.images == 20
+    assert found.after.novel is not None
