@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from branchout.errors import BranchoutError, unknown
@@ -46,7 +47,7 @@ class ExtendConfig:
     def __post_init__(self) -> None:
         recipe_named(self.recipe)
         check_goal(self.goal)
-        if self.minutes is not None and not self.minutes > 0:
-            raise BranchoutError(f"The minutes must be more than 0, found {self.minutes:g}")
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise BranchoutError(f"The minutes must be a number above 0, found {self.minutes:g}. Try: --minutes 25")
         if self.pooler not in (None, *POOLERS):
             raise unknown("pooler", str(self.pooler), POOLERS)

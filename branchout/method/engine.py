@@ -60,8 +60,9 @@ def use_engine(model: Classifier, engine: str, starts: Sequence[int] = ()) -> st
     exported, or its outputs differ, it stays with torch, with a warning.
     """
     model.trunk = None
-    if engine == "torch":
-        return engine
+    on_cpu = model.base_head.weight.device.type == "cpu"  # a run that began there may resume on a GPU
+    if engine == "torch" or not on_cpu:
+        return "torch"
     points = sorted({*starts, *(step.start for step in model.steps), len(model.backbone.names)})
     try:
         trunk = OnnxTrunk(model, points)

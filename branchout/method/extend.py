@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -78,9 +79,9 @@ class Extension:
         self.recipe = config.full_recipe(self.plan.effort.epochs)
 
     def run(self) -> Extended:
-        use_engine(self.base, self.plan.engine, [branch_point(self.base.backbone, self.plan.branch).start])
+        engine = use_engine(self.base, self.plan.engine, [branch_point(self.base.backbone, self.plan.branch).start])
         try:
-            return self.run_stages()
+            return replace(self.run_stages(), engine=engine)
         finally:
             self.base.trunk = None
 
@@ -194,7 +195,8 @@ class Extension:
         """The operating point, and its accuracies.
 
         Validation images that were given choose with one half and measure with the other. Images held out from
-        training are few: all of them choose, and each half is measured at the point that the other half chooses.
+        training are few: all of them choose, and each half is measured at the point that the other half chooses; only
+        the test half if the dev half also chose the end of training.
         """
         config, measured = self.config, self.split.measured
         both = measured == "held-out" and self.recipe.dial and len(self.split.test) > 0
@@ -215,8 +217,9 @@ class Extension:
         )
         if not both:
             return fusion, frontier, self.measure(model, fusion, frontier)
-        before = self.before(concatenate([self.split.dev, self.split.test]))
-        return fusion, frontier, cross_fit(model, (halves[0], halves[1]), fusion, frontier, before)
+        stops = self.plan.effort.stops  # the dev images chose the end of training: they measure nothing
+        before = self.before(self.split.test if stops else concatenate([self.split.dev, self.split.test]))
+        return fusion, frontier, cross_fit(model, (halves[0], halves[1]), fusion, frontier, before, second_only=stops)
 
     def balanced_without_old(self, model: Classifier) -> float | None:
         """Where the dial of a linear head stands for `balanced` if no old image can choose; None if some can."""

@@ -37,6 +37,7 @@ FILE = "plan.json"
 DEFAULT_MINUTES = 10.0
 MOST_CACHED = 320_000_000
 """Bytes of cached outputs on a CPU, so that an extension takes less than 1.5 GB in all."""
+MEMORY_SHORT = f"for a branch, more than {MOST_CACHED // 10**6} MB of outputs would be cached"
 
 
 def make_plan(
@@ -63,8 +64,12 @@ def make_plan(
     if device.type == "cpu":
         choices = [plan for plan in choices if _fits_memory(plan, counts, speeds)] or choices[:1]
     forecasts = [seconds_for(plan.effort, plan.branch, counts, speeds) for plan in choices]
-    timed_choices = [replace(plan, engine=engine, seconds=s) for plan, s in zip(choices, forecasts, strict=True)]
-    return choose(timed_choices, config)
+    timed_choices = [replace(plan, engine=speeds.engine, seconds=s) for plan, s in zip(choices, forecasts, strict=True)]
+    chosen = choose(timed_choices, config)
+    if chosen.more or any(plan.branch == config.branch for plan in choices):
+        return chosen
+    stage = base.backbone.names[-1]
+    return replace(chosen, more=f"{MEMORY_SHORT}; --branch {stage} would train the last stage nevertheless")
 
 
 def _fits_memory(plan: Plan, counts: Counts, speeds: Speeds) -> bool:
@@ -75,7 +80,7 @@ def options(base: Classifier, config: ExtendConfig) -> list[Plan]:
     """What could be trained, from the least accurate to the most; settings that the user gave are in all of them."""
     names = base.backbone.names
     deeper = [names[-2]] if len(names) > 1 else []
-    head = ["fc"] if trains_head_alone(base, "fc") else []
+    head = ["fc"] if config.epochs is None and trains_head_alone(base, "fc") else []  # a head alone has no epochs
     branches = [*head, "last", *deeper] if config.branch == "last" else [config.branch]
     found = [
         Plan(branch, _with_given(effort, config))

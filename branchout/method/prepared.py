@@ -51,7 +51,7 @@ class Prepared:
             **settings,
             "branch": plan.branch,
             "effort": asdict(plan.effort),
-            "engine": plan.engine,
+            "engine": outcome.engine,
             "images": len(self.split.new),
             "exemplars kept": 0 if self.split.memory is None else len(self.split.memory),
             "near-duplicates": self.split.near_duplicates,

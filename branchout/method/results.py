@@ -51,3 +51,5 @@ class Extended:
     """None where there are too few images to measure with."""
     losses: list[float]
     seconds: dict[str, float]
+    engine: str = "torch"
+    """What ran the frozen part: the plan's engine, or torch where that could not be used."""

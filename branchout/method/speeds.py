@@ -65,6 +65,8 @@ class Speeds:
     """For one step of stage II."""
     cores: int = 1
     gpu: bool = False
+    engine: str = "torch"
+    """What ran the frozen part."""
     table_bytes: Mapping[str, int] = field(default_factory=dict)
     """What one image takes in the table of cached outputs, for each branch."""
 
@@ -116,7 +118,7 @@ def measure_speeds(
 
     done(0)
     starts = [branch_point(model.backbone, branch).start for branch in branches]
-    use_engine(model, engine, starts)
+    engine = use_engine(model, engine, starts)
     try:
         done(1)
         training = {}
@@ -128,7 +130,7 @@ def measure_speeds(
         reading, frozen = _reading(model, split), _running(model, device)
         done(total)
         sizes = {branch: _table_bytes(model, branch, device) for branch in branches}
-        return Speeds(reading, frozen, training, fusing, cores(), device.type == "cuda", sizes)
+        return Speeds(reading, frozen, training, fusing, cores(), device.type == "cuda", engine, sizes)
     finally:
         model.trunk = None
 

@@ -163,7 +163,7 @@ class TrunkOutputs:
                 for outputs in self.frozen.live(images, order, seed):
                     table = table or [self._empty(views * len(images), output) for output in outputs]
                     for whole, part in zip(table, outputs, strict=True):
-                        whole[filled : filled + len(part)] = part
+                        whole[filled : filled + len(part)] = _within(part, whole.dtype)
                     filled += len(outputs[0])
                     self.report(Event("Computing frozen features", done + filled, total))
             done += filled
@@ -175,6 +175,14 @@ class TrunkOutputs:
         layout = self.frozen.model.backbone.layout(like.device) if like.ndim == 4 else torch.contiguous_format
         dtype = torch.float16 if self.half and like.ndim == 4 else like.dtype
         return torch.empty((rows, *like.shape[1:]), dtype=dtype, device=like.device, memory_format=layout)
+
+
+def _within(outputs: Tensor, dtype: torch.dtype) -> Tensor:
+    """Outputs that half precision can hold: it has only infinity beyond 65,504."""
+    if dtype != torch.float16:
+        return outputs
+    largest = torch.finfo(dtype).max
+    return outputs.clamp(-largest, largest)
 
 
 def default_limit(device: torch.device) -> int:

@@ -99,8 +99,9 @@ class Classifier(nn.Module):
 
     def activations(self, images: Tensor, starts: Sequence[int]) -> dict[int, Tensor]:
         """The inputs of the backbone stages numbered `starts`; each stage runs once."""
-        if self.trunk is not None and set(starts) <= set(self.trunk.starts):
-            return self.trunk(images)
+        trunk = self.trunk  # another thread may set it to None
+        if trunk is not None and set(starts) <= set(trunk.starts):
+            return trunk(images)
         found = {}
         at = 0
         for start in sorted(set(starts)):

@@ -15,6 +15,7 @@ from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.files import cache_folder
 from branchout.method import engine
+from branchout.method.config import ExtendConfig
 from branchout.method.engine import ENOUGH, engine_for, use_engine
 from branchout.model.classifier import Classifier
 
@@ -116,3 +117,19 @@ def test_extend_and_evaluate_run_in_it_and_say_so(
     same = model.evaluate(val.of_classes([*BASE, *NEW]))
     assert (found.answers == same.answers).mean() > 0.99
     assert (found.before_answers == same.before_answers).mean() > 0.99
+
+
+@pytest.mark.parametrize("minutes", [None, 5.0])
+def test_the_history_names_the_engine_that_ran(
+    minutes: float | None, base: api.Model, train: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> bytes:
+        raise RuntimeError("no operator for this layer")
+
+    monkeypatch.setenv("BRANCHOUT_ENGINE", "onnxruntime")
+    monkeypatch.setattr(engine, "_export", fails)
+    said: list[str] = []
+    prepared = base.prepare(train.of_classes(NEW), config=ExtendConfig(epochs=1, views=1, minutes=minutes))
+    model = base.extend_prepared(prepared, announce=said.append)
+    assert model.saved.history[-1]["engine"] == "torch"
+    assert all("onnxruntime" not in line for line in said)

@@ -21,6 +21,7 @@ from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
 from branchout.method.choose import apply_fusion
 from branchout.method.config import ExtendConfig
+from branchout.method.effort import Effort, Plan
 from branchout.method.extend import Extension
 from branchout.method.frontier import Frontier
 from branchout.method.split import DataSplit
@@ -204,6 +205,19 @@ def test_only_classes_without_images_get_stand_ins(base: api.Model, train: Sampl
         assert count == held.get(name, 10 if name in BASE else 0)
     seen = torch.from_numpy(model.space.index(list(BASE)))
     assert [len(part) for part in extension.pseudo(model, 0, seen)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_images_that_ended_training_do_not_measure(stops: bool, base: api.Model, train: Samples) -> None:
+    model = base.saved.model()
+    split = DataSplit.of(model.space, train.of_classes(NEW), exemplars(train), None, 0)
+    assert split.measured == "held-out"
+    plan = Plan("last", Effort(1, epochs=3, stops=stops))
+    found = Extension(model, split, ExtendConfig(), device=CPU, plan=plan).run()
+    assert found.measured is not None
+    assert found.measured.images == len(split.test) + (0 if stops else len(split.dev))
+    assert found.measured.before is not None
+    assert all(parameter.grad is None for parameter in found.step.branch.parameters())  # memory that nothing needs
 
 
 @pytest.mark.parametrize("recipe", ["branchout", "paper"])

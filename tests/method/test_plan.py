@@ -105,13 +105,15 @@ def test_without_minutes_a_cpu_gets_ten_and_clones_the_last_stage_at_most(linear
 def test_what_the_user_sets_is_in_every_option(linear: Classifier) -> None:
     assert {plan.branch for plan in options(linear, ExtendConfig(branch="layer2"))} == {"layer2"}
     chosen = options(linear, ExtendConfig(epochs=3, views=5))
-    assert {(plan.effort.views, plan.effort.epochs) for plan in chosen if plan.branch != "fc"} == {(5, 3)}
+    assert {(plan.effort.views, plan.effort.epochs) for plan in chosen} == {(5, 3)}
+    assert {plan.branch for plan in chosen} == {"last", "layer3"}  # a head alone has no epochs
     assert options(linear, ExtendConfig(branch="fc")) == [Plan("fc", effort) for effort in HEADS]
 
 
-def test_minutes_must_be_positive() -> None:
-    with pytest.raises(BranchoutError, match="minutes"):
-        ExtendConfig(minutes=0)
+@pytest.mark.parametrize("minutes", [0, -5, float("nan"), float("inf")])
+def test_minutes_must_be_a_number_above_0(minutes: float) -> None:
+    with pytest.raises(BranchoutError, match=f"minutes.*{minutes:g}"):
+        ExtendConfig(minutes=minutes)
 
 
 def test_what_takes_too_much_memory_on_a_cpu_is_no_option(
@@ -125,6 +127,12 @@ def test_what_takes_too_much_memory_on_a_cpu_is_no_option(
             patch.setattr(planning, "measure_speeds", lambda *_, found=speeds, **__: found)
             plan = make_plan(linear, split, ExtendConfig(minutes=1000), CPU)
         assert (plan.branch, plan.effort, plan.more) == ("last", expected, "")
+    speeds = replace(QUIET, table_bytes={"fc": 0, "last": 10**12, "layer3": 10**12})
+    monkeypatch.setattr(planning, "measure_speeds", lambda *_, **__: speeds)
+    plan = make_plan(linear, split, ExtendConfig(minutes=1000), CPU)
+    assert (plan.branch, plan.effort) == ("fc", HEADS[-1])
+    assert "320 MB" in plan.more
+    assert "--branch layer4" in plan.more
 
 
 # In an extension.

@@ -318,6 +318,19 @@ def test_as_many_views_as_fit_are_cached_and_else_the_trunk_runs_live(
     assert same(trained(model, train, recipe, views=6, limit=5 * one_view - 1), four)
 
 
+def test_maps_that_half_precision_cannot_hold_stay_finite(train: Samples) -> None:
+    class Large(Frozen):
+        def __call__(self, images: Tensor) -> list[Tensor]:
+            return [1e6 + output for output in super().__call__(images)]
+
+    frozen = Large(untrained(BASE), 3, logits=True, device=CPU)
+    trunk = TrunkOutputs(frozen, [open_images(train.of_classes(NEW), SIZES, CPU)], 1, half=True)
+    ((maps, columns),) = trunk.tables
+    assert maps.dtype == torch.float16
+    assert (maps == 65504).all()
+    assert columns.min() > 9e5  # logits are kept in full
+
+
 def test_the_cache_holds_what_the_frozen_network_makes_of_views(models: dict[str, Classifier], train: Samples) -> None:
     model = models["after a step"]
     frozen = Frozen(model, 3, logits=True, device=CPU)
