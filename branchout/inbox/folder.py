@@ -93,7 +93,13 @@ class Inbox:
 
     def decisions(self) -> dict[str, Decision]:
         """All decisions by the photo's id, in the order in which they were made."""
-        found = [read_as(Decision, file) for file in (self.state / "decisions").glob("*.json")]
+        found = []
+        for file in (self.state / "decisions").glob("*.json"):
+            try:
+                found.append(read_as(Decision, file))
+            except BranchoutError:
+                if file.exists():  # otherwise it was undone meanwhile
+                    raise
         return {each.photo: each for each in sorted(found, key=lambda each: (each.when, each.file))}
 
     def decide(self, photos: Iterable[Photo], name: str | None) -> list[Decision]:

@@ -17,7 +17,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,6 +33,9 @@ from branchout.model.manifest import MANIFEST
 
 FEWEST = 3
 """Photos that a class needs: one is held out to measure with."""
+
+_LOOKING = threading.Lock()
+"""Held with a run's lock by the threads that only look at it: two of them would take each other for the run."""
 
 State = Literal["running", "stopped", "failed", "finished", "live", "discarded"]
 
@@ -97,7 +102,7 @@ class Run:
     def state(self) -> State:
         if self.settings.decision is not None:
             return self.settings.decision
-        with lock(self.folder / "lock", wait=False) as free:
+        with _LOOKING, lock(self.folder / "lock", wait=False) as free:
             if not free:
                 return "running"
         if self.result is not None:
@@ -146,7 +151,7 @@ def ready(inbox: Inbox) -> tuple[dict[str, list[Decision]], dict[str, list[Decis
 
 def plan(inbox: Inbox, model: str, out: Path, memory: Path | None, epochs: int | None = None) -> Run:
     """Write down a run with all decided photos. An unfinished run with the same settings is returned instead."""
-    from branchout.training.work import check_out
+    from branchout.training.work import check_out, work_folder
 
     with lock(inbox.state / "lock"):
         asked = Settings(
@@ -172,6 +177,8 @@ def plan(inbox: Inbox, model: str, out: Path, memory: Path | None, epochs: int |
                 + (f", and {few}." if few else ". Name a group first.")
             )
         check_out(out)
+        if work_folder(out).exists():  # of another command; discarding this run would delete it
+            raise BranchoutError(f"An extension into {out} is running or was stopped. Choose another name.")
         folder = inbox.state / "runs" / str(max((run.number for run in runs(inbox)), default=0) + 1)
         shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed while it copied
         _copy(inbox, enough, folder / "new")
@@ -210,7 +217,8 @@ def stop(run: Run) -> None:
         worker = read_json(run.folder / "worker.json")
         if worker["host"] != platform.node():
             raise BranchoutError(f"Run {run.number} runs on {worker['host']}. Stop it there.")
-        os.kill(int(worker["pid"]), signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(int(worker["pid"]), signal.SIGTERM)
 
 
 # After it.
@@ -229,11 +237,14 @@ def discard(run: Run) -> Run:
 
     if run.state() in ("running", "live", "discarded"):
         raise BranchoutError(f"Run {run.number} is {run.state()}; it cannot be thrown away.")
-    (run.folder / "result.json").unlink(missing_ok=True)  # first: without a model the run is not finished any more
-    shutil.rmtree(work_folder(run.out), ignore_errors=True)
-    if is_model(run.out):
-        shutil.rmtree(run.out)
-    return _decided(run, "discarded")
+    with _LOOKING, lock(run.folder / "lock", wait=False) as free:
+        if not free:
+            raise BranchoutError(f"Run {run.number} is running; it cannot be thrown away.")
+        (run.folder / "result.json").unlink(missing_ok=True)  # first: without a model the run is not finished any more
+        shutil.rmtree(work_folder(run.out), ignore_errors=True)
+        if is_model(run.out):
+            shutil.rmtree(run.out)
+        return _decided(run, "discarded")
 
 
 def _decided(run: Run, decision: Literal["live", "discarded"]) -> Run:

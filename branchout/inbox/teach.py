@@ -12,7 +12,8 @@ from branchout import api
 from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
 from branchout.files import lock, write_json, write_text
-from branchout.inbox.runs import Result, Run, is_model, runs_in
+from branchout.inbox.folder import read_as
+from branchout.inbox.runs import Result, Run, Settings, is_model, runs_in
 from branchout.method.config import ExtendConfig
 from branchout.training.loop import Report, silent
 
@@ -20,14 +21,18 @@ from branchout.training.loop import Report, silent
 def execute(run: Run, *, device: str | None = None, report: Report = silent) -> Result:
     """Train, or resume. The result stays in the run's folder."""
     with _exclusively(run):
+        decision = read_as(Settings, run.folder / "run.json").decision  # it may have been discarded meanwhile
+        if decision is not None:
+            raise BranchoutError(f"Run {run.number} is {decision} and cannot be resumed.")
         if run.result is not None:
             return run.result
         write_json(run.folder / "worker.json", {"pid": os.getpid(), "host": platform.node()})
         (run.folder / "error.txt").unlink(missing_ok=True)
         try:
             result = _extend(run, device, report)
-        except BranchoutError as error:
-            write_text(run.folder / "error.txt", str(error))
+        except Exception as error:  # whatever it is, the page must be able to say why
+            text = str(error) if isinstance(error, BranchoutError) else f"{type(error).__name__}: {error}"
+            write_text(run.folder / "error.txt", text)
             raise
         write_json(run.folder / "result.json", result.model_dump())
         return result

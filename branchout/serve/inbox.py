@@ -170,6 +170,7 @@ class ServedInbox:
         open_ = {each.photo: each for each in found.photos if each.photo not in done and each.photo not in decisions}
         unknown = [[open_[photo] for photo in group if photo in open_] for group in found.groups]
         enough, waiting = runs.ready(self.inbox)
+        here = {photo.id for photo in self.inbox.photos()}
         return InboxInfo(
             state="failed" if self._error else "starting" if self._analysis is None else "ready",
             work=self._work,
@@ -181,7 +182,7 @@ class ServedInbox:
             groups=[group for group in unknown if group],
             fitting=[each for each in found.fitting if each.photo in open_],
             decided=[self._decided(name, photos) for name, photos in sorted({**enough, **waiting}.items())],
-            dismissed=[each for photo, each in decisions.items() if each.name is None and photo not in done],
+            dismissed=[each for photo, each in decisions.items() if each.name is None and photo in here - done],
             taught=len(done),
             unreadable=found.unreadable,
             next=runs.next_name(self._model_name()).name,
@@ -201,9 +202,7 @@ class ServedInbox:
         run = runs.open_run(self.inbox)
         if run is None:
             return None
-        state = run.state()
-        if state in ("stopped", "failed") and self._process is not None and self._process.poll() is None:
-            state = "running"  # it has just been started
+        state = self._state(run)
         works = progress_of(run.out).works if state in ("running", "stopped") else []
         return RunInfo(
             number=run.number,
@@ -214,6 +213,14 @@ class ServedInbox:
             result=run.result,
             error=run.error,
         )
+
+    def _state(self, run: runs.Run) -> runs.State:
+        state = run.state()
+        return "running" if state in ("stopped", "failed") and self._starting() is not None else state
+
+    def _starting(self) -> subprocess.Popen[bytes] | None:
+        """The process that was started here and has not ended. It needs some seconds before it has the run's lock."""
+        return self._process if self._process is not None and self._process.poll() is None else None
 
     def photo(self, photo: str) -> Photo:
         found = self.inbox.find(photo)
@@ -266,13 +273,19 @@ class ServedInbox:
             if run is None:
                 raise Refused(409, "There is no run to decide about.")
             live = None
+            state = self._state(run)
             if action == "resume":
-                if run.state() not in ("stopped", "failed"):
-                    raise Refused(409, f"The run is {run.state()}.")
+                if state not in ("stopped", "failed"):
+                    raise Refused(409, f"The run is {state}.")
                 self._process = runs.start(self.inbox, run, device=self.service.device)
             elif action == "stop":
-                runs.stop(run)
+                if process := self._starting():
+                    process.terminate()
+                else:
+                    runs.stop(run)
             elif action == "discard":
+                if state == "running":
+                    raise Refused(409, "The run is running. Stop it first.")
                 runs.discard(run)
             else:
                 live = api.load(run.out, device=self.service.device)  # before it is recorded: it may be damaged

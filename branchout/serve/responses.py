@@ -18,7 +18,11 @@ from branchout.serve.access import HEADERS
 from branchout.serve.api_docs import not_found
 from branchout.serve.limits import Refused
 
-BODY = 'Send JSON such as {"goal": "avg"} or {"b": 1.3}, with Content-Type: application/json.'
+BODY = "Send JSON with Content-Type: application/json; /docs has an example."
+BODIES = {
+    "/operating-point": 'Send JSON such as {"goal": "avg"} or {"b": 1.3}, with Content-Type: application/json.',
+}
+"""Examples by path."""
 
 
 class FiniteJSON(JSONResponse):
@@ -69,12 +73,13 @@ def _user_error(_: Request, error: BranchoutError) -> JSONResponse:
     return FiniteJSON({"error": str(error)}, 422)
 
 
-def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
     errors: Sequence[Mapping[str, Any]] = error.errors()
     found = [(".".join(str(part) for part in e["loc"] if part not in ("query", "body")), e["msg"]) for e in errors[:3]]
     sentence = "; ".join(f"{where}: {what}" if where else str(what) for where, what in found)
     in_body = any(e["loc"][:1] == ("body",) for e in errors)
-    return FiniteJSON({"error": f"{sentence}. {BODY}" if in_body else sentence}, 422)
+    body = BODIES.get(request.url.path, BODY)
+    return FiniteJSON({"error": f"{sentence}. {body}" if in_body else sentence}, 422)
 
 
 def _failed(_: Request, error: Exception) -> JSONResponse:

@@ -11,7 +11,8 @@ from inbox_case import write
 
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
-from branchout.inbox.folder import Inbox, by_class, class_name
+from branchout.inbox import folder
+from branchout.inbox.folder import Decision, Inbox, by_class, class_name
 
 
 @pytest.fixture
@@ -81,3 +82,22 @@ def test_a_damaged_decision_is_named(photos: Path) -> None:
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BranchoutError, match="nowhere"):
         Inbox(tmp_path / "nowhere")
+
+
+def test_a_decision_that_is_undone_while_all_are_read_is_no_error(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inbox = Inbox(photos)
+    first, *others = inbox.photos()
+    inbox.decide([first, *others], "robin")
+    read = folder.read_as
+
+    def undone_first(kind: type[Decision], file: Path) -> Decision:
+        inbox.undo([first])
+        return read(kind, file)
+
+    monkeypatch.setattr(folder, "read_as", undone_first)
+    assert set(inbox.decisions()) == {photo.id for photo in others}
+    inbox._file(others[0].id).write_text("{}")
+    with pytest.raises(BranchoutError, match=others[0].id):
+        inbox.decisions()

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from branchout import api
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.files import read_json
-from branchout.inbox import runs
+from branchout.inbox import runs, teach
 from branchout.inbox.folder import Inbox
 from branchout.inbox.teach import execute
 from branchout.training.work import work_folder
@@ -109,6 +110,41 @@ def test_a_run_that_fails_says_why_and_can_be_tried_again(case: Case) -> None:
     assert run.state() == "finished"
 
 
+def test_a_run_that_fails_in_an_unforeseen_way_says_why_too(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    run = planned(case, named(case), epochs=1)
+    monkeypatch.setattr(teach, "_extend", full)
+    with pytest.raises(RuntimeError):
+        execute(run)
+    assert (run.state(), run.error) == ("failed", "RuntimeError: out of memory")
+
+
+def test_a_run_that_was_thrown_away_is_not_executed_by_a_process_that_starts_late(case: Case) -> None:
+    run = planned(case, named(case), epochs=1)
+    runs.discard(run)
+    with pytest.raises(BranchoutError, match="discarded"):
+        execute(run)
+    assert not run.out.exists()
+
+
+def test_the_work_of_another_command_is_not_taken_over(case: Case) -> None:
+    inbox = named(case)
+    work = work_folder(case.root / "v2")
+    work.mkdir()
+    with pytest.raises(BranchoutError, match="another name"):
+        planned(case, inbox)
+    assert work.is_dir()
+    assert runs.runs(inbox) == []
+
+
+def test_threads_that_look_at_a_run_do_not_take_each_other_for_it(case: Case) -> None:
+    run = planned(case, named(case))
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: run.state(), range(400))) == {"stopped"}
+
+
 def wait_for(condition: Callable[[], object]) -> None:
     until = time.monotonic() + 180  # importing torch alone takes long on a busy machine
     while not condition():
@@ -121,14 +157,16 @@ def test_a_kill_in_the_middle_of_teaching_loses_nothing(case: Case) -> None:
     before = inbox.decisions()
     run = planned(case, inbox, epochs=400)
     process = start("inbox", case.photos, "--resume")
-    wait_for(lambda: list(work_folder(run.out).glob("*.safetensors")))  # the checkpoint of an epoch
+    work = work_folder(run.out)
+    wait_for(lambda: list(work.glob("*.safetensors")))  # the checkpoint of an epoch
+    wait_for(lambda: read_json(work / "progress.json")["works"])  # it is written now and then
     assert run.state() == "running"
     process.kill()
     process.communicate()
     assert run.state() == "stopped"
     assert inbox.decisions() == before
     assert not run.out.exists()
-    assert read_json(work_folder(run.out) / "progress.json")["works"]
+    assert read_json(work / "progress.json")["works"]
 
     seen: list[int] = []
     first = runs.Run(run.folder, run.settings)

@@ -142,6 +142,33 @@ def test_a_model_that_goes_live_answers_at_once(server: Caller, case: Case, val:
     wait_for(lambda: server.get("/inbox/state").json["groups"] == [])
 
 
+def test_a_run_can_be_stopped_while_its_process_starts(server: Caller, case: Case) -> None:
+    post(server, "/inbox/decisions", {"photos": ids(server)[:3], "action": "name", "class": "robin"})
+    assert post(server, "/inbox/runs", {}).json["run"]["state"] == "running"
+    assert post(server, "/inbox/run", {"action": "discard"}).status == 409
+    assert post(server, "/inbox/run", {"action": "resume"}).status == 409
+    assert post(server, "/inbox/run", {"action": "stop"}).status == 200
+    wait_for(lambda: server.get("/inbox/state").json["run"]["state"] != "running", 30)
+    assert server.get("/inbox/state").json["run"]["state"] == "stopped"
+    assert post(server, "/inbox/run", {"action": "discard"}).json["run"] is None
+    assert sorted(each.name for each in case.root.iterdir()) == ["old", "photos", "v1"]
+
+
+def test_a_dismissed_photo_that_was_deleted_is_not_shown(server: Caller, case: Case) -> None:
+    chosen = ids(server)[:1]
+    found = post(server, "/inbox/decisions", {"photos": chosen, "action": "dismiss"}).json["dismissed"]
+    assert [each["photo"] for each in found] == chosen
+    (case.photos / found[0]["file"]).unlink()
+    assert server.get("/inbox/state").json["dismissed"] == []
+
+
+def test_what_is_said_of_a_wrong_body_is_about_the_inbox(server: Caller) -> None:
+    reply = server.ask("POST", "/inbox/run", "no json", Content_Type="application/json")
+    assert reply.status == 422
+    assert "application/json" in reply.json["error"]
+    assert "goal" not in reply.json["error"]
+
+
 def test_a_question_for_the_earlier_model_is_not_put_to_the_new_one(base: api.Model, extended: api.Model) -> None:
     import asyncio
 
