@@ -125,16 +125,17 @@ def _decide(box: Inbox, names: list[str], dismissed: list[str], undone: list[str
 
     named = [_split(box, words) for words in names]
     named = [(photos, class_name(name)) for photos, name in named]
-    others = [(which, _photos(box, which)) for which in (*dismissed, *undone)]  # all are checked before any is written
+    dropped = [_photos(box, which) for which in dismissed]
+    reopened = [_photos(box, which, decided=True) for which in undone]  # all are checked before any is written
     for photos, name in named:
         box.decide(photos, name)
         say(f"{name}: {_counted(photos)}")
-    for n, (_, photos) in enumerate(others):
-        if n < len(dismissed):
-            box.decide(photos, None)
-        else:
-            box.undo(photos)
-        say(f"{'dismissed' if n < len(dismissed) else 'undone'}: {_counted(photos)}")
+    for photos in dropped:
+        box.decide(photos, None)
+        say(f"dismissed: {_counted(photos)}")
+    for photos in reopened:
+        box.undo(photos)
+        say(f"undone: {_counted(photos)}")
     enough, waiting = ready(box)
     for name, found in waiting.items():
         say(f"{name} has {len(found)} photo{'s' if len(found) > 1 else ''}; it is taught once it has {FEWEST}")
@@ -157,8 +158,8 @@ def _split(box: Inbox, words: str) -> tuple[list[Photo], str]:
     return _photos(box, words[: places[0]]), words[places[0] + 1 :]
 
 
-def _photos(box: Inbox, which: str) -> list[Photo]:
-    """The photo of a file name, or the undecided photos of a group of the last list, by its number."""
+def _photos(box: Inbox, which: str, *, decided: bool = False) -> list[Photo]:
+    """The photo of a file name, or the undecided (or `decided`) photos of a group of the last list, by its number."""
     from branchout.inbox.groups import listed
 
     photos = {photo.id: photo for photo in box.photos()}
@@ -172,8 +173,8 @@ def _photos(box: Inbox, which: str) -> list[Photo]:
     if not 1 <= int(which) <= len(groups):
         raise BranchoutError(f"There is no group {which}; the last list has {len(groups)}.")
     members = [photos[photo] for photo in groups[int(which) - 1] if photo in photos]
-    decided = box.decisions()
-    return [photo for photo in members if photo.id not in decided] or members
+    decisions = box.decisions()
+    return [photo for photo in members if (photo.id in decisions) == decided] or members
 
 
 # Teaching.

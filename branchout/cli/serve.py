@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import typer
 
-from branchout.cli.app import Device, Memory, app, check_folders, open_model, quoted, say, then
+from branchout.cli.app import Device, Memory, app, check_folders, open_model, quoted, say, then, warn
 from branchout.errors import BranchoutError
 
 if TYPE_CHECKING:
@@ -141,6 +141,7 @@ def _serve(
         say(f"{what}, at {here} (API: {here}/docs; stop with Ctrl-C)")
         if inbox is not None:
             say(f"the inbox {inbox.folder}: {here}/inbox")
+            _warn_of_other_model(inbox.folder, place)
         if token is None:
             then(f"curl -F files=@photo.jpg {here}/predict")
         else:
@@ -148,6 +149,16 @@ def _serve(
             then(f"curl -H {quoted(f'Authorization: Bearer {token}')} -F files=@photo.jpg {here}/predict")
         sys.stdout.flush()
         serve(served, sock)
+
+
+def _warn_of_other_model(photos: Path, place: str) -> None:
+    """Photos that were taught to another model are not listed any more, and the one served does not know them."""
+    from branchout.inbox.folder import Inbox
+    from branchout.inbox.runs import live_model
+
+    live = live_model(Inbox(photos))
+    if live is not None and Path(live).resolve() != Path(place).resolve():
+        warn([f"the photos of this inbox were last taught to {live}, which is not the model that is served"])
 
 
 def _reading() -> Report:

@@ -12,7 +12,9 @@ from helpers import refused, run, well
 from inbox_case import UNKNOWN_GLYPHS, Case, check_taught, make_with_glyphs
 
 from branchout import api
+from branchout.cli.serve import _warn_of_other_model
 from branchout.data.samples import Samples
+from branchout.files import write_json
 from branchout.inbox.folder import Inbox
 from branchout.inbox.groups import listed
 
@@ -72,6 +74,35 @@ def test_the_list_for_programs_and_decisions_that_are_undone(case: Case) -> None
     assert Inbox(case.photos).decisions() == {}
     said = well(run("inbox", case.photos, "--name", "a-1.png=telephone"))
     assert "telephone has 1 photo" in said
+
+
+def test_undoing_a_group_undoes_what_was_decided_of_it(case: Case) -> None:
+    well(run("inbox", case.photos, "--model", case.model, "--threshold", "-100"))
+    first = listed(Inbox(case.photos)).groups[0]
+    assert len(first) > 1
+    inbox = Inbox(case.photos)
+    inbox.decide([inbox.find(first[0])], "telephone")
+    well(run("inbox", case.photos, "--undo", "1"))
+    assert inbox.decisions() == {}
+
+
+def test_a_served_model_that_is_not_the_one_last_taught_is_pointed_out(
+    case: Case, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = case.photos / ".inbox" / "runs" / "1"
+    settings = {
+        "model": "v1",
+        "out": str(case.root / "v2"),
+        "memory": None,
+        "epochs": None,
+        "when": "",
+        "decision": "live",
+    }
+    write_json(folder / "run.json", settings)
+    _warn_of_other_model(case.photos, str(case.root / "v2"))
+    assert capsys.readouterr().out == ""
+    _warn_of_other_model(case.photos, str(case.model))
+    assert "v2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
