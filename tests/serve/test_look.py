@@ -14,12 +14,15 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from browsing import Browser, Page, fits, visited, with_fixed_dial
 from helpers import BASE, NEW
+from inbox_case import make
 from serving import Caller, png, running
 
 from branchout import api
 from branchout.data.samples import Samples
+from branchout.inbox.folder import Inbox
 from branchout.report.page import render
 from branchout.serve.app import create_app
+from branchout.serve.inbox import InboxSettings
 
 WIDTHS = (390, 768, 1400)
 
@@ -30,8 +33,15 @@ def adjustable(extended: api.Model, val: Samples, tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture(scope="module")
-def server(adjustable: api.Model, val: Samples) -> Iterator[Caller]:
-    with running(create_app(adjustable, test=val.of_classes(adjustable.classes))) as caller:
+def server(
+    adjustable: api.Model, base: api.Model, train: Samples, val: Samples, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Caller]:
+    case = make(tmp_path_factory.mktemp("inbox"), base, train)
+    inbox = Inbox(case.photos)
+    inbox.decide(inbox.photos()[:3], "robin")
+    inbox.decide(inbox.photos()[3:4], None)
+    settings = InboxSettings(case.photos, threshold=-100.0)
+    with running(create_app(adjustable, test=val.of_classes(adjustable.classes), inbox=settings)) as caller:
         yield caller
 
 
@@ -47,6 +57,7 @@ def addresses(
         "images": f"{report.as_uri()}#images?change=gained",
         "served": here,
         "docs": f"{here}docs",
+        "inbox": f"{here}inbox",
     }
 
 
@@ -59,6 +70,8 @@ def kept(page: Page, name: str) -> None:
 
 def shown(page: Page, kind: str, samples: Samples) -> None:
     """Wait for a page; the served one gets two images to classify."""
+    if kind == "inbox":
+        page.wait_for_selector("#groups .photo")
     if kind == "served":
         page.wait_for_selector("#classes .pick")
         page.wait_for_selector("#apply", state="attached")
@@ -96,7 +109,7 @@ def cut_off(page: Page) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["report", "images", "served", "docs"])
+@pytest.mark.parametrize("kind", ["report", "images", "served", "docs", "inbox"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_everything_fits_and_can_be_read(

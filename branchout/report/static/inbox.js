@@ -78,7 +78,8 @@ async function listClasses() {
 // Photos and groups.
 
 function picture(photo, caption) {
-  const image = element("img", { src: `/inbox/photo/${photo.photo}`, alt: photo.file, loading: "lazy", className: "small" });
+  const image = element("img", { src: `/inbox/photo/${photo.photo}`, alt: photo.file, loading: "lazy" });
+  image.onload = () => image.classList.toggle("small", image.naturalWidth <= 64);
   const open = element("button", { type: "button", className: "photo", "data-photo": photo.photo, title: photo.file }, image);
   open.onclick = () => openDialog(photo.photo);
   open.setAttribute("aria-label", `${photo.file}: send to a class`);
