@@ -1,4 +1,4 @@
-"""A new head on the base's own features, where nothing is cloned (`--branch fc`; paper, section 5.3, "fc-only").
+"""A new head on the base's own features, where nothing is cloned (`--branch fc`; paper, section 5.2, "fc-only").
 
 Only W_n is trained, so the loss of stage I is convex in it and is minimised to the end by L-BFGS over all images at
 once, instead of some epochs of SGD. Distillation is left out: it trains features, and here they are frozen.

@@ -1,6 +1,7 @@
 """Recipes: how stages I and II are trained (paper, sections 3.3, 4.2 and 5.1). One code path, three settings of it.
 
-- `paper`: the text to the letter;
+- `paper`: the text. Departures: small sets get smaller batches and rates, trunk outputs are cached for a fixed number
+  of views, linear heads start at class means, and W_r,aux starts at the identity;
 - `reference`: the authors' published experiments, where they differ from the text;
 - `branchout`: ours, the default. Exemplars and distillation enter stage I, and one dial replaces the α×β grid.
 
@@ -48,7 +49,7 @@ class Stage2:
     views: int
     """How many augmented views of each exemplar are cached; epoch e sees view e modulo this."""
     when: str
-    """`always`, or `overlap`: only when branches share classes."""
+    """`always`, or `overlap`: only if more than a tenth of the new classes is shared (`FEW_SHARED` in extend.py)."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ BRANCHOUT = Recipe(
     stage_one=Stage1(Optimisation(epochs=30, nesterov=True), replay=True, distillation=1.0),
     stage_two=Stage2(
         Optimisation(epochs=10, weight_decay=1e-2, schedule="constant"),
-        grid=((1.0, 1.0),),
+        grid=((1.0, 1.0),),  # α = 1: the routing loss alone
         learned_router=False,
         beta_on_head=False,
         zero_start=True,

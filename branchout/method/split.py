@@ -1,4 +1,7 @@
-"""The images of an extension, split by their role: no image has two (paper, section 5.1, "Learning").
+"""The images of an extension, split by their role (paper, section 5.1, "Learning").
+
+Images that train are never dev or test images. Of `--val`, dev images choose and test images measure. Images held out
+from training are few: dev and test images all choose, and each half is measured at the point the other half chooses.
 
 Symbols: D_n → `DataSplit.new` · the exemplars E → `DataSplit.memory` · the validation set → `dev` and `test`
 """
@@ -32,11 +35,11 @@ class DataSplit:
     dev: Samples
     """The images that choose the operating point."""
     test: Samples
-    """Held-out test images: they measure the result and are used for nothing else."""
+    """Held-out test images. With `--val` they are used for nothing but measurement."""
     measured: str
     """What base accuracy is measured on: a key of `metrics.MEASURED_ON`."""
     calibration: Samples | None = None
-    """New images that calibrate pseudo-exemplars, where old classes have no images; they neither train nor choose."""
+    """New images that calibrate pseudo-exemplars, where old classes have no images; they do not train."""
     notices: tuple[str, ...] = ()
     """Sentences about images that were left out or are near-duplicates of others."""
     near_duplicates: int = 0
