@@ -121,12 +121,13 @@ def _show(box: Inbox, found: Analysis) -> None:
 
 def _decide(box: Inbox, names: list[str], dismissed: list[str], undone: list[str]) -> None:
     from branchout.inbox.folder import class_name
-    from branchout.inbox.runs import FEWEST, ready
+    from branchout.inbox.runs import FEWEST, check_free, ready
 
     named = [_split(box, words) for words in names]
     named = [(photos, class_name(name)) for photos, name in named]
     dropped = [_photos(box, which) for which in dismissed]
     reopened = [_photos(box, which, decided=True) for which in undone]  # all are checked before any is written
+    check_free(box, [photo for photos in (*(p for p, _ in named), *dropped, *reopened) for photo in photos])
     for photos, name in named:
         box.decide(photos, name)
         say(f"{name}: {_counted(photos)}")

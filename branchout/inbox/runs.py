@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from pydantic import BaseModel
 
 from branchout.errors import BranchoutError
 from branchout.files import copy_file, lock, read_json, write_json
-from branchout.inbox.folder import Decision, Inbox, by_class, now, read_as
+from branchout.inbox.folder import Decision, Inbox, Photo, by_class, now, read_as
 from branchout.model.manifest import MANIFEST
 
 FEWEST = 3
@@ -131,6 +131,19 @@ def open_run(inbox: Inbox) -> Run | None:
 def taught(inbox: Inbox) -> set[str]:
     """Photos that a live model was trained with."""
     return {photo for run in runs(inbox) if run.settings.decision == "live" for photo in run.settings.photos}
+
+
+def check_free(inbox: Inbox, photos: Iterable[Photo]) -> None:
+    """Raise if a run has copied some of these photos: another decision about them would have no effect."""
+    chosen = {photo.id for photo in photos}
+    run = open_run(inbox)
+    if run is not None and (count := len(chosen & set(run.settings.photos))):
+        raise BranchoutError(
+            f"{count} of these photos are part of run {run.number} into {run.out.name}. Go live with its model or "
+            "throw it away first."
+        )
+    if count := len(chosen & taught(inbox)):
+        raise BranchoutError(f"{count} of these photos were taught already; their class cannot be changed here.")
 
 
 def live_model(inbox: Inbox) -> str | None:

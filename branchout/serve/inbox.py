@@ -249,6 +249,7 @@ class ServedInbox:
             raise Refused(404, f"{len(missing)} of these photos are no longer in the inbox.")
         photos = [here[photo] for photo in choice.photos]
         with self._changing:
+            runs.check_free(self.inbox, photos)
             if choice.action == "undo":
                 self.inbox.undo(photos)
             else:

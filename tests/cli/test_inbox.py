@@ -51,6 +51,7 @@ def test_from_ten_photos_to_a_model_that_knows_both_classes(case: Case, drawn: t
     said = well(run("inbox", case.photos, "--model", case.model, "--memory", case.old, "--teach", out))
     assert "of the 10 taught photos are answered right" in said
     assert "--accept" in said
+    refused(run("inbox", case.photos, "--undo", "a-0.png"), "part of run 1")
     said = well(run("inbox", case.photos, "--accept"))
     assert f"--model {out}" in said
     model = api.load(out)

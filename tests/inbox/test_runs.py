@@ -16,7 +16,7 @@ from inbox_case import UNKNOWN, Case, make, write
 from branchout import api
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
-from branchout.files import read_json
+from branchout.files import read_json, write_json
 from branchout.inbox import runs, teach
 from branchout.inbox.folder import Inbox
 from branchout.inbox.teach import execute
@@ -127,6 +127,21 @@ def test_a_run_that_was_thrown_away_is_not_executed_by_a_process_that_starts_lat
     with pytest.raises(BranchoutError, match="discarded"):
         execute(run)
     assert not run.out.exists()
+
+
+def test_photos_of_a_run_keep_their_decision(case: Case) -> None:
+    inbox = Inbox(case.photos)
+    first, *others = inbox.photos()
+    inbox.decide(others, "infinity")
+    run = planned(case, inbox, epochs=1)
+    runs.check_free(inbox, [first])
+    with pytest.raises(BranchoutError, match="2 of these photos are part of run 1 into v2"):
+        runs.check_free(inbox, [first, *others[:2]])
+    write_json(run.folder / "run.json", {**run.settings.model_dump(), "decision": "live"})
+    with pytest.raises(BranchoutError, match="2 of these photos were taught already"):
+        runs.check_free(inbox, [first, *others[:2]])
+    write_json(run.folder / "run.json", {**run.settings.model_dump(), "decision": "discarded"})
+    runs.check_free(inbox, others)
 
 
 def test_the_work_of_another_command_is_not_taken_over(case: Case) -> None:

@@ -143,14 +143,18 @@ def test_a_model_that_goes_live_answers_at_once(server: Caller, case: Case, val:
 
 
 def test_a_run_can_be_stopped_while_its_process_starts(server: Caller, case: Case) -> None:
-    post(server, "/inbox/decisions", {"photos": ids(server)[:3], "action": "name", "class": "robin"})
+    taken = ids(server)[:3]
+    post(server, "/inbox/decisions", {"photos": taken, "action": "name", "class": "robin"})
     assert post(server, "/inbox/runs", {}).json["run"]["state"] == "running"
     assert post(server, "/inbox/run", {"action": "discard"}).status == 409
     assert post(server, "/inbox/run", {"action": "resume"}).status == 409
     assert post(server, "/inbox/run", {"action": "stop"}).status == 200
     wait_for(lambda: server.get("/inbox/state").json["run"]["state"] != "running", 30)
     assert server.get("/inbox/state").json["run"]["state"] == "stopped"
+    correction = {"photos": taken[:1], "action": "name", "class": "wren"}
+    assert post(server, "/inbox/decisions", correction).status == 422  # the run has a copy as a robin
     assert post(server, "/inbox/run", {"action": "discard"}).json["run"] is None
+    assert post(server, "/inbox/decisions", correction).status == 200
     assert sorted(each.name for each in case.root.iterdir()) == ["old", "photos", "v1"]
 
 
