@@ -182,7 +182,8 @@ def sample_digest(dataset: Dataset, classes: Mapping[str, str]) -> str:
 
 def members_in_id_order(samples: Samples) -> dict[str, Ints]:
     """Every class's positions, sorted by id; one sort for all classes."""
-    order = np.lexsort((samples.ids, samples.labels))
+    order = np.argsort(samples.ids, kind="stable")  # np.lexsort of such texts ends the process with numpy 2.0
+    order = order[np.argsort(samples.labels[order], kind="stable")]
     ends = np.cumsum(np.bincount(samples.labels, minlength=len(samples.classes)))[:-1]
     return dict(zip(samples.classes, np.split(order, ends), strict=True))
 
