@@ -5,9 +5,8 @@
     python -m benchmarks.steps --data glyphs --base-classes 40 --novel-classes 8 --steps 10 --width 8 --base-epochs 20
 
 With `--data` and nothing else it is the ladder in Table 2's experiment of the dataset; `--rungs` names candidates too.
-Rows go to
-results/steps/DATASET-ARCH[-splitN]/RUNG.json, and the tables of docs/research.md are written from all rows there are;
-`--table` does only that.
+Rows go to results/steps/DATASET-ARCH[-splitN]/RUNG.json, and the tables of docs/research.md are written from all rows
+there are; `--table` does only that.
 """
 
 from __future__ import annotations
@@ -31,9 +30,6 @@ from branchout.errors import BranchoutError
 from branchout.metrics import PAPER_GOALS
 from branchout.training.loop import Event
 from branchout.training.optimisation import settings_dict
-
-NUMBERS = ("base-classes", "novel-classes", "steps", "exemplars", "split", "width", "base-epochs", "epochs",
-           "one-branch-epochs")  # fmt: skip
 
 
 def main(words: list[str] | None = None) -> None:

@@ -92,7 +92,8 @@ def main() -> None:
     words.add_argument("--epochs", type=int, default=60)
     asked = words.parse_args()
     made_by = provenance() | {
-        "command": f"python -m benchmarks.steps.compact --seeds {' '.join(map(str, asked.seeds))}"
+        "command": f"python -m benchmarks.steps.compact --seeds {' '.join(map(str, asked.seeds))} "
+        f"--epochs {asked.epochs}"
     }
     per_seed = [measured(seed, asked.epochs) for seed in asked.seeds]
     settings = {"base_classes": BASE, "steps": STEPS, "new_classes": PER_STEP, "images": IMAGES,

@@ -18,6 +18,7 @@ from branchout.baselines import featcat
 from branchout.bench.experiment import Experiment
 from branchout.data.images import in_order
 from branchout.data.samples import Samples, concatenate
+from branchout.errors import BranchoutError
 from branchout.method import stage1
 from branchout.method.choose import choose
 from branchout.method.compact import CompactConfig, Compaction
@@ -180,12 +181,14 @@ def from_last(run: Run) -> Scores:
 
 @contextmanager
 def branches_start_at_the_last() -> Iterator[None]:
-    initial = stage1.initial_branch
+    """Replaces `stage1.initial_branch`; an error if stage I started no branch by it meanwhile."""
+    initial, started = stage1.initial_branch, []
 
     def starting_there(model: Classifier, *args: object, **options: object) -> object:
         made = initial(model, *args, **options)  # type: ignore[arg-type]
         if model.steps:
-            made.branch.load_own(model.steps[-1].branch.own_state_dict())
+            made.branch.load_state_dict(model.steps[-1].branch.own_state_dict(), strict=False)
+        started.append(model)
         return made
 
     stage1.initial_branch = starting_there  # type: ignore[assignment]
@@ -193,6 +196,8 @@ def branches_start_at_the_last() -> Iterator[None]:
         yield
     finally:
         stage1.initial_branch = initial
+    if not started:
+        raise BranchoutError("no branch was started by stage1.initial_branch, so none has started at the last one")
 
 
 @torch.no_grad()

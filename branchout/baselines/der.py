@@ -3,11 +3,11 @@ it with one head on the features of all and an auxiliary one that tells the new 
 old. At the end a new head is learned on balanced data.
 
 Source: Yan, Xie and He, CVPR 2021; loss weights 1 and 1, the extractor's start from the one before, and 30 last epochs
-are from their published experiments. As published the base has a linear head, features enter the head as they are, and
-logits of the last stage are divided by a temperature of 5. Departures of the default, which starts from the shared
-base: each extractor's features are brought to length 4, as that base's head reads them, and there is no temperature,
-with which a head on such features hardly learns. Departures of both: the last stage sees cached views, and its rate
-falls at thirds rather than at half.
+are from their published experiments. As published the base has a linear head, features enter the head as they are, old
+classes keep their rows on old features, and logits of the last stage are divided by a temperature of 5. Departures of
+the default, which starts from the shared base: each extractor's features are brought to length 4, as that base's head
+reads them, all rows start at random, and there is no temperature, with which a head on such features hardly learns.
+Departures of both: the last stage sees cached views, and its rate falls at thirds rather than at half.
 """
 
 from __future__ import annotations
@@ -66,6 +66,10 @@ def learn(before: Classifier | Network | Extractors, task: Task, *, published: b
     fresh = copy.deepcopy(old[-1]).requires_grad_(True)
     fresh.frozen = False
     network = Extractors([*old, fresh], len(task.space.classes), published=published)
+    if published:
+        rows: Tensor = before.head.weight  # type: ignore[union-attr, assignment]
+        with torch.no_grad():
+            network.head.weight[: len(rows), : rows.shape[1]] = rows.cpu()
     network.to(task.device, memory_format=fresh.layout(task.device))  # type: ignore[call-overload]
     auxiliary = nn.Linear(fresh.features, 1 + len(task.space.branches[-1]), bias=False).to(task.device)
     answer = whole_network.new_or_other(task)

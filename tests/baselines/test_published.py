@@ -188,6 +188,16 @@ def test_der_adds_an_auxiliary_loss_and_divides_its_last_logits_by_five(
     assert last_loss((h[:, None], target, target)).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
+def test_der_starts_with_the_rows_of_the_step_before(base_task: Task, step: Task, losses, monkeypatch) -> None:
+    monkeypatch.setattr(der, "relearn_head", lambda network, task: None)
+    before = published.first(base_task)
+    network = der.learn(before, step, published=True)
+    known, width = before.head.weight.shape
+    assert torch.equal(network.head.weight[:known, :width], before.head.weight)
+    again = der.learn(network, step, published=True)
+    assert torch.equal(again.head.weight[:, : 2 * width], network.head.weight)
+
+
 @pytest.mark.parametrize(("arch", "weights"), [("resnet10", (8, 10)), ("resnet32", (3, 1))])
 def test_podnets_base_has_its_loss_and_its_step_both_distillations(
     arch: str, weights: tuple[int, int], base_task: Task, step: Task, losses, monkeypatch

@@ -1,10 +1,13 @@
 """The ladder: rows that are measured once, tables that say what is not measured, oracles that cannot lose."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from helpers import BASE, LATER, NEW, untrained
 
 from benchmarks.steps import __main__ as ladder
 from benchmarks.steps import rungs, table
@@ -12,6 +15,7 @@ from benchmarks.steps.rungs import CANDIDATES, LADDER, RUNGS, Run
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
 from branchout.method import stage1
+from branchout.method.new_branch import NewBranch
 
 SMALL = ["--data", "glyphs", "--base-classes", "6", "--novel-classes", "2", "--steps", "2", "--width", "8"]
 SHORT = ["--base-epochs", "1", "--epochs", "1", "--exemplars", "2"]
@@ -99,6 +103,19 @@ def test_one_offset_moves_all_new_classes_alike() -> None:
 
 def test_branches_can_start_at_the_last_one_and_the_method_is_restored() -> None:
     before = stage1.initial_branch
+    model = untrained(BASE, NEW)
+
+    def start(initial: Callable[..., NewBranch]) -> NewBranch:
+        return initial(model, LATER, None, "last", replay=True, seed=0, device=torch.device("cpu"))
+
     with rungs.branches_start_at_the_last():
-        assert stage1.initial_branch is not before
+        made = start(stage1.initial_branch)
+    found, last, base = (
+        branch.own_state_dict() for branch in (made.branch, model.steps[-1].branch, start(before).branch)
+    )
+    assert all(torch.equal(found[name], last[name]) for name in last)
+    assert not all(torch.equal(found[name], base[name]) for name in last)
+    assert stage1.initial_branch is before
+    with pytest.raises(BranchoutError, match="none has started"), rungs.branches_start_at_the_last():
+        pass
     assert stage1.initial_branch is before
