@@ -288,7 +288,7 @@ def test_a_model_that_is_not_there_is_answered_with_those_that_are(place: Place,
         return [command, place / "new", "--base", model, *(["--out", tmp_path / "x"] if command == "extend" else [])]
 
     refused(run(*words(place / "v9")), f"There is no saved model {place / 'v9'}", str(place / "v2"))
-    refused(run(*words(place / "val")), "is not a saved model: expected a file branchout.json in it, found ampersand")
+    refused(run(*words(place / "val")), "is not a saved model", "branchout.json", "found ampersand")
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "branchout.json").write_text("{")
     refused(run(*words(tmp_path / "torn")), "branchout.json is not valid JSON")
