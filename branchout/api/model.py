@@ -439,6 +439,7 @@ class Model:
         val: Source | None = None,
         images: str | Path | None = None,
         epochs: int | None = None,
+        classes_from: str | None = None,
         seed: int = 0,
         report: Report = silent,
     ) -> Model:
@@ -456,9 +457,9 @@ class Model:
         unlabelled, left_out = (None, []) if images is None else unlabelled_images(Path(images))
         made = compact(
             self.saved,
-            samples_in(memory, problems, self.classes),
+            samples_in(memory, problems, self.classes, classes_from, report),
             CompactConfig(branches, CompactConfig.epochs if epochs is None else epochs, seed),
-            val=None if val is None else samples_in(val, problems, self.classes),
+            val=None if val is None else samples_in(val, problems, self.classes, classes_from, report),
             unlabelled=unlabelled,
             out=place,
             source=self.folder,

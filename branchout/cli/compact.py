@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from branchout.cli.app import Device, Saved, Seed, Val, app, console, open_model, quoted, say, then, warn
+from branchout.cli.app import ClassesFrom, Device, Saved, Seed, Val, app, console, open_model, quoted, say, then, warn
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,6 +24,7 @@ def compact(
     val: Val = None,
     images: Annotated[Path | None, typer.Option(help="More images to learn from; they need no labels.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of training, if not the default.")] = None,
+    classes_from: ClassesFrom = None,
     seed: Seed = 0,
     device: Device = None,
 ) -> None:
@@ -38,7 +39,15 @@ def compact(
     loaded = open_model(model, device=device)
     with progress(console) as report:
         small = loaded.compact(
-            memory, out=out, branches=branches, val=val, images=images, epochs=epochs, seed=seed, report=report
+            memory,
+            out=out,
+            branches=branches,
+            val=val,
+            images=images,
+            epochs=epochs,
+            classes_from=classes_from,
+            seed=seed,
+            report=report,
         )
     assert small.compaction is not None
     warn(small.compaction.warnings)

@@ -49,3 +49,13 @@ def test_refusals(extended: api.Model, kept: Path, tmp_path: Path) -> None:
     missing = run("compact", extended.folder, "--out", tmp_path / "small")
     assert missing.status == 2
     assert "--memory" in missing.err
+
+
+def test_kept_images_may_lie_in_nested_folders(extended: api.Model, kept: Path, tmp_path: Path) -> None:
+    """As the folders that the model was extended with: the reading is chosen by the same option."""
+    assert extended.folder is not None
+    (tmp_path / "nested").mkdir()
+    (tmp_path / "nested" / "signs").symlink_to(kept)
+    words = ("compact", extended.folder, "--memory", tmp_path / "nested", "--out", tmp_path / "small")
+    refused(run(*words), "--classes-from leaves")
+    refused(run(*words, "--classes-from", "leaves"), "1 step", "extend")
