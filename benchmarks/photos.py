@@ -21,7 +21,7 @@ from torch import nn
 
 import branchout
 from branchout.api import Model
-from branchout.api.model import samples_in
+from branchout.api.predictor import samples_in
 from branchout.bench.rows import provenance
 from branchout.data.samples import Samples, concatenate
 from branchout.files import write_json

@@ -1,7 +1,8 @@
 """The Python API: load or pretrain a model, then predict, extend, tune, evaluate, report and export."""
 
-from branchout.api.model import Image, Model, Prediction, Source, samples_in, some_of
+from branchout.api.model import Model
 from branchout.api.opening import load, pretrain
+from branchout.api.predictor import Image, Prediction, Source, samples_in, some_of
 from branchout.data.samples import as_samples
 from branchout.method.prepared import Prepared
 from branchout.training.work import work_folder

@@ -30,7 +30,8 @@ from branchout.training.work import working_on
 if TYPE_CHECKING:
     from distributed import Client
 
-    from branchout.api.model import Model, Prediction
+    from branchout.api.model import Model
+    from branchout.api.predictor import Prediction
 
 PART = 256
 """Images of one part: a minute of work on a CPU for a large network, so that little is lost with a worker."""

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from branchout.data.decode import decode
-from branchout.data.folders import images_in, scan
-from branchout.data.images import Images, open_images
-from branchout.data.samples import Samples
+from branchout.api.predictor import Image, Predictor, Several, Source, pixels_of, samples_in, some_of
+from branchout.data.folders import images_in
 from branchout.errors import BranchoutError
-from branchout.evaluate.compare import Comparison, check_classes, compare, logits
-from branchout.evaluate.explain import Explanation, LabelledFeatures, explain
+from branchout.evaluate.compare import Comparison, check_classes, compare
 from branchout.files import cache_folder, write_text
 from branchout.method.choose import apply_fusion
 from branchout.method.compact import CompactConfig
 from branchout.method.config import ExtendConfig
 from branchout.method.engine import engine_for, use_engine
 from branchout.method.extend import Extension
-from branchout.method.features import extract
 from branchout.method.frontier import Frontier
 from branchout.method.plan import keep_plan, kept_plan, make_plan
 from branchout.method.prepared import Prepared, now
@@ -32,13 +27,11 @@ from branchout.method.results import Extended
 from branchout.method.split import DataSplit
 from branchout.method.two_fold import Scored, score_dial
 from branchout.model import checkpoint, hub
-from branchout.model.checkpoint import SavedModel
-from branchout.model.classifier import Classifier
 from branchout.model.staged import branch_point
 from branchout.report import page as reports
 from branchout.report.data import ReportData, collect
 from branchout.report.other_methods import read_results
-from branchout.training.loop import Event, Report, best_device, silent
+from branchout.training.loop import Report, silent
 from branchout.training.progress_file import recorded
 from branchout.training.work import check_out, working_on
 
@@ -46,46 +39,8 @@ if TYPE_CHECKING:
     from branchout.api.compaction import Outcome as CompactionOutcome
     from branchout.export import Exported
 
-Source = str | Path | Samples
-"""A folder with one folder of images per class, tar shards, or samples."""
-Image = str | PathLike[str] | np.ndarray
-"""An image file, or an array (height × width × channels, uint8)."""
-Several = Iterable[Image]
-Prediction = list[tuple[str, float]]
-"""Class names and probabilities, the most probable first."""
 
-
-def samples_in(
-    source: Source,
-    problems: list[str] | None = None,
-    known: Sequence[str] = (),
-    classes_from: str | None = None,
-    report: Report = silent,
-) -> Samples:
-    """Samples as they are, or all usable images of a folder of class folders or of tar shards.
-
-    `known` are the model's classes; `classes_from` says how nested class folders are read (`folders` or `leaves`).
-    """
-    if isinstance(source, Samples):
-        return source
-    work = f"Checking images in {Path(source).name}"
-
-    def checked(done: int, total: int) -> None:
-        if done % 50 == 0 or done == total:
-            report(Event(work, done, total))
-
-    found, wrong = scan(Path(source), known=known, classes_from=classes_from, progress=checked)
-    if problems is not None:
-        problems += [f"{source}: {line}" for line in wrong.summary()]
-    return found
-
-
-def some_of(files: Sequence[PathLike[str]], most: int = 256) -> list[PathLike[str]]:
-    """All files, or at most this many at even distances."""
-    return [files[n * len(files) // min(most, len(files))] for n in range(min(most, len(files)))]
-
-
-class Model:
+class Model(Predictor):
     """A classifier that predicts, and that can be extended and tuned."""
 
     validation: Comparison | None = None
@@ -94,17 +49,6 @@ class Model:
     """What `extend` trained and measured, after it ran in this process."""
     compaction: CompactionOutcome | None = None
     """What `compact` made of which model, after it ran in this process."""
-
-    def __init__(self, saved: SavedModel, folder: Path | None, device: torch.device | None = None) -> None:
-        self.saved = saved
-        self.folder = folder
-        self.device = device or best_device()
-        self.classifier = saved.model().placed(self.device)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        names: tuple[str, ...] = self.classifier.space.classes
-        return names
 
     @property
     def frontier(self) -> Frontier:
@@ -122,108 +66,6 @@ class Model:
         checkpoint.save(self.saved, Path(out), source=self.folder, half=half)
         self.folder = Path(out)
         return self
-
-    def _images(self, samples: Samples) -> Images:
-        return open_images(samples, self.classifier.preprocessing, self.device, cache=cache_folder())
-
-    def _before(self) -> Classifier | None:
-        """The classifier before its last step."""
-        steps = len(self.classifier.steps)
-        return self.saved.model(steps - 1).to(self.device) if steps else None
-
-    def _check_flip(self, flip: bool) -> None:
-        if flip and self.classifier.kind == "glyph":
-            raise BranchoutError("A mirrored character is another character: --flip is for photographs")
-
-    # Predicting.
-
-    @overload
-    def predict(self, images: Image, *, top: int = 5, flip: bool = False) -> Prediction: ...  # type: ignore[overload-overlap]
-
-    @overload
-    def predict(self, images: Several, *, top: int = 5, flip: bool = False) -> list[Prediction]: ...
-
-    def predict(self, images: Image | Several, *, top: int = 5, flip: bool = False) -> Prediction | list[Prediction]:
-        """The most probable classes of an image; a list of such lists for several. `flip` averages with the mirror."""
-        if isinstance(images, str | PathLike | np.ndarray):
-            return self.predict([images], top=top, flip=flip)[0]
-        self._check_flip(flip)
-        predictions: list[Prediction] = []
-        batch: list[torch.Tensor] = []
-        everything = list(images)
-        for number, image in enumerate(everything, 1):
-            batch.append(self.classifier.preprocessing.prepare(_pixels(image)))
-            if len(batch) == 64 or number == len(everything):
-                predictions += self._predict(torch.stack(batch), top, flip)
-                batch = []
-        return predictions
-
-    def _predict(self, pixels: torch.Tensor, top: int, flip: bool) -> list[Prediction]:
-        images = self.classifier.preprocessing.normalise(pixels.to(self.device))
-        best = logits(self.classifier, images, flip).softmax(1).topk(min(top, len(self.classes)), dim=1)
-        return [
-            [(self.classes[c], p) for p, c in zip(values, indices, strict=True)]
-            for values, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ]
-
-    @overload
-    def explain(  # type: ignore[overload-overlap]
-        self,
-        images: Image,
-        *,
-        top: int = 3,
-        expect: str | None = None,
-        memory: Source | None = None,
-        nearest: int = 5,
-        report: Report = silent,
-    ) -> Explanation: ...
-
-    @overload
-    def explain(
-        self,
-        images: Several,
-        *,
-        top: int = 3,
-        expect: str | None = None,
-        memory: Source | None = None,
-        nearest: int = 5,
-        report: Report = silent,
-    ) -> list[Explanation]: ...
-
-    def explain(
-        self,
-        images: Image | Several,
-        *,
-        top: int = 3,
-        expect: str | None = None,
-        memory: Source | None = None,
-        nearest: int = 5,
-        report: Report = silent,
-    ) -> Explanation | list[Explanation]:
-        """How the logits of an image come about; a list of explanations for several images.
-
-        With `expect`, a class, also why it did not win. With `memory`, labelled images, it also names those whose
-        features are nearest.
-        """
-        if isinstance(images, str | PathLike | np.ndarray):
-            return self.explain([images], top=top, expect=expect, memory=memory, nearest=nearest, report=report)[0]
-        labelled = None
-        if memory is not None:
-            samples = samples_in(memory)
-            features = extract(self.classifier, self._images(samples), device=self.device, report=report)[0]
-            labelled = LabelledFeatures(features, samples.ids.tolist(), samples.names.tolist(), nearest)
-        before, preprocessing = self._before(), self.classifier.preprocessing
-        found: list[Explanation] = []
-        for image in images:
-            pixels = preprocessing.normalise(preprocessing.prepare(_pixels(image))[None].to(self.device))
-            found.append(explain(self.classifier, before, pixels, top=top, expect=expect, labelled=labelled))
-        return found
-
-    def features(self, samples: Samples, *, report: Report = silent) -> np.ndarray:
-        """The base's penultimate features of every sample: one row each."""
-        found = extract(self.classifier, self._images(samples), device=self.device, report=report)[0, :, 0]
-        rows: np.ndarray = found.cpu().numpy()
-        return rows
 
     # Choosing an operating point.
 
@@ -276,7 +118,7 @@ class Model:
             pixels: Iterable[np.ndarray] = built_in_pictures(self.classifier.kind)
         else:
             chosen = some_of(images_in(Path(verify))) if isinstance(verify, str | PathLike) else verify
-            pixels = (_pixels(image) for image in chosen)
+            pixels = (pixels_of(image) for image in chosen)
         return export_onnx(self.saved, Path(out), pixels, flip=flip)
 
     def push(self, name: str, *, private: bool = False) -> str:
@@ -469,7 +311,3 @@ class Model:
         model = Model(made.saved, place, self.device)
         model.compaction = replace(made, warnings=(*problems, *left_out, *made.warnings))
         return model
-
-
-def _pixels(image: Image) -> np.ndarray:
-    return image if isinstance(image, np.ndarray) else decode(image)

@@ -9,7 +9,8 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from branchout import __version__
-from branchout.api.model import Model, Source, samples_in
+from branchout.api.model import Model
+from branchout.api.predictor import Source, samples_in
 from branchout.data.datasets import resolve
 from branchout.data.images import open_images
 from branchout.data.preprocess import Preprocessing
@@ -93,7 +94,8 @@ def pretrain(
         check_out(out)
     place = device_named(device)
     train, test, kind_of_data = _base_images(data, val, scenario, warn, classes_from)
-    preprocessing = _preprocessing(kind or kind_of_data, size)
+    kind = kind or kind_of_data
+    preprocessing = _preprocessing(kind, size)
     settings = {"command": "pretrain", "arch": arch, "width": width, "size": preprocessing.size, "seed": seed,
                 "optimisation": repr(optimisation), "images": train.fingerprint()}  # fmt: skip
     with working_on(out, settings) as work:
@@ -106,24 +108,29 @@ def pretrain(
                 preprocessing,
                 arch=arch,
                 width=width,
-                kind=kind or kind_of_data,
+                kind=kind,
                 optimisation=optimisation,
                 seed=seed,
                 device=place,
                 checkpoint=None if work is None else work / "pretrain.safetensors",
                 report=reported,
             )
-        seconds = round(time.perf_counter() - start, 1)
-        event = {"what": "pretrain", "when": now(), "images": len(train), "seed": seed,
-                 **settings_dict(optimisation), "seconds": seconds, "version": __version__}  # fmt: skip
+        event = _event(train, seed, optimisation, time.perf_counter() - start)
         model = Model(SavedModel(trained.cpu(), (), (event,)), None, place)
-        _validate(model, None if test is None else test.of_classes(train.classes), report)
+        _validate(model, test, report)
         return model if out is None else model.save(out, half=half)
+
+
+def _event(train: Samples, seed: int, optimisation: Optimisation, seconds: float) -> dict[str, object]:
+    """What the model's history keeps of its training."""
+    return {"what": "pretrain", "when": now(), "images": len(train), "seed": seed, **settings_dict(optimisation),
+            "seconds": round(seconds, 1), "version": __version__}  # fmt: skip
 
 
 def _validate(model: Model, test: Samples | None, report: Report) -> None:
     """Measure a base model on validation images, if there are any, and keep the accuracy in its history."""
-    if test is None or not len(test):
+    test = None if test is None else test.of_classes(model.classes)
+    if not test:
         return
     model.validation = model.evaluate(test, report=report)
     (event,) = model.saved.history

@@ -269,12 +269,6 @@ def row(job: Job, method: Method, experiment: Experiment, measured: Measured, po
     per_seed = measured.points[point]
     last = [steps[-1] for steps in per_seed]
     means, spreads = results.averaged([scored.test for scored in last])
-    prefix = "dial-" if point.startswith("dial-") else ""
-    folds = {
-        goal: results.percent(float(np.mean([steps[-1].two_fold for steps in measured.points[prefix + goal]])))
-        for goal in PAPER_GOALS
-        if prefix + goal in measured.points
-    }
     before = measured.first or [experiment.before] * len(per_seed)
     steps_of = [[base.test, *(scored.test for scored in steps)] for base, steps in zip(before, per_seed, strict=True)]
     over_steps = {
@@ -299,7 +293,7 @@ def row(job: Job, method: Method, experiment: Experiment, measured: Measured, po
         **_operating_point(last),
         "metrics": {**means, **(over_steps if every_step else dict.fromkeys(over_steps))},
         "both_halves": both,
-        "two_fold": folds or None,
+        "two_fold": _two_fold(measured, point) or None,
         "two_fold_spread": results.percent(float(np.mean([scored.spread for scored in last]))),
         "std": spreads,
         "seeds": list(job.seeds)[: len(per_seed)],
@@ -325,6 +319,16 @@ def row(job: Job, method: Method, experiment: Experiment, measured: Measured, po
             "model": Path(plan.model).name if plan.model else None,
             **method.settings(),
         },
+    }
+
+
+def _two_fold(measured: Measured, point: str) -> dict[str, float | None]:
+    """The two-fold score of each of the paper's goals, at the points that are chosen as this one is."""
+    prefix = "dial-" if point.startswith("dial-") else ""
+    return {
+        goal: results.percent(float(np.mean([steps[-1].two_fold for steps in measured.points[prefix + goal]])))
+        for goal in PAPER_GOALS
+        if prefix + goal in measured.points
     }
 
 

@@ -151,7 +151,7 @@ def _photos(
     from rich.table import Table
 
     from branchout import load
-    from branchout.api.model import samples_in
+    from branchout.api.predictor import samples_in
     from branchout.bench import photos
     from branchout.cli.display import progress
     from branchout.errors import unknown

@@ -15,25 +15,23 @@ import torch
 from torch import Tensor, nn
 
 from branchout.data import memory as memory_rules
-from branchout.data.images import Images, open_images
+from branchout.data.images import Images
 from branchout.data.samples import Samples, concatenate
-from branchout.labels import LabelSpace
 from branchout.method.choose import apply_fusion, choose, cross_fit, measure
 from branchout.method.config import ExtendConfig
 from branchout.method.dial import balanced_without_old
 from branchout.method.effort import Plan, trains_head_alone, usual_effort
 from branchout.method.engine import use_engine
-from branchout.method.features import extract, logit_columns, predictions
+from branchout.method.features import logit_columns, predictions
 from branchout.method.frontier import Frontier
 from branchout.method.head_only import train_head
-from branchout.method.new_branch import Labelled
-from branchout.method.pseudo import Exemplars, pseudo_exemplars
 from branchout.method.recipes import recipe_named
 from branchout.method.results import Extended, Measured
 from branchout.method.score_fusion import fusion_data, problem_of
 from branchout.method.split import DataSplit
 from branchout.method.stage1 import train_branch
 from branchout.method.stage2 import Fused, fuse
+from branchout.method.step_data import StepData
 from branchout.metrics import Accuracies, accuracies
 from branchout.model.checkpoint import Fusion
 from branchout.model.classifier import Classifier, Step
@@ -44,7 +42,7 @@ FEW_SHARED = 0.1
 """Stage II is trained for overlapping classes only where they are more than this share of the new classes."""
 
 
-class Extension:
+class Extension(StepData):
     """The whole method, for one step. Its methods are the steps, in order; everything frozen is computed once."""
 
     def __init__(
@@ -65,15 +63,8 @@ class Extension:
         `work` is a folder for checkpoints, from which a run that was stopped resumes, `cache` one for features;
         `images` opens samples in another way.
         """
-        self.base = base.to(device)
-        self.split = split
-        self.config = config
-        self.device = device
+        super().__init__(base, split, config, device=device, cache=cache, images=images, report=report)
         self.work = work
-        self.cache = cache
-        self.images = images or (lambda samples: open_images(samples, base.preprocessing, device, cache=cache))
-        self.report = report
-        self.space: LabelSpace = base.space.extend(split.new.classes)
         replay = recipe_named(config.recipe).stage_one.replay
         self.plan = plan or Plan(config.branch, usual_effort(base, config.branch, device, replay=replay))
         self.recipe = config.full_recipe(self.plan.effort.epochs)
@@ -99,28 +90,6 @@ class Extension:
         seconds = dict(zip(("stage1", "fusion", "choice"), np.diff(times).tolist(), strict=True))
         model.trunk = None
         return Extended(model, step, fusion, frontier, measured, losses, seconds)
-
-    def labels(self, samples: Samples) -> np.ndarray:
-        """Class numbers of the label space after this step."""
-        return self.space.index(samples.classes)[samples.labels]
-
-    def labelled(self, samples: Samples) -> Labelled:
-        return Labelled(self.images(samples), self.labels(samples))
-
-    def on_device(self, samples: Samples) -> Tensor:
-        return torch.from_numpy(self.labels(samples)).to(self.device)
-
-    def features(self, model: Classifier, samples: Samples, views: int = 0) -> Tensor:
-        return extract(
-            model,
-            self.images(samples),
-            views=views,
-            seed=self.config.seed,
-            device=self.device,
-            cache=self.cache,
-            fingerprint=samples.fingerprint(),
-            report=self.report,
-        )
 
     def train_branch(self) -> tuple[Step, list[float]]:
         """Stage I."""
@@ -151,12 +120,6 @@ class Extension:
             checkpoint=self.work / "branch.safetensors" if self.work else None,
             report=self.report,
         )
-
-    def held_out(self) -> tuple[Labelled, Labelled | None]:
-        """The dev images, new classes and others apart: the end of training is chosen with them, too."""
-        is_new = np.isin(self.split.dev.names, self.split.new.classes)
-        new, old = (self.split.dev.select(mask) for mask in (is_new, ~is_new))
-        return self.labelled(new), self.labelled(old) if len(old) else None
 
     def needs_fusion(self) -> bool:
         """Always in the paper's recipes; in ours if classes overlap, old classes lack images, or deltas exist.
@@ -238,17 +201,6 @@ class Extension:
         # With another seed than stage II's: what trained must not choose.
         made = self.pseudo(model, self.config.seed + 1, self.on_device(self.split.dev))
         return torch.cat([made.features, features]), np.concatenate([made.labels.cpu().numpy(), labels])
-
-    def pseudo(self, model: Classifier, seed: int, seen: Tensor) -> Exemplars:
-        """Pseudo-exemplars of the old classes that have no image among the labels `seen`."""
-        old = torch.from_numpy(self.space.index(self.base.space.classes)).to(self.device)
-        if torch.isin(old, seen).all():
-            return Exemplars(torch.empty(0), torch.empty(0), torch.empty(0))
-        new, fresh = self.split.new, self.split.calibration
-        trained, calibration = (
-            (self.features(model, part)[0], self.on_device(part)) for part in (new, fresh if fresh else new)
-        )
-        return pseudo_exemplars(model, trained, calibration, self.config.exemplars, seed).without(seen)
 
     def measure(self, model: Classifier, fusion: Fusion, frontier: Frontier) -> Measured | None:
         """Before and after on the held-out test images."""

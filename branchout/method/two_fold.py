@@ -6,7 +6,7 @@ It uses every image to measure and none to measure its own choice, so that small
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ class Scored:
     """The offset of each step's branch, where there are several steps."""
     both: Accuracies
     """On all images, each predicted with the choice that the other half made."""
-    right: npt.NDArray[np.bool_]
+    right: npt.NDArray[np.bool_] = field(compare=False)
     """Whether each of them is predicted correctly: first those of test, then those of dev."""
 
     @classmethod

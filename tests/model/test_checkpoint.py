@@ -519,8 +519,8 @@ def test_tuning_rewrites_the_description_alone(
     def unneeded(*_: object, **__: object) -> None:
         raise AssertionError("tuning needs no images")
 
-    monkeypatch.setattr(api.model, "open_images", unneeded)
-    monkeypatch.setattr(api.model, "decode", unneeded)
+    monkeypatch.setattr(api.predictor, "open_images", unneeded)
+    monkeypatch.setattr(api.predictor, "decode", unneeded)
     for goal in ("base", "novel"):
         figures = model.tune(goal)
         assert figures[goal] == max(model.frontier.figures[goal])

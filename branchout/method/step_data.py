@@ -1,0 +1,84 @@
+"""What the stages of an extension read: the images of a step, with their labels and features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from branchout.data.images import Images, open_images
+from branchout.data.samples import Samples
+from branchout.labels import LabelSpace
+from branchout.method.config import ExtendConfig
+from branchout.method.features import extract
+from branchout.method.new_branch import Labelled
+from branchout.method.pseudo import Exemplars, pseudo_exemplars
+from branchout.method.split import DataSplit
+from branchout.model.classifier import Classifier
+from branchout.training.loop import Report, silent
+
+
+class StepData:
+    """The images of one step as each stage needs them; features are cached where a folder is given."""
+
+    def __init__(
+        self,
+        base: Classifier,
+        split: DataSplit,
+        config: ExtendConfig,
+        *,
+        device: torch.device,
+        cache: Path | None = None,
+        images: Callable[[Samples], Images] | None = None,
+        report: Report = silent,
+    ) -> None:
+        self.base = base.to(device)
+        self.split = split
+        self.config = config
+        self.device = device
+        self.cache = cache
+        self.images = images or (lambda samples: open_images(samples, base.preprocessing, device, cache=cache))
+        self.report = report
+        self.space: LabelSpace = base.space.extend(split.new.classes)
+
+    def labels(self, samples: Samples) -> np.ndarray:
+        """Class numbers of the label space after this step."""
+        return self.space.index(samples.classes)[samples.labels]
+
+    def labelled(self, samples: Samples) -> Labelled:
+        return Labelled(self.images(samples), self.labels(samples))
+
+    def on_device(self, samples: Samples) -> Tensor:
+        return torch.from_numpy(self.labels(samples)).to(self.device)
+
+    def features(self, model: Classifier, samples: Samples, views: int = 0) -> Tensor:
+        return extract(
+            model,
+            self.images(samples),
+            views=views,
+            seed=self.config.seed,
+            device=self.device,
+            cache=self.cache,
+            fingerprint=samples.fingerprint(),
+            report=self.report,
+        )
+
+    def held_out(self) -> tuple[Labelled, Labelled | None]:
+        """The dev images, new classes and others apart: the end of training is chosen with them, too."""
+        is_new = np.isin(self.split.dev.names, self.split.new.classes)
+        new, old = (self.split.dev.select(mask) for mask in (is_new, ~is_new))
+        return self.labelled(new), self.labelled(old) if len(old) else None
+
+    def pseudo(self, model: Classifier, seed: int, seen: Tensor) -> Exemplars:
+        """Pseudo-exemplars of the old classes that have no image among the labels `seen`."""
+        old = torch.from_numpy(self.space.index(self.base.space.classes)).to(self.device)
+        if torch.isin(old, seen).all():
+            return Exemplars(torch.empty(0), torch.empty(0), torch.empty(0))
+        new, fresh = self.split.new, self.split.calibration
+        trained, calibration = (
+            (self.features(model, part)[0], self.on_device(part)) for part in (new, fresh if fresh else new)
+        )
+        return pseudo_exemplars(model, trained, calibration, self.config.exemplars, seed).without(seen)
