@@ -14,6 +14,7 @@ from rich.console import Console
 from branchout import demo
 from branchout.bench import rows as results
 from branchout.metrics import METRICS
+from branchout.training.loop import silent
 
 
 def main() -> None:
@@ -22,7 +23,7 @@ def main() -> None:
     options = parser.parse_args()
     console = Console()
     with tempfile.TemporaryDirectory() as folder:
-        model = demo.run(Path(folder) / "demo", console)
+        model, _ = demo.run(Path(folder) / "demo", console.print, silent)
     event = model.saved.history[-1]
     measured = event["measured"]
     space = model.classifier.space

@@ -182,7 +182,7 @@ def from_last(run: Run) -> Scores:
 @contextmanager
 def branches_start_at_the_last() -> Iterator[None]:
     """Replaces `stage1.initial_branch`; an error if stage I started no branch by it meanwhile."""
-    initial, started = stage1.initial_branch, []
+    initial, started = stage1.initial_branch, []  # type: ignore[attr-defined]
 
     def starting_there(model: Classifier, *args: object, **options: object) -> object:
         made = initial(model, *args, **options)  # type: ignore[arg-type]
@@ -191,11 +191,11 @@ def branches_start_at_the_last() -> Iterator[None]:
         started.append(model)
         return made
 
-    stage1.initial_branch = starting_there  # type: ignore[assignment]
+    stage1.initial_branch = starting_there  # type: ignore[assignment, attr-defined]
     try:
         yield
     finally:
-        stage1.initial_branch = initial
+        stage1.initial_branch = initial  # type: ignore[attr-defined]
     if not started:
         raise BranchoutError("no branch was started by stage1.initial_branch, so none has started at the last one")
 
