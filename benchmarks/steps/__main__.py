@@ -122,7 +122,10 @@ def row(name: str, experiment: Experiment, scores: list[Scores], seeds: list[int
         "metrics": means,
         "std": spreads,
         "two_fold": {goal: rows.percent(sum(values) / len(values)) for goal, values in folds.items()},
-        "per_seed": [{goal: rows.percent(values[n]) for goal, values in folds.items()} for n in range(len(seeds))],
+        "two_fold_per_seed": [
+            {goal: rows.percent(found[n]) for goal, found in folds.items()} for n in range(len(seeds))
+        ],
+        "per_seed": [rows.figures(each["balanced"].test) for each in scores],
         "seeds": seeds,
         "base_model": rows.percent(experiment.before.test.all),
         "base_weights": experiment.base_weights,

@@ -39,6 +39,9 @@ def rows(folder: Path) -> dict[str, dict[str, object]]:
 def test_every_rung_has_a_row_and_a_line(measured: Path) -> None:
     found = rows(measured)
     assert set(found) == {name for name, rung in RUNGS.items() if not rung.photos_only}
+    for row in found.values():
+        assert row["per_seed"] == [row["metrics"]]  # of one seed
+        assert row["two_fold_per_seed"] == [row["two_fold"]]
     text = (measured / "page.md").read_text()
     assert text.startswith("# Title\n")
     assert text.endswith("\n\nAfter.\n")
