@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapte
 
 from branchout import files
 from branchout.errors import BranchoutError, printable, some
+from branchout.goals import METRICS
 
 MANIFEST = "branchout.json"
 FORMAT = "branchout-1"
@@ -150,8 +151,8 @@ class FrontierData(Schema):
         points = len(self.settings)
         if any(len(setting) != numbers for setting in self.settings):
             raise ValueError(f"every setting of a {self.kind} has {numbers} numbers")
-        if set(self.figures) != {"all", "base", "novel", "overlap", "avg"}:
-            raise ValueError("figures must be all, base, novel, overlap and avg")
+        if set(self.figures) != set(METRICS):
+            raise ValueError(f"figures must be {', '.join(METRICS)}")
         if self.judged is not None and set(self.judged) != {"all", "avg"}:
             raise ValueError("judged must be all and avg")
         curves: list[list[Any]] = [*self.figures.values(), *(self.judged or {}).values()]

@@ -1,4 +1,4 @@
-"""The one training loop: precision, schedule, progress, checkpoints."""
+"""The loop that trains every network: precision, schedule, progress, checkpoints."""
 
 from __future__ import annotations
 
