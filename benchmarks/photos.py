@@ -9,6 +9,7 @@ report only. Every operating point is the one that `extend` chooses by itself.
 from __future__ import annotations
 
 import argparse
+import resource
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -172,7 +173,8 @@ def main() -> None:
             "dataset": asked.name, "scenario": "photos", "arch": asked.base, "method": name, "before": before,
             "base_classes": len(base.classes), "novel_classes": len(case.new.classes), "metrics": metrics,
             "seeds": [each["seed"] for each in seeds], "per_seed": seeds, "seconds": seconds,
-            "device": base.device.type, "test_images": len(case.test), **about,
+            "device": base.device.type, "test_images": len(case.test),
+            "peak_memory_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, **about,
         }  # fmt: skip
         suffix = "" if base.device.type == "cuda" else f"-{base.device.type}"
         write_json(asked.out / f"{name}{suffix}.json", row)
