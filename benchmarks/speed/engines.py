@@ -23,7 +23,7 @@ import torch
 
 from branchout.bench import rows as results
 from branchout.data.preprocess import Preprocessing
-from branchout.method.engine import OnnxTrunk
+from branchout.method.running.engine import OnnxTrunk
 from branchout.model.bases import rebuild
 from branchout.model.classifier import Classifier
 

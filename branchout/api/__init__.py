@@ -4,7 +4,7 @@ from branchout.api.model import Model
 from branchout.api.opening import load, pretrain
 from branchout.api.predictor import Image, Prediction, Source, samples_in, some_of
 from branchout.data.samples import as_samples
-from branchout.method.prepared import Prepared
+from branchout.method.running.prepared import Prepared
 from branchout.training.work import work_folder
 
 __all__ = [

@@ -21,7 +21,7 @@ from branchout.files import cache_folder
 from branchout.method import compact as method
 from branchout.method.compact import CompactConfig, Compacted, Compaction
 from branchout.method.features import weights_digest
-from branchout.method.prepared import now
+from branchout.method.running.prepared import now
 from branchout.metrics import Accuracies
 from branchout.model import checkpoint
 from branchout.model.checkpoint import SavedModel

@@ -18,12 +18,12 @@ from branchout.files import cache_folder, write_text
 from branchout.method.choose import apply_fusion
 from branchout.method.compact import CompactConfig
 from branchout.method.config import ExtendConfig
-from branchout.method.engine import engine_for, use_engine
 from branchout.method.extend import Extension
 from branchout.method.frontier import Frontier
-from branchout.method.plan import keep_plan, kept_plan, make_plan
-from branchout.method.prepared import Prepared, now
 from branchout.method.results import Extended
+from branchout.method.running.engine import engine_for, use_engine
+from branchout.method.running.plan import keep_plan, kept_plan, make_plan
+from branchout.method.running.prepared import Prepared, now
 from branchout.method.split import DataSplit
 from branchout.method.two_fold import Scored, score_dial
 from branchout.model import checkpoint, hub

@@ -33,10 +33,10 @@ from branchout.data.scenarios import CLUSTERED, Scenario
 from branchout.errors import BranchoutError
 from branchout.files import cache_folder, lock
 from branchout.labels import LabelSpace
-from branchout.method.effort import VIEWS
 from branchout.method.features import extract, predictions, weights_digest
 from branchout.method.new_branch import Labelled
 from branchout.method.recipes import PAPER, Stage1
+from branchout.method.running.effort import VIEWS
 from branchout.method.stage1 import train_branch
 from branchout.method.two_fold import Scored
 from branchout.model import bases, checkpoint

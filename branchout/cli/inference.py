@@ -59,7 +59,7 @@ def tune(model: Saved, goal: Goal = "balanced") -> None:
     if not Path(model).exists():
         raise no_saved_model(model)
     from branchout.cli.display import percent
-    from branchout.method import tune as tuning
+    from branchout.method.running import tune as tuning
 
     frontier, point = tuning.tune(Path(model), goal)
     shown = ", ".join(f"{name} {percent(value)}%" for name, value in frontier.at(point).items() if value is not None)

@@ -120,8 +120,8 @@ def check(
     check_folders(new, memory, val)
     from branchout.cli.display import progress
     from branchout.method.config import ExtendConfig
-    from branchout.method.forecast import forecast
-    from branchout.method.plan import make_plan
+    from branchout.method.running.forecast import forecast
+    from branchout.method.running.plan import make_plan
 
     model = open_model(base, arch, head=head, classes=classes, base=True, device=device)
     config = ExtendConfig(branch=branch, minutes=minutes)

@@ -25,11 +25,11 @@ from branchout.labels import LabelSpace
 from branchout.method.choose import apply_fusion
 from branchout.method.config import ExtendConfig
 from branchout.method.distil import Student, Teacher, common_branch_point, compaction_loss, groups_of, merged_step
-from branchout.method.effort import effort_for
 from branchout.method.extend import Extension
 from branchout.method.features import extract, logit_columns, predictions
 from branchout.method.frontier import Frontier
 from branchout.method.results import Measured
+from branchout.method.running.effort import effort_for
 from branchout.method.split import DataSplit, listed
 from branchout.method.trunk_cache import TrunkOutputs
 from branchout.metrics import Accuracies, accuracies

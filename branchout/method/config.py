@@ -33,7 +33,7 @@ class ExtendConfig:
     pooler: str | None = None
     """`max` or `average`; None is the model's own, which its first step sets."""
     minutes: float | None = None
-    """How long the extension may take: see `method.plan`."""
+    """How long the extension may take: see `method.running.plan`."""
 
     def full_recipe(self, epochs: int | None = None) -> Recipe:
         """The recipe with these epochs, or with `epochs` where ours is used and none are set."""

@@ -20,13 +20,13 @@ from branchout.data.samples import Samples, concatenate
 from branchout.method.choose import apply_fusion, choose, cross_fit, measure
 from branchout.method.config import ExtendConfig
 from branchout.method.dial import balanced_without_old
-from branchout.method.effort import Plan, trains_head_alone, usual_effort
-from branchout.method.engine import use_engine
 from branchout.method.features import logit_columns, predictions
 from branchout.method.frontier import Frontier
 from branchout.method.head_only import train_head
 from branchout.method.recipes import recipe_named
 from branchout.method.results import Extended, Measured
+from branchout.method.running.effort import Plan, trains_head_alone, usual_effort
+from branchout.method.running.engine import use_engine
 from branchout.method.score_fusion import fusion_data, problem_of
 from branchout.method.split import DataSplit
 from branchout.method.stage1 import train_branch

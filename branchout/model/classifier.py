@@ -29,7 +29,7 @@ class Step:
 
 
 class Trunk(Protocol):
-    """The inputs of the backbone stages `starts`, computed elsewhere than in torch: see `method.engine`."""
+    """The inputs of the backbone stages `starts`, computed elsewhere than in torch: see `method.running.engine`."""
 
     starts: tuple[int, ...]
 

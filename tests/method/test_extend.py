@@ -21,9 +21,9 @@ from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
 from branchout.method.choose import apply_fusion
 from branchout.method.config import ExtendConfig
-from branchout.method.effort import Effort, Plan
 from branchout.method.extend import Extension
 from branchout.method.frontier import Frontier
+from branchout.method.running.effort import Effort, Plan
 from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier
 

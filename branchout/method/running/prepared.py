@@ -9,9 +9,9 @@ from typing import Any
 from branchout import __version__
 from branchout.data.samples import digest
 from branchout.method.config import ExtendConfig
-from branchout.method.effort import Plan
 from branchout.method.features import weights_digest
 from branchout.method.results import Extended
+from branchout.method.running.effort import Plan
 from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from branchout.method.speeds import needs_fusion
+from branchout.method.running.speeds import needs_fusion
 from branchout.method.split import DataSplit, listed
 from branchout.model.classifier import Classifier
 from branchout.model.heads import sources

@@ -81,7 +81,7 @@ class Plan:
     branch: str
     effort: Effort
     engine: str = "torch"
-    """What runs the frozen part: see `method.engine`."""
+    """What runs the frozen part: see `method.running.engine`."""
     seconds: float | None = None
     """The forecast; None where nothing was measured."""
     more: str = ""

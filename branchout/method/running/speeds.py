@@ -12,10 +12,10 @@ from torch import nn
 
 from branchout.data.images import cores
 from branchout.method.config import ExtendConfig
-from branchout.method.effort import Effort, trains_head_alone
-from branchout.method.engine import use_engine
 from branchout.method.extend import Extension
 from branchout.method.recipes import BRANCHOUT
+from branchout.method.running.effort import Effort, trains_head_alone
+from branchout.method.running.engine import use_engine
 from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier
 from branchout.model.staged import Branch, branch_point

@@ -16,7 +16,8 @@ import torch
 from branchout.errors import BranchoutError
 from branchout.files import read_json, write_json
 from branchout.method.config import ExtendConfig
-from branchout.method.effort import (
+from branchout.method.recipes import recipe_named
+from branchout.method.running.effort import (
     BRANCHES,
     HEADS,
     LARGE_INPUTS,
@@ -26,9 +27,8 @@ from branchout.method.effort import (
     trains_head_alone,
     usual_effort,
 )
-from branchout.method.engine import engine_for
-from branchout.method.recipes import recipe_named
-from branchout.method.speeds import Counts, Speeds, frozen_passes, measure_speeds, seconds_for, table_rows
+from branchout.method.running.engine import engine_for
+from branchout.method.running.speeds import Counts, Speeds, frozen_passes, measure_speeds, seconds_for, table_rows
 from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier
 from branchout.training.loop import Report, silent

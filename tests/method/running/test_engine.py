@@ -14,9 +14,9 @@ from branchout import api
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.files import cache_folder
-from branchout.method import engine
 from branchout.method.config import ExtendConfig
-from branchout.method.engine import ENOUGH, engine_for, use_engine
+from branchout.method.running import engine
+from branchout.method.running.engine import ENOUGH, engine_for, use_engine
 from branchout.model.classifier import Classifier
 
 CPU = torch.device("cpu")

@@ -14,11 +14,11 @@ from torch import nn
 from branchout import api
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
-from branchout.method import plan as planning
 from branchout.method.config import ExtendConfig
-from branchout.method.effort import BRANCHES, HEADS, LARGE_INPUTS, SMALL_INPUTS, Effort, Plan
-from branchout.method.plan import choose, keep_plan, kept_plan, make_plan, options
-from branchout.method.speeds import HEAD_ITERATIONS, Counts, Speeds, frozen_passes, seconds_for
+from branchout.method.running import plan as planning
+from branchout.method.running.effort import BRANCHES, HEADS, LARGE_INPUTS, SMALL_INPUTS, Effort, Plan
+from branchout.method.running.plan import choose, keep_plan, kept_plan, make_plan, options
+from branchout.method.running.speeds import HEAD_ITERATIONS, Counts, Speeds, frozen_passes, seconds_for
 from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier
 

@@ -13,7 +13,7 @@ import pytest
 
 from branchout import api
 from branchout.errors import BranchoutError
-from branchout.method.tune import tune
+from branchout.method.running.tune import tune
 from branchout.model import checkpoint
 
 CODE = """
