@@ -15,6 +15,7 @@ from rich.segment import Segment
 from rich.text import Text
 from typer.core import TyperGroup
 
+from branchout.cli.help import App
 from branchout.errors import BranchoutError, explain_os_error, printable
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Output(Console):
         raise OutputClosed from None
 
 
-app = typer.Typer(
+app = App(
     cls=Commands,
     help="Add classes to a trained image classifier without forgetting the old ones.",
     epilog="Start with: branchout demo. Help on one command: branchout extend --help",
@@ -201,7 +202,7 @@ Goal = Annotated[
     typer.Option(help="all, avg, balanced, novel, base, overlap, or a minimum: 'novel>=0.80' ('novel>=80%')."),
 ]
 Recipe = Annotated[
-    str, typer.Option(help="branchout (the default), paper (as the paper says), reference (as its authors' code does).")
+    str, typer.Option(help="branchout, paper (as the paper says) or reference (as its authors' code does).")
 ]
 Where = Annotated[
     str, typer.Option("--branch", help="What is cloned and trained: last, a stage, a module, or fc for a head alone.")

@@ -30,9 +30,7 @@ def serve(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="A saved model, or the --out of a running extension.")
     ] = None,
-    test: Annotated[
-        Path | None, typer.Argument(metavar="[TEST]", help="Labelled images: one folder per class.")
-    ] = None,
+    test: Annotated[Path | None, typer.Argument(metavar="TEST", help="Labelled images: one folder per class.")] = None,
     host: Annotated[str, typer.Option(help="The address to listen on. Other than this machine's own: --public.")] = (
         "127.0.0.1"
     ),

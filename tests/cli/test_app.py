@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -52,8 +53,23 @@ def test_help_fits_80_columns_and_gives_an_example(command: str) -> None:
     if command == "":
         places = [told.index(f"\n  {name} ") for name in COMMANDS]
         assert places == sorted(places)
-    elif command != "version":
-        assert f"Example: branchout {command} " in told
+        return
+    assert f"\nExample:\n  branchout {command}" in told
+    assert not re.search(r"<\w+>|[{}]|\[\[", told)  # types, and brackets of the parser
+
+
+def test_many_options_stand_in_groups() -> None:
+    """In the groups of their purpose, each once; a command with few options has one list."""
+    for words in ("extend", "serve", "inbox", "bench"):
+        told = well(run(words, "--help"))
+        options = re.findall(r"^  (?:-h, )?(--[a-z-]+)", told.partition("Arguments:")[2], re.MULTILINE)
+        assert len(options) == len(set(options)) > 10
+        assert len(re.findall(r"^[A-Z]\w+:$", told, re.MULTILINE)) >= 5
+        assert "\nOptions:" not in told
+    assert "\nOptions:\n  --goal TEXT" in well(run("tune", "--help"))
+    told = well(run("serve", "--help"))
+    assert told.index("\nAddress:") < told.index("--host") < told.index("\nLimits:")
+    assert " report [OPTIONS] MODEL [TEST]\n" in well(run("report", "--help"))
 
 
 def test_every_command_is_in_a_group() -> None:
