@@ -78,11 +78,7 @@ BASELINES = (
     Baseline("logitcat-ft", "LogitCat+FT", partial(trained, scratch=False), on="features"),
     *(
         Baseline(
-            f"logitcat-{pooler}",
-            f"logit concatenation ({short} pool)",
-            partial(pooled, pooler=pooler),
-            on="features",
-            seeded=False,
+            f"logitcat-{pooler}", f"logit concatenation ({short} pool)", partial(pooled, pooler=pooler), on="features"
         )
         for pooler, short in (("average", "avg"), ("max", "max"))
     ),

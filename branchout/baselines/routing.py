@@ -90,7 +90,7 @@ def fitted(features: Tensor, origin: Tensor, splits: int) -> Router:
 
 
 BASELINES = (
-    Baseline("confidence-routing", "confidence-based routing", confident, on="features", dial=False, seeded=False),
+    Baseline("confidence-routing", "confidence-based routing", confident, on="features", dial=False),
     Baseline("learned-routing", "learning-based routing w/ L_rt-bal", learned, on="features", dial=False),
     Baseline(
         "oracle-routing",

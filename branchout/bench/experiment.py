@@ -232,19 +232,25 @@ class Experiment:
         """Identifies the base, network and head."""
         return weights_digest(self.base)
 
+    def folder_of(self, samples: Samples, arch: str | None = None) -> tuple[Path, dict[str, Any]]:
+        """Where a network trained from scratch on these images is kept, and the settings it is trained with.
+
+        The name does not depend on where the data lies, so that a base can be copied to other machines.
+        """
+        settings = {**self._training(arch), "classes": samples.classes}
+        samples = samples.select(np.argsort(samples.ids, kind="stable"))
+        name = digest(samples.fingerprint(portable=True), repr(sorted(settings.items())))
+        return self.cache / "bench" / name, settings
+
     def trained(self, samples: Samples, arch: str | None = None) -> Classifier:
         """A network trained from scratch on these images, or read from disk; its classes are sorted.
 
         It does not depend on the order of the images: joint learning of two tables is trained once.
         """
         plan = self.plan
+        kept, settings = self.folder_of(samples, arch)
         samples = samples.select(np.argsort(samples.ids, kind="stable"))
-        classes = samples.classes
-        settings = {**self._training(arch), "classes": classes}
-        # The name does not depend on where the data lies, so that a base can be copied to other machines.
-        name = digest(samples.fingerprint(portable=True), repr(sorted(settings.items())))
-        kept = self.cache / "bench" / name
-        asked, held = time.perf_counter(), self.cache / "bench" / f".{name}.lock"
+        asked, held = time.perf_counter(), kept.with_name(f".{kept.name}.lock")
         with lock(held, wait=False) as free:
             if not free:
                 self.report(Event("Waiting for another process that trains this network", 0, 1))
@@ -252,11 +258,11 @@ class Experiment:
             self._earlier -= time.perf_counter() - asked  # waiting does not count: the time it took is in the file
             fresh = not is_saved_model(kept)
             if fresh:
-                start = self.now()
+                start, unfinished = self.now(), kept.with_name(f"{kept.name}.checkpoint")
                 made = pretrain(
                     self.images(samples),
                     samples.labels,
-                    classes,
+                    samples.classes,
                     self.preprocessing,
                     arch=arch or plan.arch,
                     width=plan.width,
@@ -266,12 +272,12 @@ class Experiment:
                     augmentation=self.augmentation(),
                     seed=plan.split,
                     device=self.device,
-                    checkpoint=self.cache / "bench" / f"{name}.checkpoint",
+                    checkpoint=unfinished,
                     report=self.report,
                 )
                 event = {"what": "pretrain", "images": len(samples), "seconds": self.now() - start, **settings}
                 checkpoint.save(SavedModel(made.cpu(), (), (event,)), kept)
-                (self.cache / "bench" / f"{name}.checkpoint").unlink(missing_ok=True)
+                unfinished.unlink(missing_ok=True)
         saved = checkpoint.load(kept)
         if not fresh:
             self._earlier += float(saved.history[0]["seconds"])

@@ -45,7 +45,7 @@ class Method:
     def stage_one_per_seed(self) -> bool:
         """Whether the paper's stage I is trained for each seed; older rows have one for all."""
         if self.baseline is not None:
-            return self.baseline.on == "features" and self.baseline.seeded
+            return self.baseline.on == "features"
         return self.points() != ("alone",) and self.name != "stage-one-dial" and self.recipe in ("paper", "reference")
 
     def settings(self) -> dict[str, Any]:

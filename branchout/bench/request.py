@@ -48,6 +48,7 @@ class Request:
     split: int = 1
     all_seeds: bool = False
     stale: bool = False
+    minutes: float | None = None
 
     def check(self) -> None:
         """Find contradictions and unknown names before anything is loaded."""
@@ -56,6 +57,8 @@ class Request:
                 "name a table, or a scenario with --scenario, or remake outdated rows with --stale; "
                 "branchout bench --list names them all"
             )
+        if self.minutes and not self.stale:
+            raise BranchoutError("--minutes goes with --stale only: the times of outdated rows tell what fits")
         if self.faithful and self.schedule not in (None, "published"):
             raise BranchoutError(
                 f"--faithful means --schedule published, and --schedule {self.schedule} was given; leave one out"

@@ -148,10 +148,12 @@ def run_all(
     workers: int = 1,
     report: Report = silent,
     on_done: Callable[[Done], None] = lambda done: None,
+    may_start: Callable[[Job], bool] = lambda job: True,
 ) -> list[Done]:
     """Run every job with missing rows: in this process, or on the `workers` of an executor.
 
-    Rows that were measured with other settings are found before anything is trained.
+    Rows that were measured with other settings are found before anything is trained. `may_start` is asked before each
+    job of this process.
     """
     missing = [job for job in jobs if job.missing()]
     if executor is None:
@@ -161,7 +163,7 @@ def run_all(
         for wait in (False, True):
             ended = {done.job for done in finished}
             for job in jobs:
-                done = None if job in ended else run(job, opened, report, wait=wait)
+                done = run(job, opened, report, wait=wait) if job not in ended and may_start(job) else None
                 if done is not None:
                     finished.append(done)
                     on_done(done)

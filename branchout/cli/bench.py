@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,12 +14,14 @@ from rich.text import Text
 
 from branchout.cli.app import app, console, open_dataset, say
 from branchout.errors import BranchoutError
+from branchout.units import duration
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from branchout.bench.request import Request
     from branchout.bench.runner import Done, Job
+    from branchout.bench.stale import Forecast
     from branchout.data.datasets import Dataset
 
 Name = Annotated[str | None, typer.Argument(metavar="TABLE", help="sota, fig-design-space, …, or all; see --list.")]
@@ -59,7 +63,12 @@ AllSeeds = Annotated[
     bool, typer.Option("--all-seeds", help="Use every seed, also where each one trains a whole network.")
 ]
 Stale = Annotated[
-    bool, typer.Option("--stale", help="Measure the rows of this dataset again that are marked as outdated.")
+    bool,
+    typer.Option("--stale", help="Measure the rows of this dataset again that are marked as outdated, cheapest first."),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(min=0, help="With --stale: start nothing that would end later; 0 lists the rows."),
 ]
 NewPhotos = Annotated[Path | None, typer.Option("--new", help="With 'photos': folder of the new classes.")]
 OldPhotos = Annotated[Path | None, typer.Option("--memory", help="With 'photos': folder of images of old classes.")]
@@ -97,6 +106,7 @@ def bench(
     seeds: Seeds = "1,2,3",
     all_seeds: AllSeeds = False,
     stale: Stale = False,
+    minutes: Minutes = None,
     new: NewPhotos = None,
     memory: OldPhotos = None,
     test: TestPhotos = None,
@@ -105,7 +115,7 @@ def bench(
     out: Out = Path("results"),
 ) -> None:
     """Run a table of the paper, or methods of your choice in a scenario. Existing rows are not measured again."""
-    asked = dict(locals())
+    asked, began = dict(locals()), time.monotonic()
     if listed:
         _list()
         return
@@ -118,11 +128,14 @@ def bench(
         _photos(new, memory, test, base, method, _numbers(seeds), out)
         return
     from branchout.bench.request import Request
+    from branchout.bench.stale import Deadline, Forecast
     from branchout.files import check_output
 
     options = {name: asked[name] for name in Request.__dataclass_fields__ if name not in ("methods", "seeds")}
     request = Request(**options, methods=tuple(method or ()), seeds=_numbers(seeds))
     request.check()
+    if minutes is not None and (workers > 1 or dask):
+        raise BranchoutError("--minutes plans one process; leave out --workers and --dask, or --minutes")
     dataset = open_dataset(data)
     jobs = _drawable(request, dataset)
     if not jobs:
@@ -131,7 +144,33 @@ def bench(
         return
     check_output(out, folder=True)
     out.mkdir(parents=True, exist_ok=True)
-    _run(jobs, workers, dask)
+    if not stale:
+        _run(jobs, workers, dask)
+        return
+    forecast = Forecast(jobs, dataset)
+    jobs = _show_forecast(forecast)
+    deadline = Deadline(forecast, math.inf if minutes is None else began + 60 * minutes)
+    _run(jobs, workers, dask, deadline)
+    if deadline.refused:
+        later = f"would end after {minutes:g} minutes; run the same command again to measure them"
+        say(f"{len(deadline.refused)} of {len(jobs)} methods {later}", "not started:")
+
+
+def _show_forecast(forecast: Forecast) -> list[Job]:
+    """The jobs in their order, with the time that each will take, and when it will end."""
+    from rich.table import Table
+
+    shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for heading in ("expected", "ends after", "experiment", "network", "method"):
+        shown.add_column(heading, justify="right" if heading in ("expected", "ends after") else "left")
+    total, jobs = 0.0, []
+    for job, seconds in forecast.cheapest_first():
+        total += seconds
+        jobs.append(job)
+        shown.add_row(duration(seconds), duration(total), job.folder.parent.name, job.plan.arch, job.method)
+    console.print(shown)
+    say(f"expected by old rows from: {'; '.join(forecast.hardware)}")
+    return jobs
 
 
 def _photos(
@@ -194,7 +233,7 @@ def _drawable(request: Request, dataset: Dataset) -> list[Job]:
     return drawable
 
 
-def _run(jobs: list[Job], workers: int, dask: str | None) -> None:
+def _run(jobs: list[Job], workers: int, dask: str | None, may_start: Callable[[Job], bool] = lambda job: True) -> None:
     """Measure missing rows and show all."""
     from branchout.bench import request, runner
     from branchout.cli.display import progress
@@ -206,7 +245,7 @@ def _run(jobs: list[Job], workers: int, dask: str | None) -> None:
             done = runner.run_all(jobs, executor=executor, workers=number, on_done=_say_left_out)
     else:
         with progress(console) as report:
-            done = runner.run_all(jobs, report=report, on_done=_say_left_out)
+            done = runner.run_all(jobs, report=report, on_done=_say_left_out, may_start=may_start)
     for folder in dict.fromkeys(job.folder for job in jobs):
         _show([job for job in jobs if job.folder == folder and not job.missing()])
         _warn_of_other_bases(folder)

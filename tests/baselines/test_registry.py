@@ -45,4 +45,4 @@ def test_hard_decisions_have_no_dial() -> None:
 
 def test_what_draws_nothing_is_marked() -> None:
     unseeded = [name for name, method in baselines().items() if not method.seeded]
-    assert unseeded == ["pretrained", "confidence-routing", "logitcat-average", "logitcat-max"]
+    assert unseeded == ["pretrained"]  # the branches of methods on features are trained for each seed

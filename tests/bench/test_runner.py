@@ -259,11 +259,10 @@ def test_what_a_method_stores_beside_its_parameters_counts(
     assert [count - counts[0] for count in counts] == [0, 7, 99]
 
 
-@pytest.mark.parametrize("name", ["pretrained", "confidence-routing", "logitcat-max", "logitcat-average"])
 def test_what_draws_nothing_is_measured_once_whatever_seeds_are_asked_for(
-    name: str, experiment: Experiment, folder: Path, tmp_path: Path
+    experiment: Experiment, folder: Path, tmp_path: Path
 ) -> None:
-    done = run(job(folder, tmp_path, name, seeds=(1, 2)), {(str(folder), PLAN): experiment})
+    done = run(job(folder, tmp_path, "pretrained", seeds=(1, 2)), {(str(folder), PLAN): experiment})
     assert done is not None
     row = json.loads(done.written[0].read_text())
     assert (row["seeds"], row["asked_seeds"], len(row["per_seed"])) == ([1], [1, 2], 1)
@@ -271,6 +270,16 @@ def test_what_draws_nothing_is_measured_once_whatever_seeds_are_asked_for(
     for path in done.written:  # rows from when it was measured for each of them
         path.write_text(json.dumps({**json.loads(path.read_text()), "seeds": [1, 2]}))
     assert done.job.missing() == []
+
+
+@pytest.mark.parametrize("name", ["confidence-routing", "logitcat-max"])
+def test_what_trains_nothing_has_a_branch_for_each_seed(
+    name: str, experiment: Experiment, folder: Path, tmp_path: Path
+) -> None:
+    done = run(job(folder, tmp_path, name, seeds=(1, 2)), {(str(folder), PLAN): experiment})
+    assert done is not None
+    row = json.loads(done.written[0].read_text())
+    assert (row["seeds"], len(row["per_seed"]), row["stage1_per_seed"]) == ([1, 2], 2, True)
 
 
 def test_our_rows_have_one_file_for_each_goal_and_keep_base_and_new_apart(

@@ -127,7 +127,17 @@ def test_outdated_rows_of_tables_are_measured_again(folder: Path, tmp_path: Path
     assert status == 0
     assert "no row of the methods" in told
     assert "outdated" in json.loads(place.read_text())
-    assert run(*words, "--stale")[0] == 0
+    status, told, _ = run(*words, "--stale", "--minutes", "0")
+    assert status == 0
+    line = next(line for line in told.splitlines() if line.split()[-3:] == ["disjoint-40", "resnet10", "ncm"])
+    assert " s " in line
+    assert "not started: 1 of 1" in told
+    assert "outdated" in json.loads(place.read_text())
+    for wrong, said in ((["disjoint-40"], "--stale"), (["--stale", "--workers", "2"], "--workers")):
+        status, _, complained = run(*words, "--minutes", "5", *wrong)
+        assert status == 1
+        assert said in complained
+    assert run(*words, "--stale", "--minutes", "30")[0] == 0
     made = json.loads(place.read_text())
     assert "outdated" not in made
     assert made["metrics"] == json.loads(before[place])["metrics"]
