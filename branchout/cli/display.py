@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,9 +26,39 @@ QUIET_SECONDS = 30.0
 """Between two lines of a log file about the same work."""
 
 
+class Notes(logging.Handler):
+    """Prints what the package logs, such as a choice and its reason, above the bars."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.INFO)
+        self.console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.console.print(record.getMessage(), markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def notes_on(console: Console) -> Iterator[None]:
+    log, handler = logging.getLogger("branchout"), Notes(console)
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
 @contextmanager
 def progress(console: Console) -> Iterator[Report]:
     """Show progress: on a terminal a bar for each piece of work, in a log file a line every half minute."""
+    with notes_on(console), _reporting(console) as report:
+        yield report
+
+
+@contextmanager
+def _reporting(console: Console) -> Iterator[Report]:
     if not console.is_terminal:
         yield _lines(console)
         return

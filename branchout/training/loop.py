@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from branchout.errors import BranchoutError, unknown
 from branchout.training import checkpoints
+from branchout.training.graphs import training_step
 from branchout.training.optimisation import Optimisation
 
 Batch = TypeVar("Batch")
@@ -42,8 +43,12 @@ def best_device() -> torch.device:
 
 
 def precision(device: torch.device) -> torch.autocast:
-    """bfloat16 for networks on a GPU. Heads and losses stay in float32: eight bits are too few for logits up to 16."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+    """bfloat16 for networks on a GPU that computes in it (a T4 does not).
+
+    Heads and losses stay in float32: eight bits are too few for logits up to 16.
+    """
+    low = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.autocast(device.type, torch.bfloat16, enabled=low)
 
 
 LONG_TRAINING = 1000
@@ -127,11 +132,13 @@ def fit(
     training ends in its last third, when the learning rate is lowest, once that loss stops improving.
     """
     optimiser = optimiser_for(parameters, optimisation, device)
-    clipped = optimisation.optimiser == "adamw"
     losses, held_out = (
         ([], []) if not checkpoint else checkpoints.resume(checkpoint, modules, parameters, optimiser, optimisation)
     )
-    with fastest_convolutions(device, steps_per_epoch * optimisation.epochs):
+    steps = steps_per_epoch * optimisation.epochs
+    most_norm = 1.0 if optimisation.optimiser == "adamw" else None
+    step_of = training_step(modules, parameters, optimiser, loss_of, most_norm=most_norm, device=device, steps=steps)
+    with fastest_convolutions(device, steps):
         for epoch in range(len(losses), optimisation.epochs):
             if stopped_improving(held_out):
                 break
@@ -139,15 +146,7 @@ def fit(
             count = 0
             for step, batch in enumerate(epoch_batches(epoch)):
                 progress = (epoch + step / steps_per_epoch) / optimisation.epochs
-                for group in optimiser.param_groups:
-                    group["lr"] = learning_rate(optimisation, progress)
-                loss = loss_of(batch)
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()  # type: ignore[no-untyped-call]
-                if clipped:
-                    nn.utils.clip_grad_norm_(parameters, 1.0)
-                optimiser.step()
-                total += loss.detach().float()
+                total += step_of(batch, learning_rate(optimisation, progress)).float()
                 count += 1
             losses.append(total.item() / max(count, 1))
             if not (math.isfinite(losses[-1]) and all(bool(torch.isfinite(p).all()) for p in parameters)):
