@@ -129,10 +129,7 @@ def check(
         prepared = model.prepare(new, memory=memory, val=val, config=config, classes_from=classes_from, report=report)
         plan = make_plan(model.classifier, prepared.split, config, model.device, timed=True, report=report)
     warn(prepared.warnings)
-    place, seconds = model.device, plan.seconds or 0.0
-    for line in forecast(
-        model.classifier, prepared.split, plan.branch, seconds, device=place, base_bytes=model.bytes_on_disk()
-    ):
+    for line in forecast(prepared, plan, device=model.device, base_bytes=model.bytes_on_disk()):
         say(line)
     for line in plan.lines():
         say(line)

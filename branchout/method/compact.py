@@ -28,6 +28,7 @@ from branchout.method.distil import Student, Teacher, common_branch_point, compa
 from branchout.method.extend import Extension
 from branchout.method.features import extract, logit_columns, predictions
 from branchout.method.frontier import Frontier
+from branchout.method.recipes import BRANCHOUT
 from branchout.method.results import Measured
 from branchout.method.running.effort import effort_for
 from branchout.method.split import DataSplit, listed
@@ -174,7 +175,7 @@ class Compaction:
         student.to(self.device, memory_format=base.backbone.layout(self.device))  # type: ignore[call-overload]
         parts = (self.split.new, self.split.memory, self.unlabelled)
         images = self.images(concatenate([part for part in parts if part is not None]))
-        frozen = Teacher(teacher, steps[0].start, logits=True, device=self.device)
+        frozen = Teacher(teacher, steps[0].start, BRANCHOUT.stage_one, device=self.device)
         views = VIEWS * effort_for(self.device, base.preprocessing.size).views
         trunk = TrunkOutputs(frozen, [images], views, seed=config.seed, report=self.report)
         optimisation = scale_to_dataset(replace(DISTILLATION, epochs=config.epochs), len(images))

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from branchout.labels import LabelSpace
-from branchout.method.frontier import TIE, Floats, Frontier, Ints
+from branchout.method.frontier import Floats, Frontier, Ints
+from branchout.method.recipes import TIE
 from branchout.metrics import from_counts, judged_by_class, part_of_class
 
 Bools = npt.NDArray[np.bool_]

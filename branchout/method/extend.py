@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from branchout.data import memory as memory_rules
 from branchout.data.images import Images
 from branchout.data.samples import Samples, concatenate
+from branchout.labels import LabelSpace
 from branchout.method.choose import apply_fusion, choose, cross_fit, measure
 from branchout.method.config import ExtendConfig
 from branchout.method.dial import balanced_without_old
@@ -37,9 +38,6 @@ from branchout.model.checkpoint import Fusion
 from branchout.model.classifier import Classifier, Step
 from branchout.model.staged import branch_point
 from branchout.training.loop import Event, Report, silent
-
-FEW_SHARED = 0.1
-"""Stage II is trained for overlapping classes only where they are more than this share of the new classes."""
 
 
 class Extension(StepData):
@@ -122,17 +120,7 @@ class Extension(StepData):
         )
 
     def needs_fusion(self) -> bool:
-        """Always in the paper's recipes; in ours if classes overlap, old classes lack images, or deltas exist.
-
-        Linear heads of a thousand classes make stage II slow, and the dial alone serves them where images lack.
-        """
-        lacking = self.split.measured == "pseudo" or self.split.memory is None
-        lacking = lacking and not isinstance(self.base.base_head, nn.Linear)
-        # Heads that were balanced with deltas have other scales without them.
-        begun = any(delta is not None for delta in self.base.fused.deltas)
-        always = self.recipe.stage_two.when == "always" or self.config.fuse
-        shared = len(self.space.overlap) > FEW_SHARED * len(self.split.new.classes)
-        return always or lacking or begun or shared
+        return needs_fusion(self.base, self.space, self.split, self.config)
 
     def fuse(self, model: Classifier) -> Fused:
         """Stage II, on exemplars of all classes; pseudo-exemplars stand for old classes without images."""
@@ -217,3 +205,18 @@ class Extension(StepData):
             return None
         answers = predictions(self.base, self.features(self.base, old)[0])
         return accuracies(answers, self.labels(old), self.space)
+
+
+def needs_fusion(base: Classifier, space: LabelSpace, split: DataSplit, config: ExtendConfig) -> bool:
+    """Always in the paper's recipes; in ours if classes overlap, old classes lack images, or deltas exist.
+
+    Linear heads of a thousand classes make stage II slow, and the dial alone serves them where images lack. `space` is
+    the label space after this step.
+    """
+    settings = recipe_named(config.recipe).stage_two
+    always = settings.when == "always" or config.fuse
+    lacking = (split.measured == "pseudo" or split.memory is None) and not isinstance(base.base_head, nn.Linear)
+    # Heads that were balanced with deltas have other scales without them.
+    begun = any(delta is not None for delta in base.fused.deltas)
+    shared = len(space.overlap) > settings.few_shared * len(split.new.classes)
+    return always or lacking or begun or shared

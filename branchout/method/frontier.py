@@ -15,13 +15,11 @@ import numpy.typing as npt
 from branchout.errors import BranchoutError
 from branchout.goals import GOALS, check_goal
 from branchout.labels import LabelSpace
+from branchout.method.recipes import TIE
 from branchout.metrics import from_counts, part_of_class
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-TIE = 0.002
-"""Scores that differ by less are equal where a goal is judged by class."""
 
 
 @dataclass(frozen=True)

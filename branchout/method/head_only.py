@@ -9,7 +9,6 @@ Symbols: h_b → `batch.x` · z_b → `batch.z` · W_n → `trained.head`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,19 +16,11 @@ from torch import Tensor
 from branchout.data.augment import Augmentation
 from branchout.errors import BranchoutError
 from branchout.method.new_branch import Labelled, NewBranch, initial_branch
-from branchout.method.recipes import Stage1
-from branchout.method.stage1 import Batch, stage1_loss
+from branchout.method.recipes import HEAD_DECAY, HEAD_ITERATIONS, Stage1
+from branchout.method.stage1 import Batch, cross_entropy
 from branchout.method.trunk_cache import Frozen, TrunkOutputs
 from branchout.model.classifier import Classifier, Step
 from branchout.training.loop import Event, Report, silent
-
-ITERATIONS = 150
-DECAY = 3e-3
-"""Weight of the mean squared length of W_n's rows, which keeps them short where images are few."""
-
-
-VIEWS = 8
-"""Augmented views of each new image; each exemplar has half as many."""
 
 
 def train_head(
@@ -40,49 +31,50 @@ def train_head(
     *,
     exemplars: Labelled | None = None,
     seed: int = 0,
-    views: int = VIEWS,
+    views: int = 8,
     augmentation: Augmentation | None = None,
     device: torch.device,
     report: Report = silent,
 ) -> tuple[Step, list[float]]:
-    """Train a head for the classes `names` on the base's features; returns it with the loss before and after."""
-    trained = initial_branch(model, names, new, "fc", replay=True, seed=seed, device=device, report=report)
+    """Train a head for the classes `names` on the base's features; returns it with the loss before and after.
+
+    `views` augmented views of each new image, and half as many of each exemplar, are cached, or as many as fit.
+    """
+    trained = initial_branch(model, names, new, "fc", settings=settings, seed=seed, device=device, report=report)
     sources = [new] if exemplars is None else [new, exemplars]
     end = len(model.backbone.names)
-    frozen = Frozen(model, end, logits=True, augmentation=augmentation, device=device)
+    frozen = Frozen(model, end, settings, augmentation=augmentation, device=device)
     images = [source.images for source in sources]
-    trunk = TrunkOutputs(frozen, images, views, max(1, views // 2), seed=seed, report=report)
+    trunk = TrunkOutputs(frozen, images, views, max(1, views // 2), live=False, seed=seed, report=report)
     labels = [torch.from_numpy(source.labels).to(device) for source in sources]
-    losses = minimise(trained, trunk, labels, settings, report)
+    losses = minimise(trained, trunk, labels, report)
     return Step(tuple(names), "fc", end, trained.branch, trained.head), losses
 
 
-def minimise(
-    trained: NewBranch, trunk: TrunkOutputs, labels: list[Tensor], settings: Stage1, report: Report = silent
-) -> list[float]:
+def minimise(trained: NewBranch, trunk: TrunkOutputs, labels: list[Tensor], report: Report = silent) -> list[float]:
     """Train the head on the cached views of all images; returns the loss before and after."""
     outputs = [torch.cat(parts) for parts in zip(*trunk.tables, strict=True)]
     y = torch.cat([of.repeat(views) for of, views in zip(labels, trunk.cached_views, strict=True)])
     batch = Batch(outputs[0].float(), outputs[1], y, len(labels[0]) * trunk.cached_views[0])
-    alone = replace(settings, distillation=0.0)
     weight = trained.head.weight
     losses: list[float] = []
     with torch.no_grad():
         weight.zero_()
     optimiser = torch.optim.LBFGS(
-        trained.head.parameters(), max_iter=ITERATIONS, history_size=20, line_search_fn="strong_wolfe"
+        trained.head.parameters(), max_iter=HEAD_ITERATIONS, history_size=20, line_search_fn="strong_wolfe"
     )
 
     def closure() -> float:
         optimiser.zero_grad()
-        loss = stage1_loss(batch, trained, alone) + DECAY * weight.square().sum() / len(weight)
+        z_n = trained.head(trained.features(batch.x))
+        loss = cross_entropy(z_n, batch, trained) + HEAD_DECAY * weight.square().sum() / len(weight)
         loss.backward()  # type: ignore[no-untyped-call]
         losses.append(loss.item())
-        report(Event("Training the new head", min(len(losses), ITERATIONS), ITERATIONS, {"loss": losses[-1]}))
+        report(Event("Training the new head", min(len(losses), HEAD_ITERATIONS), HEAD_ITERATIONS, {"loss": losses[-1]}))
         return losses[-1]
 
     optimiser.step(closure)  # type: ignore[no-untyped-call]
     if not torch.isfinite(weight).all():
         raise BranchoutError("The new head has NaN or infinite weights. Check the images with: branchout data FOLDER")
-    report(Event("Training the new head", ITERATIONS, ITERATIONS, {"loss": losses[-1]}))
+    report(Event("Training the new head", HEAD_ITERATIONS, HEAD_ITERATIONS, {"loss": losses[-1]}))
     return [losses[0], losses[-1]]

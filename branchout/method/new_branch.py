@@ -17,15 +17,13 @@ from torch import Tensor, nn
 from branchout.data.images import Images
 from branchout.labels import LabelSpace
 from branchout.method.features import extract
+from branchout.method.recipes import Stage1
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead, Head, Pooler, new_head
 from branchout.model.staged import Branch, branch_point
 from branchout.training.loop import Report, precision, seed_for, silent
 
 Ints = npt.NDArray[np.int64]
-IMPRINTED = 0.2
-"""Length of a linear head's first rows, as a share of the base's. Rows as long as the base's make the loss small at
-once and stay near the class means."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +40,9 @@ class NewBranch(nn.Module):
     classes: Tensor
     old_classes: Tensor
 
-    def __init__(self, branch: Branch, head: Head, memory: nn.Module, space: LabelSpace, pooler: str) -> None:
+    def __init__(self, branch: Branch, head: Head, old_heads: nn.ModuleList, space: LabelSpace, pooler: str) -> None:
         super().__init__()
-        self.branch, self.head, self.memory = branch, head, memory
+        self.branch, self.head, self.old_heads = branch, head, old_heads
         self.pooler = Pooler(space, pooler)
         own = space.slice_of(len(space.branches) - 1)
         self.register_buffer("classes", torch.from_numpy(space.class_of_column[own]), persistent=False)
@@ -60,7 +58,7 @@ class NewBranch(nn.Module):
         return (y[:, None] == self.classes).int().argmax(1)
 
     def trained_parameters(self) -> list[nn.Parameter]:
-        return [*self.branch.own_parameters(), *self.head.parameters(), *self.memory.parameters()]
+        return [*self.branch.own_parameters(), *self.head.parameters(), *self.old_heads.parameters()]
 
 
 def initial_branch(
@@ -69,7 +67,7 @@ def initial_branch(
     new: Labelled,
     where: str,
     *,
-    replay: bool,
+    settings: Stage1,
     seed: int,
     device: torch.device,
     report: Report = silent,
@@ -81,9 +79,9 @@ def initial_branch(
     head = new_head(model.base_head, len(names)).to(device)
     space = model.space.extend(names)
     if isinstance(head, nn.Linear):
-        imprint(head, model, new, space, device, report)
-    memory = copied_heads(model) if replay else nn.Identity()
-    return NewBranch(branch, head, memory, space, model.fused.pooler.kind).to(device)
+        imprint(head, model, new, space, settings.first_rows, device, report)
+    old_heads = copied_heads(model) if settings.replay else nn.ModuleList()
+    return NewBranch(branch, head, old_heads, space, model.fused.pooler.kind).to(device)
 
 
 @torch.no_grad()
@@ -92,13 +90,14 @@ def imprint(
     model: Classifier,
     new: Labelled,
     space: LabelSpace,
+    length: float,
     device: torch.device,
     report: Report = silent,
 ) -> None:
     """Start a linear head at the means of its classes, with logits on the scale of the earlier heads.
 
     With a dozen images and a small learning rate, random rows would hardly move. Each row points from the mean of all
-    classes to the mean feature of its own and is `IMPRINTED` times as long as the base's rows; its bias gives it, on
+    classes to the mean feature of its own and is `length` times as long as the base's rows; its bias gives it, on
     its own images, the mean of the largest earlier logit, so that neither side starts above the other.
     """
     features = extract(model, new.images, device=device, report=report)[0]
@@ -108,7 +107,7 @@ def imprint(
     share = member.float() / member.sum(0).clamp(min=1)
     means = share.T @ features[:, 0]
     direction = means - means.mean(0) if len(means) > 1 else means
-    head.weight.copy_(F.normalize(direction, dim=1) * head.weight.norm(dim=1, keepdim=True) * IMPRINTED)
+    head.weight.copy_(F.normalize(direction, dim=1) * head.weight.norm(dim=1, keepdim=True) * length)
     if head.bias is not None:
         head.bias.copy_(share.T @ largest - (head.weight * means).sum(1))
 

@@ -19,10 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from branchout.method.recipes import RIDGE
 from branchout.model.classifier import Classifier
-
-RIDGE = 0.1
-"""Ridge strength, as a share of the mean variance of the features."""
 
 
 class Exemplars(NamedTuple):

@@ -8,14 +8,16 @@
 Optimiser settings that the text leaves open are those of the authors' experiments.
 
 Symbols: (α, β) → `Stage2.grid` · W_r,aux → `Stage2.learned_router` · λ, T → `Stage1.distillation`, `.temperature`
+
+The numbers that decide a result are all here. How much is computed on which machine is in `running/effort.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from branchout.errors import unknown
-from branchout.training.optimisation import Optimisation
+from branchout.training.optimisation import ADDED_LATER, Optimisation
 
 GRID = tuple((alpha / 5, beta / 5) for alpha in range(6) for beta in range(6))
 """The paper's grid: α and β each in {0, .2, .4, .6, .8, 1}."""
@@ -31,6 +33,13 @@ class Stage1:
     distillation: float = 0.0
     """Weight of T²·KL from the frozen logits to the clone's own rows of the old classes."""
     temperature: float = 2.0
+    first_rows: float = field(default=0.2, metadata=ADDED_LATER)
+    """Length of a linear head's first rows, as a share of the base's. Rows as long as the base's make the loss small at
+    once and stay near the class means."""
+    linear_rate: float = field(default=2.0, metadata=ADDED_LATER)
+    """With replay: a factor on the learning rate where the head is linear, because its rows start short."""
+    most_hue: float = field(default=0.05, metadata=ADDED_LATER)
+    """With replay: the largest hue jitter. The paper's 0.2 costs accuracy, because many things differ by colour."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,8 @@ class Stage2:
     views: int
     """How many augmented views of each exemplar are cached; epoch e sees view e modulo this."""
     when: str
-    """`always`, or `overlap`: only if more than a tenth of the new classes is shared (`FEW_SHARED` in extend.py)."""
+    """`always`, or `overlap`: only if more than the share `few_shared` of the new classes is known already."""
+    few_shared: float = field(default=0.1, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True)
@@ -100,6 +110,19 @@ BRANCHOUT = Recipe(
     dial=True,
 )
 RECIPES = {recipe.name: recipe for recipe in (PAPER, REFERENCE, BRANCHOUT)}
+
+HEAD_ITERATIONS = 150
+"""Of L-BFGS, where a head alone is trained."""
+HEAD_DECAY = 3e-3
+"""There: weight of the mean squared length of W_n's rows, which keeps them short where images are few."""
+TIE = 0.002
+"""Scores that differ by less are equal where an operating point is chosen on few images."""
+RIDGE = 0.1
+"""Of the regression that gives pseudo-exemplars the features of other branches, as a share of the mean variance."""
+HELD_OUT = 0.2
+"""Share of each class held out where no validation images are given."""
+ENOUGH_OLD = 100
+"""Held-out images of old classes that can choose an operating point, even if most classes have none among them."""
 
 
 def recipe_named(name: str) -> Recipe:

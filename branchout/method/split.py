@@ -17,13 +17,7 @@ from branchout.data.near_duplicates import count_grouped, near_duplicates, near_
 from branchout.data.samples import Samples, concatenate, find_identical
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
-
-HELD_OUT = 0.2
-"""Share of each class held out when no validation images are given."""
-
-
-ENOUGH = 100
-"""Held-out images of old classes that can choose an operating point, even if most classes have none among them."""
+from branchout.method.recipes import ENOUGH_OLD, HELD_OUT
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,7 @@ class DataSplit:
         of_old = int(held.mask(old).sum())
         covered = len(set(held.classes) & old)
         # A few held-out images of a few old classes say little about the others. Images of --val are taken as given.
-        if not covered or (measured == "held-out" and 2 * covered < len(old) and of_old < ENOUGH):
+        if not covered or (measured == "held-out" and 2 * covered < len(old) and of_old < ENOUGH_OLD):
             measured = "pseudo"
         dev, test = _halve(held, new.classes, rng)
         calibration = None

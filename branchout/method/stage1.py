@@ -1,7 +1,13 @@
 """Stage I: train a new branch beside the frozen network (paper, section 3.3, "Feature augmentation").
 
-The paper trains the clone Φ_n and its head W_n on new images alone. With `replay` (our default) exemplars are added,
-the loss is over frozen and new logits together, and copies of the old heads on the new features are distilled.
+The paper trains the clone Φ_n and its head W_n on new images alone:
+
+    L = CE(z_n, y)                                                       new images, over the new classes
+
+With `replay` (our default) exemplars are added, which compete over the logits of all branches, and copies of the old
+heads on the new features learn to give the frozen logits:
+
+    L = CE([z, z_n], y) + CE(pool([z, z_n]), y) + λ·T²·KL(z ‖ z_copied)  new images + exemplars + both
 
 Symbols: h(x; Φ_s) → `batch.x` · Φ_n → `NewBranch.branch` · W_n → `NewBranch.head` · h_n → `h` · z_n = W_nᵀh_n → `z_n`
 · frozen logits z_b, z_n1, … → `batch.z` · y → `batch.y` · D_n → `new` · E → `exemplars`
@@ -23,14 +29,11 @@ from branchout.data.augment import Augmentation
 from branchout.data.images import forward_batch, in_order, on_device, shuffled
 from branchout.method.new_branch import Ints, Labelled, NewBranch, initial_branch
 from branchout.method.recipes import Stage1
-from branchout.method.trunk_cache import CHUNK, Frozen, TrunkOutputs
+from branchout.method.trunk_cache import CHUNK, Frozen, TrunkOutputs, as_cached, as_computed
 from branchout.model.classifier import Classifier, Step
 from branchout.model.staged import branch_point
 from branchout.training.loop import Report, fit, seed_for, silent
 from branchout.training.optimisation import scale_to_dataset
-
-LINEAR_RATE = 2.0
-"""Factor on the learning rate with replay where the head is linear, because its rows start short."""
 
 
 @dataclass(frozen=True)
@@ -39,63 +42,54 @@ class Batch:
 
     x: Tensor
     """What enters the branch."""
-    z: Tensor | None
-    """The logits of all earlier branches (n, columns); None where the recipe does not use them."""
+    z: Tensor
+    """The logits of all earlier branches (n, columns); without replay, no columns."""
     y: Tensor
     new: int
     """How many of the images are new; the others are exemplars."""
 
 
 def stage1_loss(batch: Batch, new: NewBranch, settings: Stage1) -> Tensor:
-    """L = CE(new) in the paper; with replay L = CE(new) + CE(exemplars) + λ·T²·KL(frozen ‖ copy)."""
+    """The loss of one batch: cross-entropies, and distillation where the recipe has it."""
     h = new.features(batch.x)
-    z_n = new.head(h)
-    if batch.z is None:
-        return cross_entropy_alone(z_n, batch, new)
-    loss = cross_entropies(z_n, batch, new)
-    if not settings.distillation:
-        return loss
-    return loss + settings.distillation * settings.temperature**2 * distillation(h, batch, new, settings.temperature)
+    loss = cross_entropy(new.head(h), batch, new)
+    if settings.distillation:
+        loss = loss + settings.distillation * settings.temperature**2 * distillation(h, batch, new, settings)
+    return loss
 
 
-def cross_entropies(z_n: Tensor, batch: Batch, new: NewBranch) -> Tensor:
-    """Of new images and exemplars; without exemplars, of the new classes alone."""
-    if batch.new == len(batch.y):
-        return cross_entropy_alone(z_n, batch, new)
-    return cross_entropy_new(z_n, batch, new) + cross_entropy_exemplars(z_n, batch, new)
+def cross_entropy(z_n: Tensor, batch: Batch, new: NewBranch) -> Tensor:
+    """Over the logits of all branches where there are exemplars; otherwise over the new classes alone.
+
+    Without old images, frozen logits would teach the new head to exceed them always.
+    """
+    n = batch.new
+    if n == len(batch.y):
+        return F.cross_entropy(z_n, new.column_of(batch.y))
+    on_new = cross_entropy_new(batch.z[:n], z_n[:n], batch.y[:n], new)
+    return on_new + cross_entropy_exemplars(batch.z[n:], z_n[n:], batch.y[n:], new)
 
 
-def cross_entropy_alone(z_n: Tensor, batch: Batch, new: NewBranch) -> Tensor:
-    """Over the new classes alone: without old images, frozen logits would teach the new head to exceed them always."""
-    return F.cross_entropy(z_n, new.column_of(batch.y))
-
-
-def cross_entropy_new(z_n: Tensor, batch: Batch, new: NewBranch) -> Tensor:
+def cross_entropy_new(z: Tensor, z_n: Tensor, y: Tensor, new: NewBranch) -> Tensor:
     """New images, over frozen and new logits.
 
     The old column of an image's own class does not compete: pooled with an old logit that is larger from the start,
     the new one would never get a gradient.
     """
-    assert batch.z is not None
-    y = batch.y[: batch.new]
-    rivals = batch.z[: batch.new].masked_fill(new.old_classes == y[:, None], -torch.inf)
-    target = new.column_of(y) + batch.z.shape[1]
-    return F.cross_entropy(torch.cat([rivals, z_n[: batch.new]], dim=1), target)
+    competing = z.masked_fill(new.old_classes == y[:, None], -torch.inf)
+    return F.cross_entropy(torch.cat([competing, z_n], dim=1), new.column_of(y) + z.shape[1])
 
 
-def cross_entropy_exemplars(z_n: Tensor, batch: Batch, new: NewBranch) -> Tensor:
+def cross_entropy_exemplars(z: Tensor, z_n: Tensor, y: Tensor, new: NewBranch) -> Tensor:
     """Exemplars, over the pooled logits of all classes."""
-    assert batch.z is not None
-    pooled = new.pooler(torch.cat([batch.z, z_n], dim=1)[batch.new :])
-    return F.cross_entropy(pooled, batch.y[batch.new :])
+    return F.cross_entropy(new.pooler(torch.cat([z, z_n], dim=1)), y)
 
 
-def distillation(h: Tensor, batch: Batch, new: NewBranch, temperature: float) -> Tensor:
+def distillation(h: Tensor, batch: Batch, new: NewBranch, settings: Stage1) -> Tensor:
     """KL from the frozen logits to those of the copied heads on the new features, on all images."""
-    assert batch.z is not None
-    copied = torch.cat([head(h) for head in new.memory.children()], dim=1)
-    student = F.log_softmax(copied / temperature, dim=1)
-    teacher = F.log_softmax(batch.z / temperature, dim=1)
+    copied = torch.cat([head(h) for head in new.old_heads], dim=1)
+    student = F.log_softmax(copied / settings.temperature, dim=1)
+    teacher = F.log_softmax(batch.z / settings.temperature, dim=1)
     return F.kl_div(student, teacher, reduction="batchmean", log_target=True)
 
 
@@ -126,23 +120,23 @@ def train_branch(
     images, of new and of old classes, training ends once the loss on them stops improving.
     """
     start = branch_point(model.backbone, where).start
-    trained = initial_branch(model, names, new, where, replay=settings.replay, seed=seed, device=device, report=report)
+    trained = initial_branch(model, names, new, where, settings=settings, seed=seed, device=device, report=report)
     sources = [new, exemplars] if settings.replay and exemplars is not None else [new]
-    frozen = Frozen(model, start, logits=settings.replay, augmentation=augmentation, device=device)
+    frozen = Frozen(model, start, settings, augmentation=augmentation, device=device)
     images = [source.images for source in sources]
     trunk = TrunkOutputs(frozen, images, views, exemplar_views, limit=cache_limit, half=half, seed=seed, report=report)
     optimisation = scale_to_dataset(settings.optimisation, len(new.labels))
     labels = [torch.from_numpy(source.labels).to(device) for source in sources]
     if settings.replay and isinstance(trained.head, nn.Linear):
-        optimisation = replace(optimisation, lr=optimisation.lr * LINEAR_RATE)
+        optimisation = replace(optimisation, lr=optimisation.lr * settings.linear_rate)
 
     def epoch_batches(epoch: int) -> Iterator[Batch]:
         sizes = [len(source.labels) for source in sources]
         orders = epoch_orders(sizes, optimisation.batch, seed, epoch, exemplar_share)
         chosen = zip(*(on_device(order, device) for order in orders), strict=True)
-        for outputs, indices in zip(trunk.batches(epoch, orders), chosen, strict=True):
+        for (x, z), indices in zip(trunk.batches(epoch, orders), chosen, strict=True):
             y = torch.cat([of[index] for of, index in zip(labels, indices, strict=True)])
-            yield Batch(outputs[0], outputs[1] if settings.replay else None, y, optimisation.batch)
+            yield Batch(x, z, y, optimisation.batch)
 
     losses = fit(
         trained.train(),
@@ -154,24 +148,25 @@ def train_branch(
         device=device,
         work="Training the new branch",
         checkpoint=checkpoint,
-        held_out_loss=HeldOut(trained, frozen, *held_out) if held_out else None,
+        held_out_loss=HeldOut(trained, frozen, *held_out, half=half) if held_out else None,
         report=report,
     )
     return Step(tuple(names), where, start, trained.branch, trained.head), losses
 
 
 class HeldOut:
-    """The cross-entropies of stage I on images that are not trained with."""
+    """The cross-entropy of stage I on images that are not trained with; `half` keeps feature maps in half precision."""
 
-    def __init__(self, trained: NewBranch, frozen: Frozen, new: Labelled, old: Labelled | None) -> None:
-        self.trained, self.frozen = trained, frozen
+    def __init__(self, trained: NewBranch, frozen: Frozen, new: Labelled, old: Labelled | None, *, half: bool) -> None:
+        self.trained, self.frozen, self.half = trained, frozen, half
         self.parts = [new] if old is None else [new, old]
 
     @cached_property
     def batch(self) -> Batch:
         """What the frozen part makes of the images, computed when it is first needed."""
         images = [part.images for part in self.parts]
-        found = [self.frozen(x) for of in images for x in of.plain(in_order(len(of), forward_batch(of, CHUNK)))]
+        batches = (batch for of in images for batch in of.plain(in_order(len(of), forward_batch(of, CHUNK))))
+        found = [[as_cached(output, half=self.half) for output in self.frozen(batch)] for batch in batches]
         x, z = (torch.cat(tensors) for tensors in zip(*found, strict=True))
         y = torch.from_numpy(np.concatenate([part.labels for part in self.parts])).to(x.device)
         return Batch(x, z, y, len(self.parts[0].labels))
@@ -179,8 +174,9 @@ class HeldOut:
     @torch.no_grad()
     def __call__(self) -> float:
         self.trained.eval()
-        z_n = torch.cat([self.trained.head(self.trained.features(x)) for x in torch.split(self.batch.x, CHUNK)])
-        loss = cross_entropies(z_n, self.batch, self.trained).item()
+        chunks = (as_computed(x) for x in torch.split(self.batch.x, CHUNK))
+        z_n = torch.cat([self.trained.head(self.trained.features(x)) for x in chunks])
+        loss = cross_entropy(z_n, self.batch, self.trained).item()
         self.trained.train()
         return loss
 

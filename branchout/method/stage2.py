@@ -23,7 +23,7 @@ from branchout.method.recipes import Stage2
 from branchout.method.score_fusion import FusionData, Problem, fused_columns, stage2_loss
 from branchout.model.classifier import Classifier
 from branchout.model.heads import Pooler, sources, to_norm
-from branchout.training.loop import seed_for
+from branchout.training.loop import learning_rate, seed_for
 
 MEMORY_LIMIT = {"cpu": 256 << 20, "cuda": 2 << 30}
 """Bytes that one pass may take; a larger grid is trained in several. With more, a CPU is a third slower."""
@@ -140,7 +140,9 @@ def _train(
             class_balanced(part.labels.cpu().numpy(), per_class, optimisation.batch, seed=seed_for(seed + s, epoch))
             for s, part in enumerate(data)
         ]
-        for indices in zip(*orders, strict=True):
+        for step, indices in enumerate(zip(*orders, strict=True)):
+            progress = (epoch + step / len(orders[0])) / optimisation.epochs
+            optimiser.param_groups[0]["lr"] = learning_rate(optimisation, progress)
             batch = _gather(data, indices, epoch)
             columns = fused_columns(problem, batch, deltas, grid, settings.beta_on_head)
             loss = stage2_loss(problem.space, batch, columns, alpha, pooler, router)

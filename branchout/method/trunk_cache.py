@@ -20,6 +20,7 @@ from torch import Tensor
 from branchout.data import augment
 from branchout.data.augment import Augmentation
 from branchout.data.images import Images, forward_batch, in_order, on_device
+from branchout.method.recipes import Stage1
 from branchout.model.classifier import Classifier
 from branchout.training.loop import Event, Report, precision, seed_for, silent
 
@@ -35,39 +36,36 @@ CHUNK = 256
 """Images per forward pass while the cache is filled."""
 
 
-MOST_HUE = 0.05
-"""Hue jitter of our recipe; the paper's 0.2 costs a new branch accuracy, because many things differ by their colour."""
-
-
 class Frozen:
-    """Trunk, earlier branches and their heads, in eval mode and without gradients."""
+    """Trunk, earlier branches and their heads, in eval mode and without gradients; what they see is augmented."""
 
     def __init__(
         self,
         model: Classifier,
         start: int,
+        settings: Stage1,
         *,
-        logits: bool,
         augmentation: Augmentation | None = None,
         device: torch.device,
     ) -> None:
         self.model = model
         self.start = start
-        self.logits = logits
+        self.logits = settings.replay
         self.device = device
         if augmentation is None:
             augmentation = augment.for_kind(model.kind, model.preprocessing.size, few=True)
-            augmentation = replace(augmentation, hue=min(augmentation.hue, MOST_HUE)) if logits else augmentation
+            if settings.replay:
+                augmentation = replace(augmentation, hue=min(augmentation.hue, settings.most_hue))
         self.augmentation = augmentation
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> list[Tensor]:
-        """What enters the new branch and, with `logits`, the logits of all earlier branches."""
+        """What enters the new branch, and with replay the logits of all earlier branches; otherwise no columns."""
         images = self.model.backbone.arrange(images)
         end = len(self.model.backbone.names)
         with precision(self.device):
             if not self.logits:
-                return [self.model.activations(images, [self.start])[self.start]]
+                return [self.model.activations(images, [self.start])[self.start], images.new_empty(len(images), 0)]
             starts = [step.start for step in self.model.steps]
             passed = self.model.activations(images, [*starts, self.start, end])
             features = [passed[end], *(s.branch(passed[s.start]) for s in self.model.steps if s.start < end)]
@@ -85,7 +83,8 @@ class Frozen:
 class TrunkOutputs:
     """Outputs of the frozen part for the images of several sources: new images, and exemplars where they are replayed.
 
-    `views` > 0 caches that many augmented views of each new image, or as many as fit under `limit` bytes. The cache is
+    `views` > 0 caches that many augmented views of each new image, or as many as fit under `limit` bytes. Where fewer
+    than `FEWEST_VIEWS` fit, the trunk runs live; without `live`, at least one view is cached instead. The cache is
     filled when the first epoch asks for it: a finished training that is only read back never does. `half` keeps feature
     maps in half precision.
     """
@@ -99,10 +98,12 @@ class TrunkOutputs:
         *,
         limit: int | None = None,
         half: bool = False,
+        live: bool = True,
         seed: int = 0,
         report: Report = silent,
     ) -> None:
         self.frozen = frozen
+        self.live = live
         self.half = half
         self.sources = sources
         self.views = views
@@ -142,11 +143,15 @@ class TrunkOutputs:
             return []
         room = self.limit // self.frozen.bytes_per_image(self.sources[0])
         sizes = [len(images) for images in self.sources]
-        for views in range(self.views, min(self.views, FEWEST_VIEWS) - 1, -1):
-            each = views_per_source(views, sizes, self.exemplar_views)
+        each: list[int] = []
+        for views in range(self.views, (min(self.views, FEWEST_VIEWS) if self.live else 1) - 1, -1):
+            of_exemplars = self.exemplar_views
+            if of_exemplars is not None and views < self.views:
+                of_exemplars = min(of_exemplars, views)
+            each = views_per_source(views, sizes, of_exemplars)
             if np.dot(each, sizes) <= room:
                 return each
-        return []
+        return [] if self.live else each
 
     @cached_property
     def tables(self) -> list[list[Tensor]]:
@@ -160,10 +165,11 @@ class TrunkOutputs:
             for view in range(views):
                 seed = seed_for(self.seed, view, 7 + number)
                 order = in_order(len(images), forward_batch(images, CHUNK))
-                for outputs in self.frozen.live(images, order, seed):
+                for batch in self.frozen.live(images, order, seed):
+                    outputs = [as_cached(output, half=self.half) for output in batch]
                     table = table or [self._empty(views * len(images), output) for output in outputs]
                     for whole, part in zip(table, outputs, strict=True):
-                        whole[filled : filled + len(part)] = _within(part, whole.dtype)
+                        whole[filled : filled + len(part)] = part
                     filled += len(outputs[0])
                     self.report(Event("Computing frozen features", done + filled, total))
             done += filled
@@ -173,16 +179,20 @@ class TrunkOutputs:
     def _empty(self, rows: int, like: Tensor) -> Tensor:
         """A table for `rows` outputs; feature maps have the network's memory layout."""
         layout = self.frozen.model.backbone.layout(like.device) if like.ndim == 4 else torch.contiguous_format
-        dtype = torch.float16 if self.half and like.ndim == 4 else like.dtype
-        return torch.empty((rows, *like.shape[1:]), dtype=dtype, device=like.device, memory_format=layout)
+        return torch.empty((rows, *like.shape[1:]), dtype=like.dtype, device=like.device, memory_format=layout)
 
 
-def _within(outputs: Tensor, dtype: torch.dtype) -> Tensor:
-    """Outputs that half precision can hold: it has only infinity beyond 65,504."""
-    if dtype != torch.float16:
-        return outputs
-    largest = torch.finfo(dtype).max
-    return outputs.clamp(-largest, largest)
+def as_cached(output: Tensor, *, half: bool) -> Tensor:
+    """With `half`, feature maps in half precision, within what it can hold: beyond 65,504 it has only infinity."""
+    if not half or output.ndim != 4:
+        return output
+    largest = torch.finfo(torch.float16).max
+    return output.float().clamp(-largest, largest).half()
+
+
+def as_computed(cached: Tensor) -> Tensor:
+    """What was cached, in the precision that networks compute in."""
+    return cached.float() if cached.dtype == torch.float16 else cached
 
 
 def default_limit(device: torch.device) -> int:
@@ -202,4 +212,4 @@ def views_per_source(views: int, sizes: Sequence[int], exemplar_views: int | Non
 
 def _rows(table: Sequence[Tensor], order: Sequence[Ints]) -> Iterator[list[Tensor]]:
     for index in on_device(order, table[0].device):
-        yield [tensor[index].float() if tensor.dtype == torch.float16 else tensor[index] for tensor in table]
+        yield [as_computed(tensor[index]) for tensor in table]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+ADDED_LATER = {"added later": True}
+"""Metadata of settings that rows and checkpoints written before them do not name; those had the default."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Optimisation:
     nesterov: bool = False
     schedule: str = "thirds"
     """`thirds`: ÷10 after each third of the epochs; `cosine`: 5% warm-up, then down to 0; `constant`."""
-    optimiser: str = "sgd"
+    optimiser: str = field(default="sgd", metadata=ADDED_LATER)
     """`sgd`, or `adamw` for transformers, which also clips gradients at norm 1."""
 
     def __repr__(self) -> str:
@@ -31,14 +34,15 @@ class Optimisation:
 def settings_dict(settings: DataclassInstance) -> dict[str, Any]:
     """Settings, including nested ones, as a dict: the form that is saved, compared and hashed.
 
-    The optimiser is left out where it is SGD: rows, checkpoints and cache keys that were written before there was a
-    choice must keep the same bytes.
+    A setting that was added later is left out while it has its default: rows, checkpoints and cache keys that were
+    written before there was a choice must keep the same bytes.
     """
-    return asdict(settings, dict_factory=_without_default_optimiser)
-
-
-def _without_default_optimiser(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: value for name, value in items if (name, value) != ("optimiser", "sgd")}
+    values = {each: getattr(settings, each.name) for each in fields(settings)}
+    return {
+        each.name: settings_dict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        for each, value in values.items()
+        if not (each.metadata == ADDED_LATER and value == each.default)
+    }
 
 
 def optimisation_in(saved: Mapping[str, Any]) -> Optimisation | None:

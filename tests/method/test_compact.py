@@ -23,6 +23,7 @@ from branchout.method.distil import (
     groups_of,
     merged_step,
 )
+from branchout.method.recipes import BRANCHOUT
 from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier, Step
 from branchout.training.loop import Event
@@ -258,11 +259,11 @@ def test_a_merged_step_is_the_mean_of_branches_with_all_rows() -> None:
 def test_teacher_and_student_give_the_logits_of_their_models() -> None:
     model = untrained(BASE, NEW, LATER)
     model.fused.set_bias([1.0, -1.0])
-    x, z_base, taught = Teacher(model, 3, logits=True, device=CPU)(fixed_batch())
+    x, z_base, taught = Teacher(model, 3, BRANCHOUT.stage_one, device=CPU)(fixed_batch())
     torch.testing.assert_close(taught, logits(model, fixed_batch()))
     space = LabelSpace.of(BASE, NEW, LATER)
     start = model.steps[0].start
-    x, z_base, taught = Teacher(model, start, logits=True, device=CPU)(fixed_batch())
+    x, z_base, taught = Teacher(model, start, BRANCHOUT.stage_one, device=CPU)(fixed_batch())
     student = Student(model.steps, space, "max", [1.0, -1.0]).eval()
     torch.testing.assert_close(student(x, z_base), taught)
     assert compaction_loss(taught, taught).item() == pytest.approx(0, abs=1e-6)

@@ -10,11 +10,12 @@ from branchout import api
 from branchout.data.images import open_images
 from branchout.data.samples import Samples
 from branchout.method import extend as pipeline
+from branchout.method import head_only, trunk_cache
 from branchout.method.config import ExtendConfig
 from branchout.method.extend import Extension
-from branchout.method.head_only import DECAY, train_head
+from branchout.method.head_only import train_head
 from branchout.method.new_branch import Labelled
-from branchout.method.recipes import BRANCHOUT
+from branchout.method.recipes import BRANCHOUT, HEAD_DECAY
 from branchout.method.split import DataSplit
 from branchout.method.trunk_cache import Frozen, TrunkOutputs
 from branchout.model.classifier import Classifier
@@ -43,7 +44,7 @@ def test_the_head_reaches_a_minimum_and_nothing_else_changes(base: api.Model, tr
     # The loss written out, on the same views: its gradient vanishes at the head that was found.
 
     trunk = TrunkOutputs(
-        Frozen(model, len(model.backbone.names), logits=True, device=CPU), [new.images, old.images], 2, 1
+        Frozen(model, len(model.backbone.names), BRANCHOUT.stage_one, device=CPU), [new.images, old.images], 2, 1
     )
     (h_new, z_new), (h_old, z_old) = trunk.tables
     w = step.head.weight.detach().clone().requires_grad_()
@@ -52,7 +53,7 @@ def test_the_head_reaches_a_minimum_and_nothing_else_changes(base: api.Model, tr
     y_old = torch.from_numpy(old.labels)
     on_new = nn.functional.cross_entropy(torch.cat([z_new, h_new @ w.T + c], 1), y_new)
     on_old = nn.functional.cross_entropy(torch.cat([z_old, h_old @ w.T + c], 1), y_old)
-    loss = on_new + on_old + DECAY * w.square().sum() / len(w)
+    loss = on_new + on_old + HEAD_DECAY * w.square().sum() / len(w)
     assert abs(loss.item() - losses[1]) < 1e-4
     loss.backward()
     assert w.grad is not None
@@ -63,7 +64,7 @@ def test_fc_uses_it_for_linear_heads_of_our_recipe_alone(base: api.Model, train:
     model = with_linear_head(base)
     split = DataSplit.of(model.space, train.of_classes(NEW), exemplars(train), None, 0)
 
-    def head_only(of: Classifier, **settings: str) -> bool:
+    def trains_head(of: Classifier, **settings: str) -> bool:
         with pytest.MonkeyPatch.context() as patch:
             called: list[str] = []
             patch.setattr(pipeline, "train_head", lambda *_, **__: called.append("head"))
@@ -71,7 +72,26 @@ def test_fc_uses_it_for_linear_heads_of_our_recipe_alone(base: api.Model, train:
             Extension(of, split, ExtendConfig(**settings), device=CPU).train_branch()  # type: ignore[arg-type]
         return called == ["head"]
 
-    assert head_only(model, branch="fc")
-    assert not head_only(model)
-    assert not head_only(model, branch="fc", recipe="paper")
-    assert not head_only(base.saved.classifier, branch="fc")
+    assert trains_head(model, branch="fc")
+    assert not trains_head(model)
+    assert not trains_head(model, branch="fc", recipe="paper")
+    assert not trains_head(base.saved.classifier, branch="fc")
+
+
+@pytest.mark.parametrize(("limit", "views"), [(1 << 30, [8, 4]), (1, [1, 1])], ids=["all views fit", "not even one"])
+def test_a_head_is_trained_however_little_memory_there_is(
+    limit: int, views: list[int], base: api.Model, train: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = with_linear_head(base)
+    space = model.space.extend(NEW)
+    new, old = (
+        Labelled(open_images(part, SIZES, CPU), space.index(part.classes)[part.labels])
+        for part in (train.of_classes(NEW), exemplars(train))
+    )
+    monkeypatch.setattr(trunk_cache, "CACHE_LIMIT", limit)
+    used: list[list[int]] = []
+    minimise = head_only.minimise
+    monkeypatch.setattr(head_only, "minimise", lambda *args: (used.append(args[1].cached_views), minimise(*args))[1])
+    _, losses = train_head(model, NEW, new, BRANCHOUT.stage_one, exemplars=old, device=CPU)
+    assert used == [views]
+    assert losses[1] < losses[0]

@@ -10,7 +10,8 @@ from helpers import BASE, CPU, LATER, NEW, SIZES, untrained
 from sklearn.covariance import LedoitWolf
 from torch import Tensor, nn
 
-from branchout.method.pseudo import RIDGE, alignment, predict_features, pseudo_exemplars, within_class_spread
+from branchout.method.pseudo import alignment, predict_features, pseudo_exemplars, within_class_spread
+from branchout.method.recipes import RIDGE
 from branchout.model.classifier import Classifier
 
 K = 64

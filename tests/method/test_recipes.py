@@ -1,8 +1,10 @@
 """Settings as they are written: what was written before there was a choice of optimisers still means the same."""
 
+from dataclasses import replace
+
 import pytest
 
-from branchout.method.recipes import RECIPES
+from branchout.method.recipes import BRANCHOUT, RECIPES
 from branchout.training.optimisation import Optimisation, optimisation_in, settings_dict
 from branchout.training.pretrain import FAST, TRANSFORMER
 
@@ -22,6 +24,12 @@ def test_recipes_name_no_optimiser(name: str) -> None:
     assert "optimiser" not in str(written)
     assert "optimiser" not in repr(RECIPES[name])
     assert written["stage_one"]["optimisation"]["epochs"] == 30
+
+
+def test_settings_that_older_rows_do_not_name_are_named_once_they_differ() -> None:
+    stage_one = BRANCHOUT.stage_one
+    assert set(settings_dict(stage_one)) == {"optimisation", "replay", "distillation", "temperature"}
+    assert settings_dict(replace(stage_one, linear_rate=3.0)) == {**settings_dict(stage_one), "linear_rate": 3.0}
 
 
 def test_another_optimiser_is_named() -> None:

@@ -323,7 +323,7 @@ def test_maps_that_half_precision_cannot_hold_stay_finite(train: Samples) -> Non
         def __call__(self, images: Tensor) -> list[Tensor]:
             return [1e6 + output for output in super().__call__(images)]
 
-    frozen = Large(untrained(BASE), 3, logits=True, device=CPU)
+    frozen = Large(untrained(BASE), 3, BRANCHOUT.stage_one, device=CPU)
     trunk = TrunkOutputs(frozen, [open_images(train.of_classes(NEW), SIZES, CPU)], 1, half=True)
     ((maps, columns),) = trunk.tables
     assert maps.dtype == torch.float16
@@ -331,9 +331,23 @@ def test_maps_that_half_precision_cannot_hold_stay_finite(train: Samples) -> Non
     assert columns.min() > 9e5  # logits are kept in full
 
 
+@pytest.mark.parametrize("half", [False, True])
+def test_held_out_maps_take_half_the_memory_where_that_is_asked_for(half: bool, train: Samples) -> None:
+    model = untrained(BASE)
+    new, old = labelled(model, NEW, train.of_classes(NEW)), labelled(model, NEW, exemplars(train))
+    settings = BRANCHOUT.stage_one
+    start = new_branch.initial_branch(model, NEW, new, "last", settings=settings, seed=0, device=CPU)
+    frozen = Frozen(model, branch_point(model.backbone, "last").start, settings, device=CPU)
+    held_out = stage1.HeldOut(start, frozen, new, old, half=half)
+    assert held_out.batch.x.dtype == (torch.float16 if half else torch.float32)
+    assert held_out.batch.z.dtype == torch.float32  # logits are kept in full
+    exact = stage1.HeldOut(start, frozen, new, old, half=False)()
+    assert held_out() == pytest.approx(exact, rel=1e-3)
+
+
 def test_the_cache_holds_what_the_frozen_network_makes_of_views(models: dict[str, Classifier], train: Samples) -> None:
     model = models["after a step"]
-    frozen = Frozen(model, 3, logits=True, device=CPU)
+    frozen = Frozen(model, 3, BRANCHOUT.stage_one, device=CPU)
     sources = [open_images(train.of_classes(names), SIZES, CPU) for names in (NEW, LATER[:2])]
     trunk = TrunkOutputs(frozen, sources, 2, seed=5)
     trunk.cached_views = [2, 3]
@@ -407,13 +421,13 @@ def test_a_linear_head_starts_along_its_classes_and_no_louder_than_the_base(
     new = labelled(linear, names, train.of_classes(names))
     space = linear.space.extend(names)
     head = new_branch.new_head(linear.base_head, len(names))
-    new_branch.imprint(head, linear, new, space, CPU)  # type: ignore[arg-type]
+    new_branch.imprint(head, linear, new, space, 0.2, CPU)  # type: ignore[arg-type]
     with torch.no_grad():
         pictures = next(new.images.plain([np.arange(len(new.labels))]))
         h = linear.features(linear.backbone.arrange(pictures))[0]
         own, old = head(h), base(h)
     lengths = head.weight.norm(dim=1)
-    short = new_branch.IMPRINTED * base.weight.norm(dim=1).mean()
+    short = 0.2 * base.weight.norm(dim=1).mean()
     assert torch.allclose(lengths, short.expand_as(lengths), atol=1e-4)
     means = [h[torch.from_numpy(new.labels == space.index([name])[0])].mean(0) for name in names]
     middle = sum(means) / len(means) if len(means) > 1 else torch.zeros(64)

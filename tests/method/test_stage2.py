@@ -183,3 +183,19 @@ def test_only_deltas_get_gradients() -> None:
         torch.optim.SGD = original  # type: ignore[misc]
     assert seen == [{K * 3, K * 2, 4}]  # W_bn, W_nb and the 2×2 router, nothing else
     assert all(torch.equal(a, b) for a, b in zip(frozen, before, strict=True))
+
+
+def test_the_learning_rate_follows_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+    step = torch.optim.SGD.step
+    monkeypatch.setattr(
+        torch.optim.SGD, "step", lambda self, *args: (rates.append(self.param_groups[0]["lr"]), step(self, *args))[1]
+    )
+    settings = quick(PAPER.stage_two, ((0.4, 0.4),))
+    data = [random_data(DISJOINT, 2, 0)]
+    for schedule, expected in (("constant", [0.1, 0.1, 0.1]), ("thirds", [0.1, 0.01, 0.001])):
+        rates.clear()
+        one = replace(settings, optimisation=replace(settings.optimisation, schedule=schedule))
+        fuse(Problem(DISJOINT, (0, 1)), data, one, per_class=4)
+        steps = len(rates) // 3  # of an epoch
+        assert rates == pytest.approx([rate for rate in expected for _ in range(steps)])

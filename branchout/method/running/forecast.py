@@ -8,7 +8,10 @@ from pathlib import Path
 
 import torch
 
-from branchout.method.running.speeds import needs_fusion
+from branchout.method.config import ExtendConfig
+from branchout.method.extend import needs_fusion
+from branchout.method.running.effort import Plan
+from branchout.method.running.prepared import Prepared
 from branchout.method.split import DataSplit, listed
 from branchout.model.classifier import Classifier
 from branchout.model.heads import sources
@@ -16,17 +19,16 @@ from branchout.model.staged import Branch, branch_point
 from branchout.units import duration, parameters, size
 
 
-def forecast(
-    model: Classifier, split: DataSplit, where: str, seconds: float, *, device: torch.device, base_bytes: int
-) -> Iterator[str]:
+def forecast(prepared: Prepared, plan: Plan, *, device: torch.device, base_bytes: int) -> Iterator[str]:
     """Lines that describe an extension of a model whose weights take `base_bytes` on disk."""
+    model, split, where = prepared.base, prepared.split, plan.branch
     yield from _classes(model, split)
     yield from _old_images(model, split)
     added = Branch.clone(model.backbone, branch_point(model.backbone, where)).parameter_count
     base = sum(p.numel() for p in model.backbone.parameters())
     yield f"branch {where}: {parameters(added)} parameters; the base has {parameters(base)}"
-    yield f"time: about {duration(seconds)} on this {device.type}"
-    more = added_bytes(model, split, where)
+    yield f"time: about {duration(plan.seconds or 0.0)} on this {device.type}"
+    more = added_bytes(model, split, prepared.config, where)
     free = shutil.disk_usage(Path.cwd()).free
     yield f"disk: about {size(base_bytes + more)} for the model, {size(more)} of it new; {size(free)} free"
 
@@ -60,20 +62,20 @@ def _old_images(model: Classifier, split: DataSplit) -> Iterator[str]:
     yield f"validation: {len(split.dev):,} images to choose with, {len(split.test):,} to test, {how[split.measured]}"
 
 
-def added_bytes(model: Classifier, split: DataSplit, where: str) -> int:
+def added_bytes(model: Classifier, split: DataSplit, config: ExtendConfig, where: str) -> int:
     """Bytes that this step would add to the model: branch, head, deltas."""
     point = branch_point(model.backbone, where)
     own = Branch.clone(model.backbone, point).own_state_dict().values()
     width, names = model.backbone.features, split.new.classes
     more = sum(each.numel() * each.element_size() for each in own) + 4 * width * len(names)
-    if needs_fusion(model, split):
+    space = model.space.extend(names)
+    if needs_fusion(model, space, split, config):
         # A delta for each pair of a branch's columns and another branch's features; a branch that clones nothing reads
         # the base's.
         feature_of = model.fused.feature_of
         new = 0 if point.start == len(model.backbone.names) else max(feature_of) + 1
         reads = sources([*feature_of, new])
-        branches = model.space.extend(names).branches
-        more += 4 * width * sum(len(read) * len(of) for read, of in zip(reads, branches, strict=True))
+        more += 4 * width * sum(len(read) * len(of) for read, of in zip(reads, space.branches, strict=True))
     return more
 
 

@@ -53,14 +53,14 @@ def make_plan(
     large = effort_for(device, base.preprocessing.size) == LARGE_INPUTS
     replay = recipe_named(config.recipe).stage_one.replay
     usual = usual_effort(base, config.branch, device, replay=replay)
-    counts = Counts.of(base, split)
+    counts = Counts.of(base, split, config)
     engine = engine_for(base, device, frozen_passes(usual, counts))
     limited = (config.minutes is not None or large) and replay
     choices = options(base, config) if limited else [Plan(config.branch, _with_given(usual, config))]
     if not limited and not timed:
         return replace(choices[0], engine=engine)
     branches = sorted({plan.branch for plan in choices})
-    speeds = measure_speeds(base, split, branches, device, engine, report)
+    speeds = measure_speeds(base, split, branches, device, engine, counts.fused, report)
     if device.type == "cpu":
         choices = [plan for plan in choices if _fits_memory(plan, counts, speeds)] or choices[:1]
     forecasts = [seconds_for(plan.effort, plan.branch, counts, speeds) for plan in choices]

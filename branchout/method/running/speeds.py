@@ -12,7 +12,7 @@ from torch import nn
 
 from branchout.data.images import cores
 from branchout.method.config import ExtendConfig
-from branchout.method.extend import Extension
+from branchout.method.extend import needs_fusion
 from branchout.method.recipes import BRANCHOUT
 from branchout.method.running.effort import Effort, trains_head_alone
 from branchout.method.running.engine import use_engine
@@ -42,13 +42,14 @@ class Counts:
     """Whether the base's head is linear, so that a head alone is trained by L-BFGS."""
 
     @classmethod
-    def of(cls, base: Classifier, split: DataSplit) -> Counts:
+    def of(cls, base: Classifier, split: DataSplit, config: ExtendConfig) -> Counts:
         held = len(split.dev) + len(split.test)
         old = sum(len(part.of_classes(base.space.classes)) for part in (split.dev, split.test))
         memory = 0 if split.memory is None else len(split.memory)
         classes = (len(split.new.classes), len(base.space.classes))
         linear = trains_head_alone(base, "fc")
-        return cls(len(split.new), memory, held, old, *classes, needs_fusion(base, split), linear)
+        fused = needs_fusion(base, base.space.extend(split.new.classes), split, config)
+        return cls(len(split.new), memory, held, old, *classes, fused, linear)
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,10 @@ def measure_speeds(
     branches: Sequence[str],
     device: torch.device,
     engine: str,
+    fused: bool,
     report: Report = silent,
 ) -> Speeds:
-    """A few seconds of measurement."""
+    """A few seconds of measurement; `fused` says whether stage II is trained."""
     total = 3 + len(branches)
 
     def done(count: int) -> None:
@@ -126,7 +128,7 @@ def measure_speeds(
             training[branch] = _training(model, split, branch, device)
             done(number)
         batch = min(BRANCHOUT.stage_two.optimisation.batch, ExtendConfig().exemplars * len(model.space.classes))
-        fusing = _fusing(model, batch, device) if needs_fusion(model, split) else 0.0
+        fusing = _fusing(model, batch, device) if fused else 0.0
         reading, frozen = _reading(model, split), _running(model, device)
         done(total)
         sizes = {branch: _table_bytes(model, branch, device) for branch in branches}
@@ -206,7 +208,3 @@ def _timed(work: Callable[[], object], device: torch.device) -> float:
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
-
-
-def needs_fusion(model: Classifier, split: DataSplit) -> bool:
-    return Extension(model, split, ExtendConfig(), device=model.base_head.weight.device).needs_fusion()

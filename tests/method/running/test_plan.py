@@ -15,8 +15,10 @@ from branchout import api
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.method.config import ExtendConfig
+from branchout.method.extend import Extension
 from branchout.method.running import plan as planning
 from branchout.method.running.effort import BRANCHES, HEADS, LARGE_INPUTS, SMALL_INPUTS, Effort, Plan
+from branchout.method.running.forecast import added_bytes
 from branchout.method.running.plan import choose, keep_plan, kept_plan, make_plan, options
 from branchout.method.running.speeds import HEAD_ITERATIONS, Counts, Speeds, frozen_passes, seconds_for
 from branchout.method.split import DataSplit
@@ -120,7 +122,7 @@ def test_what_takes_too_much_memory_on_a_cpu_is_no_option(
     linear: Classifier, train: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split = DataSplit.of(linear.space, train.of_classes(NEW), exemplars(train), None, 0)
-    rows = planning.table_rows(BRANCHES[0], Counts.of(linear, split))
+    rows = planning.table_rows(BRANCHES[0], Counts.of(linear, split, ExtendConfig()))
     for room, expected in ((rows, BRANCHES[1]), (100 * rows, BRANCHES[-1])):
         speeds = replace(QUIET, table_bytes={"fc": 0, "last": planning.MOST_CACHED // room, "layer3": 10**12})
         with monkeypatch.context() as patch:
@@ -133,6 +135,18 @@ def test_what_takes_too_much_memory_on_a_cpu_is_no_option(
     assert (plan.branch, plan.effort) == ("fc", HEADS[-1])
     assert "320 MB" in plan.more
     assert "--branch layer4" in plan.more
+
+
+@pytest.mark.parametrize(("config", "fused"), [({}, False), ({"fuse": True}, True), ({"recipe": "paper"}, True)])
+def test_a_forecast_counts_stage_two_where_it_is_trained(
+    config: dict[str, object], fused: bool, linear: Classifier, train: Samples
+) -> None:
+    split = DataSplit.of(linear.space, train.of_classes(NEW), exemplars(train), None, 0)
+    asked = ExtendConfig(**config)  # type: ignore[arg-type]
+    assert Counts.of(linear, split, asked).fused == fused
+    assert Extension(linear, split, asked, device=CPU).needs_fusion() == fused
+    without = added_bytes(linear, split, ExtendConfig(), "last")
+    assert (added_bytes(linear, split, asked, "last") > without) == fused
 
 
 # In an extension.
