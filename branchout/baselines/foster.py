@@ -2,14 +2,17 @@
 distilled into one network, so that every step ends with a single backbone.
 
 Source: Wang, Zhou, Ye and Zhan, ECCV 2022; β₁ = 0.96, β₂ = 0.97, temperature 2, equal weights of the three losses, and
-a new module and a student that start at the old network are from their published experiments. Departures: features are
-brought to length 4 where the base has a cosine head, so that the old rows start with the old logits; both stages have
-the schedule of the task instead of 170 and 130 epochs; an overlapping class has one row.
+a new module and a student that start at the old network are from their published experiments. As published the base has
+a linear head, and features enter the head as they are. Departure of the default, which starts from the shared base:
+features are brought to length 4 where that has a cosine head, so that the old rows start with the old logits.
+Departures of both: the stages have the schedule of the task instead of 170 and 130 epochs, a linear head of ours has
+no bias, and an overlapping class has one row.
 """
 
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,11 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.baselines import whole_network
-from branchout.baselines.networks import Network
-from branchout.baselines.registry import Baseline
+from branchout.baselines.networks import MakeHead, Network
+from branchout.baselines.published import first, linear_head
+from branchout.baselines.registry import Baseline, Published
 from branchout.baselines.task import Task
 from branchout.model.classifier import Classifier
-from branchout.model.heads import CosineHead, head_bias, to_norm
+from branchout.model.heads import CosineHead, head_bias, new_head, to_norm
 
 BOOSTING, COMPRESSION = 0.96, 0.97
 """β₁ and β₂: how strongly the number of images of a class counts in either stage."""
@@ -59,8 +63,8 @@ class Boosted(nn.Module):
         return self.head(torch.cat(self.features(pictures), dim=1))  # type: ignore[no-any-return]
 
 
-def learn(before: Classifier | Network, task: Task) -> Network:
-    student, old = whole_network.student_and_teacher(before, task)
+def learn(before: Classifier | Network, task: Task, *, make: MakeHead = new_head) -> Network:
+    student, old = whole_network.student_and_teacher(before, task, make)
     images = whole_network.new_and_exemplars(task)
     counts = np.bincount(task.labels(images), minlength=len(task.space.classes))
     teacher = boost(old, task, counts)
@@ -118,4 +122,6 @@ def balanced_distillation(
     return F.cross_entropy(student / temperature, taught / taught.sum(1, keepdim=True))
 
 
-BASELINES = (Baseline("foster", "FOSTER", learn, on="network"),)
+BASELINES = (
+    Baseline("foster", "FOSTER", learn, on="network", published=Published(first, partial(learn, make=linear_head))),
+)

@@ -49,7 +49,7 @@ Schedule = Annotated[
 ]
 Faithful = Annotated[
     bool,
-    typer.Option("--faithful", help="Train iCaRL, BiC, WA, DER and PODNet as their authors do: --schedule published."),
+    typer.Option("--faithful", help="Train iCaRL, BiC, WA, DER, PODNet, FOSTER as published: --schedule published."),
 ]
 Epochs = Annotated[
     int | None, typer.Option(min=1, help="Epochs of the base and of methods that train a whole network.")

@@ -18,7 +18,7 @@ from branchout.labels import LabelSpace
 from branchout.model import resnet
 from branchout.training.optimisation import Optimisation
 
-NAMES = ("icarl", "bic", "wa", "der", "podnet")
+NAMES = ("icarl", "bic", "wa", "der", "podnet", "foster")
 Loss = Callable[[tuple[Tensor, Tensor]], Tensor]
 
 
