@@ -102,7 +102,7 @@ def glyph_cases() -> Iterator[Case]:
         even = rng.permutation(len(held)) % 2 == 0
         unknown = {}
         for split, chosen in (("dev", names[:150]), ("report", names[150:300])):
-            images = some(data.val.of_classes(chosen), 10, rng)
+            images = some(data.val.of_classes(chosen.tolist()), 10, rng)
             unknown[split] = Unknown(Outputs.of(model.classifier, features_of(model, images)), images.labels)
         kept = Outputs.of(model.classifier, features_of(model, memory))
         yield Case(

@@ -160,6 +160,13 @@ def seed_deviations(first: dict[int, float], second: dict[int, float]) -> list[f
     return [a - b for a in several[0] for b in several[-1]] if several else [0.0]
 
 
+def compared(first: Row, second: Row, metric: str, lead: float = 0.0) -> tuple[float, float, float]:
+    """How far the first row is above the second and a `lead`, and the 95% interval of that."""
+    margin = (mean(first, metric) or 0) - (mean(second, metric) or 0) - lead
+    deviations = seed_deviations(seed_values(first, metric), seed_values(second, metric))
+    return margin, *limits(margin, deviations, variance_of_difference(first, second, metric))
+
+
 def limits(margin: float, deviations: list[float], variance: float) -> tuple[float, float]:
     """The 95% interval of a margin, by halving."""
     scale = math.sqrt(2 * variance)

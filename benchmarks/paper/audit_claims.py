@@ -7,22 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.paper.audit import (
-    LINK,
-    Audit,
-    Row,
-    limits,
-    mean,
-    rounded,
-    seed_deviations,
-    seed_values,
-    shown,
-    tables_of,
-    variance_of_difference,
-    variance_of_images,
-    verdict_of,
-    with_sign,
-)  # fmt: skip
+from benchmarks.paper import audit as auditing
+from benchmarks.paper.audit import LINK, Audit, Row, mean, rounded, shown, tables_of, with_sign
 
 DATASETS = {"Tiny-ImageNet": "tiny-imagenet-200", "Characters": "glyphs"}
 EXPERIMENTS = {
@@ -142,10 +128,7 @@ def pair(audit: Audit, page: Path, claim: Claim, line: Line, dataset: str) -> No
         audit.same(where, str(files(audit, page, cell)), str([path]))
         text = f"{shown(row, metric)}{audit.marks(path)} ({row['label']})"
         audit.same(where, LINK.sub(r"\1", cell).replace("\\", ""), text)
-    first, second = audit.rows[mine], audit.rows[best]
-    margin = (mean(first, metric) or 0) - (mean(second, metric) or 0) - claim.lead
-    drawn = seed_deviations(seed_values(first, metric), seed_values(second, metric))
-    outcome(audit, where, line, margin, drawn, (first, second), metric)
+    outcome(audit, where, line, *auditing.compared(audit.rows[mine], audit.rows[best], metric, claim.lead))
 
 
 def compared(audit: Audit, folder: Path) -> list[Path]:
@@ -161,17 +144,18 @@ def compared(audit: Audit, folder: Path) -> list[Path]:
     return found
 
 
-def outcome(
-    audit: Audit, where: str, line: Line, margin: float, drawn: list[float], rows: Sequence[Row],
-    metric: str,
-) -> None:  # fmt: skip
-    variance = sum(variance_of_images(row, metric) for row in rows) / 2
+def of_images(margin: float, rows: Sequence[Row], metric: str) -> tuple[float, float, float]:
+    """A margin that rests on several rows of one seed, and its 95% interval."""
+    variance = sum(auditing.variance_of_images(row, metric) for row in rows) / 2
     if len(rows) == 2 and rows[0] is not rows[1]:
-        variance = variance_of_difference(rows[0], rows[1], metric)
-    low, high = limits(margin, drawn, variance)
+        variance = auditing.variance_of_difference(rows[0], rows[1], metric)
+    return margin, *auditing.limits(margin, [0.0], variance)
+
+
+def outcome(audit: Audit, where: str, line: Line, margin: float, low: float, high: float) -> None:
     audit.same(where, line["margin"], with_sign(margin))
     audit.same(where, line["95% interval"], f"{with_sign(low)} to {with_sign(high)}")
-    audit.same(where, line["verdict"], verdict_of(low, high))
+    audit.same(where, line["verdict"], auditing.verdict_of(low, high))
 
 
 def grid(audit: Audit, page: Path, line: Line, dataset: str, text: str) -> None:
@@ -187,7 +171,7 @@ def grid(audit: Audit, page: Path, line: Line, dataset: str, text: str) -> None:
         values.append(sum(points) / len(points))
         expected = f"{rounded(round(values[-1], 6))}{audit.marks(path)} ({sign} = {end})"
         audit.same(f"{page.name}, {text}", LINK.sub(r"\1", cell), expected)
-    outcome(audit, f"{page.name}, {text}", line, values[0] - values[1], [0.0], (row, row), "novel")
+    outcome(audit, f"{page.name}, {text}", line, *of_images(values[0] - values[1], (row, row), "novel"))
 
 
 def alone(audit: Audit, page: Path, line: Line, dataset: str, text: str) -> None:
@@ -214,7 +198,7 @@ def alone(audit: Audit, page: Path, line: Line, dataset: str, text: str) -> None
         audit.same(where, LINK.sub(r"\1", cell), told if gain else f"{told} ({found[0]['label']})")
         values.append(found[0]["novel_alone"] - (found[1]["novel_alone"] if gain else 0))
         rows += found
-    outcome(audit, where, line, values[0] - values[1], [0.0], rows, "alone")
+    outcome(audit, where, line, *of_images(values[0] - values[1], rows, "alone"))
 
 
 def summary(audit: Audit, cases: Mapping[str, list[Line]]) -> None:

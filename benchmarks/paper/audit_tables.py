@@ -8,21 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paper.audit import (
-    GOALS,
-    HEADINGS,
-    LINK,
-    Audit,
-    limits,
-    mean,
-    rounded,
-    seed_deviations,
-    seed_values,
-    shown,
-    tables_of,
-    variance_of_difference,
-    with_sign,
-)  # fmt: skip
+from benchmarks.paper.audit import GOALS, HEADINGS, LINK, Audit, compared, mean, rounded, shown, tables_of, with_sign
 
 ORACLES = ("oracle-routing", "joint")
 """Beside the methods whose names end with -all, which see all old images."""
@@ -253,14 +239,8 @@ def best(audit: Audit, paths: Sequence[Path]) -> Path | None:
 def lead(audit: Audit, pairs: Sequence[tuple[Path, Path]]) -> str:
     if not pairs:
         return "0 of 0 scenarios"
-    margins, clear = [], 0
-    for paths in pairs:
-        first, second = (audit.rows[path] for path in paths)
-        margin = (mean(first, "balanced") or 0) - (mean(second, "balanced") or 0)
-        drawn = seed_deviations(seed_values(first, "balanced"), seed_values(second, "balanced"))
-        variance = variance_of_difference(first, second, "balanced")
-        margins.append(margin)
-        clear += limits(margin, drawn, variance)[0] > 0
+    found = [compared(audit.rows[first], audit.rows[second], "balanced") for first, second in pairs]
+    margins, clear = [margin for margin, _, _ in found], sum(low > 0 for _, low, _ in found)
     return (
         f"{sum(margin > 0 for margin in margins)} of {len(margins)} scenarios, by {with_sign(min(margins))} to "
         f"{with_sign(max(margins))} points; in {clear} the 95% interval excludes zero"

@@ -202,7 +202,7 @@ def hostile_images(material: Material, seed: int) -> Iterator[Case]:
 
     folder = material / "hostile"
     folder.mkdir(exist_ok=True)
-    names = []
+    names: list[Path] = []
     for name, (content, _) in hostile.images().items():
         path = folder / f"{len(names)}-{Path(name).name}"
         path.write_bytes(content)

@@ -26,12 +26,11 @@ class Material:
 
     def extend(self, out: Path, base: str = "base", new: str = "new", epochs: int = 2) -> Sequence[str | Path]:
         """The words of an extension that takes a few seconds."""
-        words = ["extend", self / new, "--base", self / base, "--memory", self / "memory", "--out", out]
-        return [*words, "--epochs", str(epochs)]
+        folders = self / new, "--base", self / base, "--memory", self / "memory", "--out", out
+        return ["extend", *folders, "--epochs", str(epochs)]
 
     def pretrain(self, out: Path, epochs: int = 2) -> Sequence[str | Path]:
-        words = ["pretrain", self / "old", "--width", "8", "--size", "32", "--out", out]
-        return [*words, "--epochs", str(epochs)]
+        return ["pretrain", self / "old", "--width", "8", "--size", "32", "--out", out, "--epochs", str(epochs)]
 
 
 def images(folder: Path, classes: range, count: int, seed: int) -> None:

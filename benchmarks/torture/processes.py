@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -105,7 +105,10 @@ def disks(material: Material, _: int) -> Iterator[Case]:
         "a dangling link": material / "dangling",
         "in /proc": Path("/proc/v9"),
     }
-    makers = {"extend": material.extend, "pretrain": material.pretrain}
+    makers: dict[str, Callable[[Path], Sequence[str | Path]]] = {
+        "extend": material.extend,
+        "pretrain": material.pretrain,
+    }
     for name, make in makers.items():
         for what, out in impossible.items():
             words = make(out)
