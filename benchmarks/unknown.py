@@ -8,7 +8,7 @@ Classes that the model does not know are divided into development classes, on wh
 chosen, and report classes. `glyphs` uses the built-in base. A folder of photos uses the frozen features of
 EfficientNet-Lite0 and a logistic regression for half of its classes; these features were trained on ImageNet, so that
 the network has seen the unknown classes of Tiny-ImageNet, but no classifier has. A folder with old/ and test/, as of
-`benchmarks/photos.py`, uses EfficientNet-Lite0 as it is, and every class that it does not know is a report class.
+`branchout bench photos`, uses EfficientNet-Lite0 as it is, and every class that it does not know is a report class.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from benchmarks.paper.audit import GOALS, HEADINGS, LINK, Audit, compared, mean,
 
 ORACLES = ("oracle-routing", "joint")
 """Beside the methods whose names end with -all, which see all old images."""
-OURS_ON_PHOTOS = ("default", "blocks.5", "fc", "no-memory", "two-steps")
+OURS_ON_PHOTOS = ("default", "blocks.5", "fc", "no-memory", "two-steps", "five-steps")
 SCREEN = {
     "180 + 20 classes": "disjoint-40/resnet10",
     "180 + 20, ResNet18": "disjoint-40/resnet18",

@@ -286,7 +286,8 @@ def photos_page(rows: Rows) -> str:
             body.append([marked, number(row.data["before"]), *cells, seconds])
         about = row.data
         facts = f"{about['base_classes']:,} + {about['novel_classes']} classes, {about['test_images']:,} test images."
-        command = f"`python -m benchmarks.photos new/ old/ test/ --base {arch} --out results/{dataset}`"
+        folders = "--new new/ --memory old/ --test test/"
+        command = f"`branchout bench photos {folders} --base {arch} --name {dataset}`"
         parts += [f"## {dataset}, `{arch}`", f"{facts} {command}", table(heading, body)]
     return footnotes("\n\n".join([*parts, write.text("photos-selection")]))
 

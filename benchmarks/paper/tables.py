@@ -152,7 +152,7 @@ class Scenario:
 
 
 FLOWERS = Path("imagenet-flowers")
-OF_PHOTOS = ("default", "blocks.5", "fc", "no-memory", "two-steps")
+OF_PHOTOS = ("default", "blocks.5", "fc", "no-memory", "two-steps", "five-steps")
 """Ways to extend a strong base with Branchout; the other rows beside them are other methods."""
 SCENARIOS = (
     ("180 + 20 classes", "disjoint-40/resnet10"),

@@ -21,6 +21,7 @@ from branchout.method.config import ExtendConfig
 from branchout.method.extend import Extension
 from branchout.method.frontier import Frontier
 from branchout.method.results import Extended
+from branchout.method.running.effort import Plan
 from branchout.method.running.engine import engine_for, use_engine
 from branchout.method.running.plan import keep_plan, kept_plan, make_plan
 from branchout.method.running.prepared import Prepared, now
@@ -241,14 +242,18 @@ class Model(Predictor):
         prepared: Prepared,
         *,
         out: str | Path | None = None,
+        plan: Plan | None = None,
         report: Report = silent,
         announce: Callable[[str], None] = lambda _: None,
     ) -> Model:
-        """Train what `prepare` checked. `announce` is called with the plan, in words, before training starts."""
+        """Train what `prepare` checked, by `plan` or by one that is made for this machine.
+
+        `announce` is called with the plan, in words, before training starts.
+        """
         out = None if out is None else Path(out)
         with working_on(out, prepared.settings()) as work:
             with recorded(work, report) as reported:
-                plan = kept_plan(work)
+                plan = plan or kept_plan(work)
                 if plan is None:
                     plan = make_plan(prepared.base, prepared.split, prepared.config, self.device, report=reported)
                     keep_plan(work, plan)

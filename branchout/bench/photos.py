@@ -1,99 +1,65 @@
 """Compare ways to extend a strong base on anyone's photos: `branchout bench photos --new … --memory … --test …`.
 
 One row for each method on the same base and images. Without test images, a fifth of the new and old ones is held out
-first. Operating points of Branchout and of logistic regression are chosen as `branchout extend` chooses them.
+first. Every operating point is chosen with held-out images of --new and --memory, as `branchout extend` chooses it.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from branchout.api.model import Model
-from branchout.baselines.networks import scores_of
-from branchout.baselines.registry import baselines
-from branchout.baselines.task import Ints, Task
-from branchout.bench.rows import provenance, write
-from branchout.data.images import Gallery
-from branchout.data.samples import Samples, concatenate
+from branchout.baselines.task import Ints
+from branchout.bench.photo_methods import METHODS, Answers, Case, last_classes
+from branchout.bench.rows import provenance, read_row, write
+from branchout.bench.runner import forget_peak_memory, peak_of_process
+from branchout.data.samples import Samples, concatenate, digest
 from branchout.errors import BranchoutError
-from branchout.method.choose import apply_fusion
-from branchout.method.config import ExtendConfig
-from branchout.method.extend import Extension
-from branchout.method.features import extract, predictions
-from branchout.method.split import DataSplit
-from branchout.metrics import Accuracies, accuracies
-from branchout.model.classifier import Classifier, Step
-from branchout.model.staged import Branch, branch_point
+from branchout.method.dial import dial_frontier, predict, shifted, step_shifts
+from branchout.method.features import predictions
+from branchout.method.running.effort import Effort
 from branchout.training.loop import Event, Report, silent
 
 HELD_OUT = 0.2
 
 
-@dataclass(frozen=True)
-class Case:
-    """A base and the images of one comparison."""
-
-    base: Model
-    new: Samples
-    old: Samples
-    test: Samples
-    report: Report = silent
-
-    @classmethod
-    def of(cls, base: Model, new: Samples, old: Samples, test: Samples | None, report: Report = silent) -> Case:
-        steps = len(base.classifier.steps)
-        if steps:
-            raise BranchoutError(
-                f"--base has learned {steps} step{'s' if steps > 1 else ''} already, and the other methods start from "
-                "a base without steps: give the model that it was extended from"
-            )
-        told = "--test" if test is not None else "--memory"
-        if test is None:
-            (new, some), (old, others) = (_hold_out(samples) for samples in (new, old))
-            test = concatenate([some, others])
-        unknown = sorted(set(test.classes) - set(base.classes) - set(new.classes))
-        if unknown:
-            raise BranchoutError(f"{told} has images of {unknown[0]!r}, which neither the base nor --new has")
-        return cls(base, new, old, test, report)
-
-    @cached_property
-    def task(self) -> Task:
-        model = self.base.classifier
-        gallery = Gallery(model.preprocessing, self.base.device)
-        return Task(
-            space=model.space.extend(self.new.classes),
-            new=self.new.placed(len(model.space.branches)),
-            memory=self.old.placed(0),
-            images=gallery.images,
-            kind=model.kind,
-            size=model.preprocessing.size,
-            per_class=max(self.old.counts().values()),
-            device=self.base.device,
-            report=self.report,
+def open_case(
+    base: Model,
+    new: Samples,
+    old: Samples,
+    test: Samples | None,
+    effort: Effort | None = None,
+    report: Report = silent,
+) -> Case:
+    steps = len(base.classifier.steps)
+    if steps:
+        raise BranchoutError(
+            f"--base has learned {steps} step{'s' if steps > 1 else ''} already, and the other methods start from "
+            "a base without steps: give the model that it was extended from"
         )
-
-    def measured(self, answers: Ints) -> Accuracies:
-        return accuracies(answers, self.task.labels(self.test), self.task.space)
-
-    def before(self) -> float:
-        """Accuracy of the base on test images of classes that only it knows, in percent."""
-        old = self.test.of_classes([name for name in self.test.classes if name not in set(self.new.classes)])
-        if not len(old):
-            raise BranchoutError(
-                "no test image is of a class that only the base knows: add some to --test; without --test a fifth of "
-                "--memory is held out, which takes two images of a class"
-            )
-        right = _predicted(self.base.classifier, self, old) == self.base.classifier.space.index(old.classes)[old.labels]
-        return round(100 * float(right.mean()), 2)
+    told = "--test" if test is not None else "--memory"
+    if test is None:
+        (new, some), (old, others) = (_hold_out(samples) for samples in (new, old))
+        test = concatenate([some, others])
+    unknown = sorted(set(test.classes) - set(base.classes) - set(new.classes))
+    if unknown:
+        raise BranchoutError(f"{told} has images of {unknown[0]!r}, which neither the base nor --new has")
+    if set(test.classes) <= set(new.classes):
+        raise BranchoutError(
+            "no test image is of a class that only the base knows: add some to --test; without --test a fifth of "
+            "--memory is held out, which takes two images of a class"
+        )
+    return Case(base, new, old, test, effort, report)
 
 
 def _hold_out(samples: Samples) -> tuple[Samples, Samples]:
@@ -106,91 +72,159 @@ def _hold_out(samples: Samples) -> tuple[Samples, Samples]:
     return samples.select(~held), samples.select(held)
 
 
-def _predicted(model: Classifier, case: Case, samples: Samples) -> Ints:
-    images = case.task.images(samples)
-    return predictions(model, extract(model, images, device=case.base.device, report=case.report)[0])
+def parse_effort(text: str) -> Effort:
+    """`views=8,exemplar_views=2,exemplar_share=0.5,epochs=20`: stops and half are those of plans for a CPU, 1."""
+    kinds = {each.name: float if each.name == "exemplar_share" else int for each in fields(Effort)}
+    given: dict[str, Any] = {"stops": True, "half": True}
+    try:
+        for part in text.split(","):
+            name, value = part.split("=")
+            given[name] = kinds[name](value)
+        return Effort(**{**given, "stops": bool(given["stops"]), "half": bool(given["half"])})
+    except (KeyError, ValueError, TypeError):
+        raise BranchoutError(
+            f"--plan takes views=… and any of {', '.join(kinds)}, such as views=8,exemplar_views=2,epochs=20; "
+            f"found {text!r}"
+        ) from None
 
 
-def _extended(case: Case, seed: int, *, memory: bool = True, branch: str = "last") -> Ints:
-    if branch == "deeper":
-        branch = case.base.classifier.backbone.names[-2]
-    old = case.old if memory else None
-    model = case.base.extend(case.new, memory=old, branch=branch, seed=seed, report=case.report)
-    return _predicted(model.classifier, case, case.test)
+def before(case: Case) -> float:
+    """Accuracy of the base on test images of classes that only it knows, in percent."""
+    base = case.base.classifier
+    old = case.test.of_classes([name for name in case.test.classes if name not in case.new.classes])
+    return _percent(predictions(base, case.features(base, old)) == base.space.index(old.classes)[old.labels])
 
 
-def _baseline(case: Case, seed: int, *, name: str) -> Ints:
-    scorer = baselines()[name].learn(case.base.classifier, replace(case.task, seed=seed))
-    return scores_of(scorer, case.task.images(case.test)).argmax(1).cpu().numpy()
+def figures(case: Case, predicted: Ints, reference: float) -> dict[str, float]:
+    """Accuracies in percent: `base` of classes that only the base knows, `novel` of all classes of --new, `first` of
+    those that the first of two steps teaches."""
+    right = predicted == case.task.labels(case.test)
+    names = case.test.names
+    new, first = (np.isin(names, each) for each in (case.new.classes, case.new.classes[: -last_classes(case)]))
+    found = {"base": _percent(right[~new]), "all": _percent(right)}
+    found |= {key: _percent(right[mask]) for key, mask in (("novel", new), ("first", first)) if mask.any()}
+    found["avg"] = round((found["base"] + found.get("novel", found["base"])) / 2, 2)
+    return {**found, "drop": round(reference - found["base"], 2)}
 
 
-def _logistic_regression(case: Case, seed: int) -> Ints:
-    """The usual alternative: logistic regression on frozen features beside the old logits, with one bias."""
-    from sklearn.linear_model import LogisticRegression
-
-    if len(case.new.classes) < 2:
-        raise BranchoutError("logistic regression tells new classes apart and needs two; --new has one")
-    base, device = case.base.classifier, case.base.device
-    split = DataSplit.of(base.space, case.new, case.old, None, seed)
-    extension = Extension(base, split, ExtendConfig(seed=seed), device=device, report=case.report)
-    features = extension.features(base, split.new)[0, :, 0]
-    fitted = LogisticRegression(C=1.0, max_iter=500).fit(features.cpu().numpy(), split.new.labels)
-    rows, bias = fitted.coef_, fitted.intercept_
-    if len(rows) == 1:  # two classes: one row, for the second
-        rows, bias = np.concatenate([-rows, rows]) / 2, np.concatenate([-bias, bias]) / 2
-    head = nn.Linear(features.shape[1], len(split.new.classes)).to(device)
-    with torch.no_grad():
-        head.weight.copy_(torch.from_numpy(rows))
-        head.bias.copy_(torch.from_numpy(bias))
-    point = branch_point(base.backbone, "fc")
-    model = base.extended(Step(split.new.classes, "fc", point.start, Branch.clone(base.backbone, point), head))
-    fusion, *_ = extension.choose(model.to(device), None)
-    apply_fusion(model, fusion)
-    return _predicted(model, case, case.test)
+def _percent(right: np.ndarray) -> float:
+    return round(100 * float(right.mean()), 2)
 
 
-METHODS: Mapping[str, Callable[[Case, int], Ints]] = {
-    "default": _extended,
-    "no-memory": partial(_extended, memory=False),
-    "fc": partial(_extended, branch="fc"),
-    "deeper": partial(_extended, branch="deeper"),
-    "fine-tuning": partial(_baseline, name="finetune-exemplars"),
-    "logistic-regression": _logistic_regression,
-    "nearest-class-mean": partial(_baseline, name="ncm"),
-    "ranpac": partial(_baseline, name="ranpac"),
-}
+def two_fold(answers: Answers, labels: Ints) -> Ints:
+    """Predictions where each half of the test images is predicted at the balanced point that the other half chooses."""
+    order = np.random.default_rng(0).permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    predicted = np.empty_like(labels)
+    for here, there in ((order[::2], order[1::2]), (order[1::2], order[::2])):
+        columns, known = answers.columns[here], labels[here]
+        shifts = step_shifts(columns, known, answers.space, by_class=True)
+        curve = dial_frontier(shifted(columns, answers.space, shifts), known, answers.space, by_class=True)
+        offsets = shifts + curve.settings[curve.choose("balanced"), 0]
+        predicted[there] = predict(answers.columns[there], answers.space, offsets.tolist())
+    return predicted
+
+
+def measured(case: Case, method: str, seed: int, reference: float) -> dict[str, Any]:
+    """One seed: accuracies, two-fold accuracies, seconds of training and peaks of memory."""
+    with _empty_cache():
+        forget_peak_memory()
+        start = time.perf_counter()
+        answer = METHODS[method](case, seed)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds = round(time.perf_counter() - start, 1)
+        peak = peak_of_process()
+        on_gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+        answers = answer()
+    halves = figures(case, two_fold(answers, case.task.labels(case.test)), reference)
+    return {
+        "seed": seed, **figures(case, answers.predicted, reference), "two_fold": halves,
+        "seconds": seconds, "peak_memory_bytes": peak, "peak_gpu_memory_bytes": on_gpu,
+    }  # fmt: skip
+
+
+@contextmanager
+def _empty_cache() -> Iterator[None]:
+    """Features and exported networks that another method has cached would make this one look faster."""
+    kept = os.environ.get("BRANCHOUT_CACHE")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["BRANCHOUT_CACHE"] = folder
+        try:
+            yield
+        finally:
+            if kept is None:
+                del os.environ["BRANCHOUT_CACHE"]
+            else:
+                os.environ["BRANCHOUT_CACHE"] = kept
 
 
 def run(
-    case: Case, methods: Sequence[str], seeds: Sequence[int], out: Path, base: str, name: str
+    case: Case, methods: Sequence[str], seeds: Sequence[int], folder: Path, base: str, name: str, plan: str = ""
 ) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    """Measure each method, write its row below the names of data and base, and yield its name with the row, or with
-    the reason why there is none."""
-    before, about = case.before(), provenance()
+    """Measure each method and yield its name with its row, or with the reason why there is none.
+
+    Rows are files in `folder`, written after every seed. Seeds that a row of the same settings has are not measured
+    again, but those of an unfinished row of another commit are.
+    """
+    reference, about = None, provenance()
+    images = digest(*(each.fingerprint(portable=True) for each in (case.new, case.old, case.test)))
     for method in methods:
-        per_seed, seconds = [], []
+        label = case.base.classifier.backbone.names[-2] if method == "deeper" else method
+        file = "-".join(filter(None, [label, plan, "" if case.base.device.type == "cuda" else case.base.device.type]))
+        settings = {"base": base, "images": images, "plan": plan}
+        row = _existing(folder / f"{file}.json", settings, seeds, about)
+        per_seed = [] if row is None else row["per_seed"]
         try:
             for done, seed in enumerate(seeds):
-                case.report(Event(f"Measuring {method}, seeds", done, len(seeds)))
-                start = time.perf_counter()
-                found = case.measured(METHODS[method](case, seed))
-                seconds.append(round(time.perf_counter() - start, 1))
-                figures = {key: getattr(found, key) for key in ("base", "novel", "overlap", "all", "avg")}
-                shown = {key: round(100 * value, 2) for key, value in figures.items() if value is not None}
-                per_seed.append({"seed": seed, **shown, "drop": round(before - shown["base"], 2)})
+                case.report(Event(f"Measuring {label}, seeds", done, len(seeds)))
+                if seed in [each["seed"] for each in per_seed]:
+                    continue
+                reference = before(case) if reference is None else reference
+                per_seed = [*per_seed, measured(case, method, seed, reference)]
+                row = {
+                    "dataset": name, "scenario": "photos", "arch": base, "method": label, "before": reference,
+                    **_summary(case, per_seed), "settings": settings, **about,
+                }  # fmt: skip
+                write(folder, file, row)
         except BranchoutError as error:
-            yield method, str(error)
+            yield label, str(error)
             continue
-        row = {
-            "dataset": name, "scenario": "photos", "arch": base, "method": method, "before": before,
-            "base_classes": len(case.base.classes), "novel_classes": len(case.new.classes),
-            "metrics": {
-                key: round(float(np.mean([each[key] for each in per_seed])), 2) for key in per_seed[0] if key != "seed"
-            },
-            "seeds": list(seeds), "per_seed": per_seed, "seconds": seconds, "device": case.base.device.type,
-            "test_images": len(case.test), "memory_images": len(case.old), **about,
-        }  # fmt: skip
-        suffix = "" if case.base.device.type == "cuda" else f"-{case.base.device.type}"
-        write(out / name / base, f"{method}{suffix}", row)
-        case.report(Event(f"Measuring {method}, seeds", len(seeds), len(seeds)))
-        yield method, row
+        case.report(Event(f"Measuring {label}, seeds", len(seeds), len(seeds)))
+        assert row is not None
+        yield label, row
+
+
+def _existing(
+    path: Path, settings: dict[str, str], seeds: Sequence[int], about: dict[str, Any]
+) -> dict[str, Any] | None:
+    """A row of these settings that has all seeds, or some of the same commit and machine."""
+    if not path.exists():
+        return None
+    try:
+        row = read_row(path)
+    except BranchoutError:  # rows of older versions have no settings
+        return None
+    same = all(row.get(key) == about[key] for key in ("commit", "versions", "hardware"))
+    return row if row["settings"] == settings and (set(seeds) <= set(row["seeds"]) or same) else None
+
+
+def _summary(case: Case, per_seed: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What a row says about all of its seeds."""
+
+    def means(seeds: Sequence[dict[str, float]]) -> dict[str, float]:
+        keys = [key for key in ("base", "novel", "all", "first", "avg", "drop") if key in seeds[0]]
+        return {key: round(float(np.mean([each[key] for each in seeds])), 2) for key in keys}
+
+    halves = means([each["two_fold"] for each in per_seed])
+    peaks = {
+        key: max((each[key] for each in per_seed if each[key] is not None), default=None)
+        for key in ("peak_memory_bytes", "peak_gpu_memory_bytes")
+    }
+    return {
+        "base_classes": len(case.base.classes), "novel_classes": len(case.new.classes), "metrics": means(per_seed),
+        "two_fold": {**halves, "balanced": round((halves["all"] + halves["avg"]) / 2, 2)},
+        "seeds": [each["seed"] for each in per_seed], "per_seed": list(per_seed),
+        "seconds": [each["seconds"] for each in per_seed], **peaks, "device": case.base.device.type,
+        "test_images": len(case.test), "memory_images": len(case.old),
+    }  # fmt: skip

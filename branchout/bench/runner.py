@@ -382,15 +382,16 @@ def forget_peak_memory() -> None:
     """Count peaks from here on, where the system can."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    else:
-        with suppress(OSError):  # only Linux has it
-            Path("/proc/self/clear_refs").write_text("5")
+    with suppress(OSError):  # only Linux has it
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory() -> int | None:
     """Of the GPU during this job; without a GPU of the process, which earlier jobs may have made larger."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else peak_of_process()
+
+
+def peak_of_process() -> int | None:
     try:
         told = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
         return int(told[1]) * 1024 if told else None

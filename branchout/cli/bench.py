@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from branchout.cli.app import app, console, open_dataset, say
+from branchout.cli.app import ClassesFrom, app, console, open_dataset, say
 from branchout.errors import BranchoutError
 from branchout.units import duration
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from branchout.bench.runner import Done, Job
     from branchout.bench.stale import Forecast
     from branchout.data.datasets import Dataset
+    from branchout.data.samples import Samples
 
 Name = Annotated[str | None, typer.Argument(metavar="TABLE", help="sota, fig-design-space, …, or all; see --list.")]
 DataSource = Annotated[str, typer.Option(help="A benchmark's folder, a folder of classes, or 'glyphs'.")]
@@ -75,6 +76,14 @@ OldPhotos = Annotated[Path | None, typer.Option("--memory", help="With 'photos':
 TestPhotos = Annotated[
     Path | None, typer.Option("--test", help="With 'photos': test folder; without it a fifth is held out.")
 ]
+PhotoName = Annotated[
+    str | None,
+    typer.Option("--name", help="With 'photos': folder of the rows below --out; default: that of the data."),
+]
+PhotoPlan = Annotated[
+    str | None,
+    typer.Option("--plan", help="With 'photos': effort of stage I, such as views=8,exemplar_views=2,epochs=20."),
+]
 Workers = Annotated[int, typer.Option(min=1, help="Number of processes.")]
 DaskAddress = Annotated[str | None, typer.Option(help="Address of a Dask scheduler to run on.")]
 Out = Annotated[Path, typer.Option(help="Folder of the rows, one JSON file each.")]
@@ -110,6 +119,9 @@ def bench(
     new: NewPhotos = None,
     memory: OldPhotos = None,
     test: TestPhotos = None,
+    classes_from: ClassesFrom = None,
+    name: PhotoName = None,
+    plan: PhotoPlan = None,
     workers: Workers = 1,
     dask: DaskAddress = None,
     out: Out = Path("results"),
@@ -125,7 +137,7 @@ def bench(
             "see benchmarks/README.md"
         )
     if table == "photos":
-        _photos(new, memory, test, base, method, _numbers(seeds), out)
+        _photos(new, memory, test, base, method, _numbers(seeds), out, classes_from, name, plan)
         return
     from branchout.bench.request import Request
     from branchout.bench.stale import Deadline, Forecast
@@ -181,6 +193,9 @@ def _photos(
     methods: list[str] | None,
     seeds: tuple[int, ...],
     out: Path,
+    classes_from: str | None,
+    name: str | None,
+    plan: str | None,
 ) -> None:
     """Compare ways to extend a base on one's own folders of photos."""
     if new is None or memory is None or base is None:
@@ -192,23 +207,31 @@ def _photos(
     from branchout import load
     from branchout.api.predictor import samples_in
     from branchout.bench import photos
+    from branchout.bench.photo_methods import BRANCHOUT, METHODS
     from branchout.cli.display import progress
     from branchout.errors import unknown
 
-    for name in methods or ():
-        if name not in photos.METHODS:
-            raise unknown("method for photos", name, photos.METHODS)
-    chosen = methods or list(photos.METHODS)
-    tested = None if test is None else samples_in(test)
+    effort = None if plan is None else photos.parse_effort(plan)
+    offered = METHODS if effort is None else BRANCHOUT  # a plan is for Branchout's own
+    for method in methods or ():
+        if method not in offered:
+            raise unknown("method for photos", method, offered)
+    chosen = methods or (list(METHODS) if effort is None else ["default"])
+    data, network = name or new.absolute().parent.name, Path(base).name
+    folder = out / (name or Path(data, network))
     shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for heading in ("method", "old before", "old after", "new", "average", "s"):
         shown.add_column(heading, justify="left" if heading == "method" else "right")
-    name, network = new.absolute().parent.name, Path(base).name
     with progress(console) as report:
-        case = photos.Case.of(load(base), samples_in(new), samples_in(memory), tested, report)
-        sizes = f"{len(case.base.classes)} + {len(case.new.classes)} classes, {len(case.test)} test images"
+        model = load(base)
+
+        def read(folder: Path) -> Samples:
+            return samples_in(folder, None, model.classes, classes_from, report)
+
+        case = photos.open_case(model, read(new), read(memory), read(test) if test else None, effort, report)
+        sizes = f"{len(model.classes)} + {len(case.new.classes)} classes, {len(case.test)} test images"
         say(f"{sizes}: {', '.join(chosen)}, seeds {', '.join(map(str, seeds))}")
-        for method, row in photos.run(case, chosen, seeds, out, network, name):
+        for method, row in photos.run(case, chosen, seeds, folder, network, data, plan or ""):
             if isinstance(row, str):
                 say(f"{method}: {row}", "left out:")
                 continue
@@ -218,7 +241,7 @@ def _photos(
             shown.add_row(method, *cells, seconds)
             say(f"{method}: old {cells[0]} → {cells[1]}, new {cells[2]}, {seconds} s")
     console.print(sizes, shown)
-    say(f"rows are in {out / name / network}")
+    say(f"rows are in {folder}")
 
 
 def _drawable(request: Request, dataset: Dataset) -> list[Job]:
@@ -279,6 +302,7 @@ def _list() -> None:
     from rich.table import Table
 
     from branchout.bench.methods import methods
+    from branchout.bench.photo_methods import METHODS
     from branchout.bench.tables import figures, tables
     from branchout.data.scenarios import NAMES
 
@@ -290,6 +314,7 @@ def _list() -> None:
         shown.add_row(table.name, table.title, ", ".join([*table.archs, *beside]))
     console.print(shown)
     console.print(f"scenarios: {', '.join(NAMES)}\n", highlight=False)
+    console.print(f"photos: your own folders, with the methods {', '.join(METHODS)}\n", highlight=False)
     shown = Table(title="methods", title_justify="left")
     for heading in ("name", "what it is", "builds on"):
         shown.add_column(heading, no_wrap=heading == "name")
