@@ -25,24 +25,14 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import adjusted_rand_score, roc_auc_score
 
 import branchout
+from benchmarks.unknown_scores import SCORES, KnownImages, score, score_known
 from branchout.api import samples_in
 from branchout.bench.rows import provenance
 from branchout.data.datasets import resolve
 from branchout.data.glyphs import glyphs
 from branchout.data.images import open_images
 from branchout.data.samples import Samples
-from branchout.evaluate.unknown import (
-    FALSE_ALARMS,
-    SCORES,
-    Floats,
-    Ints,
-    KnownImages,
-    Outputs,
-    group,
-    score,
-    score_known,
-    threshold,
-)
+from branchout.evaluate.unknown import FALSE_ALARMS, Floats, Ints, Outputs, group, threshold
 from branchout.files import cache_folder, write_json
 from branchout.method.features import extract
 

@@ -19,13 +19,15 @@ class DoesNotApply(BranchoutError):  # noqa: N818 – not a fault
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> BranchoutError:
-    """The error for a name that is none of the known ones, with the nearest of them."""
+    """The error for a name that is none of the known ones, with the nearest of them, and all if they are not many."""
     from difflib import get_close_matches
 
-    names = list(known)
-    near = get_close_matches(name, names, n=1)
-    hint = f"; did you mean {near[0]}? Known" if near else "; known"
-    return BranchoutError(f"no {what} is called {name!r}{hint} are: {', '.join(names)}")
+    names = [printable(each) for each in known]
+    many = len(names) > 100
+    near = get_close_matches(name, names, n=3 if many else 1)
+    hint = f"did you mean {' or '.join(near)}? Known" if near else "known"
+    listed = f"{len(names):,} others" if many else ", ".join(names)
+    return BranchoutError(f"no {what} is called {printable(name)!r}; {hint} are: {listed}")
 
 
 def some(names: Iterable[str], most: int = 5) -> str:

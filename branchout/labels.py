@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, unknown
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -63,10 +63,10 @@ class LabelSpace:
         return {name: index for index, name in enumerate(self.classes)}
 
     def index(self, names: Sequence[str]) -> Ints:
-        """Class numbers of `names`; an unknown name is an error that lists the nearest known ones."""
+        """Class numbers of `names`."""
         missing = [name for name in dict.fromkeys(names) if name not in self._index]
         if missing:
-            raise BranchoutError(unknown_class(missing[0], self.classes))
+            raise unknown("class", missing[0], self.classes)
         return np.array([self._index[name] for name in names], dtype=np.int64)
 
     @cached_property
@@ -107,11 +107,3 @@ def branch_name(number: int) -> str:
     """The name of a branch in messages and tables."""
     return "the base" if number == 0 else f"step {number}"
 
-
-def unknown_class(name: str, known: Sequence[str]) -> str:
-    """The error message for an unknown class name."""
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, known, n=3)
-    hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
-    return f"no class is called {name!r} among the {len(known)} known ones{hint}"

@@ -12,9 +12,8 @@ import numpy as np
 
 from branchout.data.near_duplicates import near_duplicates, take_groups
 from branchout.data.samples import Samples, digest
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, unknown
 from branchout.files import read_json
-from branchout.labels import unknown_class
 
 if TYPE_CHECKING:
     from branchout.data.problems import Problems
@@ -135,7 +134,7 @@ def with_facts(dataset: Dataset, path: Path, *, partial: bool = False) -> Datase
         base_domain = base_domain if base_domain in domains.values() else ""
     for name in [*domains, *(name for _, *pair in siblings for name in pair)]:
         if name not in known:
-            raise BranchoutError(f"{path}: {unknown_class(name, known)}")
+            raise BranchoutError(f"{path}: {unknown('class', name, known)}")
     if base_domain not in {"", *domains.values()}:
         raise BranchoutError(f"{path}: base_domain is {base_domain!r}, but no class has that domain")
     return replace(

@@ -20,8 +20,7 @@ import numpy as np
 
 from branchout.data.datasets import Dataset
 from branchout.data.samples import UNASSIGNED, Image, Ints, Samples, digest
-from branchout.errors import BranchoutError
-from branchout.labels import unknown_class
+from branchout.errors import BranchoutError, unknown
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -183,7 +182,7 @@ def character_of(name: str) -> str:
     """The character that a class is drawn from."""
     known = faces_of_classes()
     if name not in known:
-        raise BranchoutError(unknown_class(name, list(known)))
+        raise unknown("class", name, known)
     return unicodedata.lookup(name)
 
 

@@ -6,7 +6,6 @@ numbers that the model adds, in its own precision and order, so (own + delta) + 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from branchout.errors import BranchoutError, printable
 from branchout.evaluate.compare import logits
 from branchout.labels import OVERLAP, branch_name
 from branchout.method.dial import prediction_changes
@@ -239,7 +237,7 @@ class LogitSums:
     def expected(self, name: str) -> Expected:
         """Why the class `name` did or did not win."""
         space, pooled = self.head.space, self.head.pooler(self.columns[None])[0]
-        number = find_class(name, space.classes)
+        number = int(space.index([name])[0])
         score, winner = self.score(number), self.score(int(pooled.argmax())).parts()
         lead = {part: winner[part] - value for part, value in score.parts().items()}
         place = 1 + int((pooled > pooled[number]).sum())
@@ -257,15 +255,6 @@ class LogitSums:
         high = np.concatenate([changes[0], [np.inf]])[wins]
         nearest = np.clip(0.0, low, high)
         return float(nearest[np.abs(nearest).argmin()])
-
-
-def find_class(name: str, classes: Sequence[str]) -> int:
-    """The index of a class; the error for an unknown one names similar ones."""
-    if name in classes:
-        return list(classes).index(name)
-    close = ", ".join(printable(each) for each in difflib.get_close_matches(name, classes, n=3, cutoff=0.5))
-    hint = f"Similar names: {close}" if close else f"It knows {len(classes):,} others"
-    raise BranchoutError(f"The model does not know the class {printable(name)!r}. {hint}.")
 
 
 def branch_shares(head: FusedHead, columns: Tensor) -> Tensor:

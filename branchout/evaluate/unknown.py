@@ -1,12 +1,10 @@
-"""Which images fit no class of a model: a score for each image, and the threshold that known images set.
+"""Which images fit no class of a model, by their energy −log Σ exp z, and which of those look alike.
 
-Of every score a larger value means that the image is less like the known classes. `softmax` and `energy` need the
-logits alone; `mean` and `knn` also need labelled images of known classes, such as those of `--memory`.
+`benchmarks/unknown.py` compares the energy with other scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +12,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from branchout.errors import BranchoutError
 from branchout.model.classifier import Classifier
 
 Floats = npt.NDArray[np.float64]
@@ -22,10 +19,8 @@ Ints = npt.NDArray[np.int64]
 
 FALSE_ALARMS = 0.1
 """The share of known images that the threshold lets count as unknown."""
-DEFAULT_SCORE = "energy"
-"""The best AUROC on the development classes of `benchmarks/unknown.py`, averaged over both datasets."""
-NEIGHBOURS = 3
-"""Of the score `knn`."""
+MOST_GROUPS = 100
+"""Above twice as many images not every number of groups is tried."""
 
 
 @dataclass(frozen=True)
@@ -46,108 +41,16 @@ class Outputs:
         return cls(logits, unit.cpu().numpy())
 
 
-@dataclass(frozen=True)
-class KnownImages:
-    """Labelled images of known classes."""
-
-    outputs: Outputs
-    labels: Ints
-
-
-def score(kind: str, images: Outputs, known: KnownImages | None = None) -> Floats:
-    """One number for each image. For the known images themselves see `score_known`."""
-    function = SCORES[kind]
-    if kind in NEED_IMAGES and known is None:
-        raise BranchoutError(f"The score {kind!r} needs labelled images of known classes: --memory OLD/")
-    return function(images, known)
-
-
-def score_known(kind: str, known: KnownImages) -> Floats:
-    """The scores of the known images themselves: each is compared with the others only.
-
-    An image that is the only one of its class is left out of `mean` and `knn`, where nothing of its class remains.
-    """
-    if kind not in NEED_IMAGES:
-        return SCORES[kind](known.outputs, None)
-    features, labels = known.outputs.features, known.labels
-    counts = np.bincount(labels)
-    kept = counts[labels] > 1
-    if not kept.any():
-        raise BranchoutError("A threshold needs at least two images of some known class. Add images to --memory.")
-    similarity = features @ features.T
-    np.fill_diagonal(similarity, -np.inf)
-    if kind == "knn":
-        return (1 - _nearest(similarity))[kept]
-    sums = _sums(features, labels)
-    to_means = features @ _unit(sums).T
-    rows = np.arange(len(features))
-    to_means[rows, labels] = (features * _unit(sums[labels] - features)).sum(1)
-    found: Floats = (1 - to_means.max(1))[kept]
+def energy(logits: Floats) -> Floats:
+    """−log Σ exp z of each image: low where some logit is large, high where the image is like no known class."""
+    highest = logits.max(1)
+    found: Floats = -highest - np.log(np.exp(logits - highest[:, None]).sum(1))
     return found
 
 
-def threshold(scores: Floats, false_alarms: float = FALSE_ALARMS) -> float:
+def threshold(scores: Floats) -> float:
     """The score above which an image counts as unknown, from the scores of known images."""
-    return float(np.quantile(scores, 1 - false_alarms))
-
-
-def _softmax(images: Outputs, _: KnownImages | None) -> Floats:
-    shifted = np.exp(images.logits - images.logits.max(1, keepdims=True))
-    found: Floats = 1 - 1 / shifted.sum(1)
-    return found
-
-
-def _energy(images: Outputs, _: KnownImages | None) -> Floats:
-    """−log Σ exp z: low where some logit is large."""
-    highest = images.logits.max(1)
-    found: Floats = -highest - np.log(np.exp(images.logits - highest[:, None]).sum(1))
-    return found
-
-
-def _mean(images: Outputs, known: KnownImages | None) -> Floats:
-    """1 − the cosine with the nearest mean of a class."""
-    assert known is not None
-    found: Floats = 1 - (images.features @ _unit(_sums(known.outputs.features, known.labels)).T).max(1)
-    return found
-
-
-def _knn(images: Outputs, known: KnownImages | None) -> Floats:
-    """1 − the mean cosine with the nearest known images."""
-    assert known is not None
-    return 1 - _nearest(images.features @ known.outputs.features.T)
-
-
-def _nearest(similarity: Floats) -> Floats:
-    count = min(NEIGHBOURS, similarity.shape[1] - 1) or 1
-    found: Floats = np.partition(similarity, -count, axis=1)[:, -count:].mean(1)
-    return found
-
-
-def _sums(features: Floats, labels: Ints) -> Floats:
-    sums = np.zeros((labels.max() + 1, features.shape[1]))
-    np.add.at(sums, labels, features)
-    return sums
-
-
-def _unit(rows: Floats) -> Floats:
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    found: Floats = rows / np.maximum(lengths, 1e-12)
-    return found
-
-
-SCORES: Mapping[str, Callable[[Outputs, KnownImages | None], Floats]] = {
-    "softmax": _softmax,
-    "energy": _energy,
-    "mean": _mean,
-    "knn": _knn,
-}
-NEED_IMAGES = frozenset({"mean", "knn"})
-
-
-# Groups.
-
-MOST_GROUPS = 100
-"""Above twice as many images not every number of groups is tried."""
+    return float(np.quantile(scores, 1 - FALSE_ALARMS))
 
 
 def group(features: Floats) -> Ints:

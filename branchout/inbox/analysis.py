@@ -14,7 +14,8 @@ from branchout.api import Model, Source, samples_in
 from branchout.data.decode import UnreadableImage, decode
 from branchout.data.images import open_images
 from branchout.errors import BranchoutError
-from branchout.evaluate.unknown import DEFAULT_SCORE, KnownImages, Outputs, group, score, score_known, threshold
+from branchout.evaluate.compare import check_classes
+from branchout.evaluate.unknown import Outputs, energy, group, threshold
 from branchout.files import cache_folder
 from branchout.inbox.folder import Inbox, Photo
 from branchout.inbox.groups import Analysis, SeenPhoto
@@ -55,7 +56,7 @@ class Analyzer:
             return Analysis(threshold=self.limit, known_images=self.known_images, photos=[], groups=[],
                             unreadable=self._reasons(photos))  # fmt: skip
         outputs = Outputs.of(self.model.classifier, torch.stack([self._features[photo.id] for photo in usable]))
-        scores = score(DEFAULT_SCORE, outputs)
+        scores = energy(outputs.logits)
         probabilities = torch.from_numpy(outputs.logits).softmax(1).max(1)
         seen = [
             SeenPhoto(photo=photo.id, file=photo.file, score=value, answer=self.model.classes[answer], probability=p)
@@ -98,5 +99,5 @@ def known_scores(model: Model, known: Source, *, report: Report = silent) -> npt
     images = open_images(samples, classifier.preprocessing, model.device, cache=cache_folder())
     features = extract(classifier, images, device=model.device, cache=cache_folder(),
                        fingerprint=samples.fingerprint(), report=report)[0]  # fmt: skip
-    labels = classifier.space.index(samples.classes)[samples.labels]
-    return score_known(DEFAULT_SCORE, KnownImages(Outputs.of(classifier, features), labels))
+    check_classes(samples.classes, classifier.space)
+    return energy(Outputs.of(classifier, features).logits)

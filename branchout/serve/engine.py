@@ -14,7 +14,7 @@ from torch import Tensor
 from branchout.api import Model
 from branchout.data.decode import Kind, UnreadableImage, decode, image_size
 from branchout.errors import BranchoutError
-from branchout.evaluate.explain import ClassScore, LogitSums, branch_shares, find_class
+from branchout.evaluate.explain import ClassScore, LogitSums, branch_shares
 from branchout.model.heads import FusedHead
 from branchout.serve.limits import JPEG_COST, JPEG_PIXELS, Limits
 from branchout.serve.model_info import branch_name
@@ -91,7 +91,7 @@ class Engine:
         """Refuse what cannot be asked, before an image is read."""
         space = self.model.classifier.space
         if expect is not None:
-            find_class(expect, space.classes)
+            space.index([expect])
         if flip and self.model.classifier.kind == "glyph":
             raise BranchoutError("flip is for photographs: a mirrored character is another character")
 

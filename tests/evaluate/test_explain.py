@@ -262,7 +262,7 @@ def test_the_dial_that_would_make_a_class_win(pooler: str) -> None:
 
 
 def test_an_unknown_class_is_answered_with_similar_names(extended: api.Model, val: Samples) -> None:
-    with pytest.raises(BranchoutError, match=r"does not know the class 'greek capital letter omeg'.*omega"):
+    with pytest.raises(BranchoutError, match=r"no class is called 'greek capital letter omeg'.*omega"):
         extended.explain(val.read(0), expect="greek capital letter omeg")
 
 

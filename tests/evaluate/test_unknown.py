@@ -1,89 +1,33 @@
-"""Scores of images that fit no class, the threshold of known images, and groups by look."""
+"""The energy of images that fit no class, the threshold of known images, and groups by look."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from branchout.errors import BranchoutError
-from branchout.evaluate.unknown import (
-    NEED_IMAGES,
-    SCORES,
-    KnownImages,
-    Outputs,
-    group,
-    score,
-    score_known,
-    threshold,
-)
+from branchout.evaluate.unknown import energy, group, threshold
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
-def around(directions: np.ndarray, per_class: int, seed: int, noise: float = 0.05) -> tuple[Outputs, np.ndarray]:
-    """Images around some of eight directions of space. Logits know the first four."""
-    rng = np.random.default_rng(seed)
-    labels = np.repeat(np.arange(len(directions)), per_class)
-    features = unit(directions[labels] + noise * rng.normal(size=(len(labels), 8)))
-    return Outputs(10 * features[:, :4], features), labels
-
-
-KNOWN, UNKNOWN = np.eye(8)[:4], np.eye(8)[4:]
-
-
-@pytest.mark.parametrize("kind", list(SCORES))
-def test_every_score_tells_unknown_images_from_known_ones(kind: str) -> None:
-    outputs, labels = around(KNOWN, 10, seed=0)
-    known = KnownImages(outputs, labels)
-    held, strange = around(KNOWN, 10, seed=1)[0], around(UNKNOWN, 10, seed=2)[0]
-    limit = threshold(score_known(kind, known))
-    assert (score(kind, strange, known) > limit).all()
-    assert (score(kind, held, known) > limit).mean() < 0.4
-
-
-def test_the_scores_are_what_they_say() -> None:
+def test_the_energy_is_low_where_a_logit_is_large() -> None:
     logits = np.array([[2.0, 1.0, -1.0], [800.0, 0.0, 0.0]])
-    outputs = Outputs(logits, unit(np.array([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])))
-    exp = np.exp(logits[0])
-    assert score("softmax", outputs) == pytest.approx([1 - exp[0] / exp.sum(), 0])
-    assert score("energy", outputs) == pytest.approx([-np.log(exp.sum()), -800])
-    known = KnownImages(Outputs(logits, np.eye(3)[:2]), np.array([0, 1]))
-    assert score("mean", outputs, known) == pytest.approx([1 - 0.5**0.5, 0])
-    assert score("knn", outputs, known) == pytest.approx([1 - 0.5**0.5, 0])
-
-
-@pytest.mark.parametrize("kind", sorted(NEED_IMAGES))
-def test_known_images_are_not_compared_with_themselves(kind: str) -> None:
-    outputs, labels = around(KNOWN, 2, seed=0, noise=0.3)
-    own = score_known(kind, KnownImages(outputs, labels))
-    for row in range(len(labels)):
-        others = np.arange(len(labels)) != row
-        rest = KnownImages(Outputs(outputs.logits[others], outputs.features[others]), labels[others])
-        alone = Outputs(outputs.logits[[row]], outputs.features[[row]])
-        assert own[row] == pytest.approx(score(kind, alone, rest)[0])
-
-
-def test_distances_need_images() -> None:
-    outputs, labels = around(KNOWN, 1, seed=0)
-    with pytest.raises(BranchoutError, match="--memory"):
-        score("mean", outputs)
-    with pytest.raises(BranchoutError, match="two images"):
-        score_known("knn", KnownImages(outputs, labels))
+    assert energy(logits) == pytest.approx([-np.log(np.exp(logits[0]).sum()), -800])
 
 
 def test_the_threshold_lets_few_known_images_exceed_it() -> None:
     scores = np.arange(100.0)
     assert (scores > threshold(scores)).sum() == 10
-    assert (scores > threshold(scores, 0.2)).sum() == 20
 
 
 @pytest.mark.parametrize("classes", [2, 3, 4])
 def test_images_that_look_alike_are_one_group(classes: int) -> None:
-    outputs, labels = around(UNKNOWN[:classes], 5, seed=3)
+    labels = np.repeat(np.arange(classes), 5)
+    features = unit(np.eye(8)[labels] + 0.05 * np.random.default_rng(3).normal(size=(len(labels), 8)))
     order = np.random.default_rng(4).permutation(len(labels))
-    groups = group(outputs.features[order])
+    groups = group(features[order])
     pairs = {(label, number) for label, number in zip(labels[order], groups, strict=True)}
     assert len(pairs) == classes
     assert len({number for _, number in pairs}) == classes
