@@ -12,7 +12,7 @@ import logging
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -148,7 +148,7 @@ def metadata(saved: SavedModel, model: Classifier, flip: bool) -> dict[str, str]
     """What a program needs beside the graph, as JSON; `classes` is in the order of the logits."""
     facts: dict[str, Any] = {
         "classes": list(model.space.classes),
-        "preprocessing": {**model.preprocessing.to_dict(), "steps": STEPS},
+        "preprocessing": {**asdict(model.preprocessing), "steps": STEPS},
         "branches": {branch_name(n): list(names) for n, names in enumerate(model.space.branches)},
         "network": model.arch["name"],
         "flip": flip,

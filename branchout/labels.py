@@ -106,4 +106,3 @@ class LabelSpace:
 def branch_name(number: int) -> str:
     """The name of a branch in messages and tables."""
     return "the base" if number == 0 else f"step {number}"
-

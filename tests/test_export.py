@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,7 @@ def test_the_file_describes_itself(exported: dict[tuple[str, bool], Path]) -> No
     assert told["branches"] == {"the base": ["a", "b", "c"], "step 1": ["d", "b"], "step 2": ["e", "a", "b"]}
     assert told["goal"] == "balanced"
     assert told["flip"] is False
-    for key, value in mixed("max").classifier.preprocessing.to_dict().items():
+    for key, value in asdict(mixed("max").classifier.preprocessing).items():
         assert told["preprocessing"][key] == value
     assert "crop" in told["preprocessing"]["steps"]
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import Image
-from torch import Tensor
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass
 
 from branchout.errors import BranchoutError
+
+if TYPE_CHECKING:  # the manifest of a model is checked without torch
+    import torch
+    from torch import Tensor
 
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
@@ -21,36 +24,28 @@ LONGEST = 16
 """Of an image longer than this many times its shorter side only the middle is looked at, where the crop lies."""
 
 
-@dataclass(frozen=True)
+PerChannel = tuple[Annotated[float, Field(strict=True, ge=-100, le=100)], ...]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class Preprocessing:
     """Size, colour and normalisation of a network's input; mean and std are on the 0–1 scale, one per channel."""
 
-    size: int
-    channels: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    interpolation: str = "bilinear"
-    crop: float = 1.0
+    size: Annotated[int, Field(strict=True, ge=1, le=4096)]
+    channels: Annotated[int, Field(strict=True)]
+    mean: PerChannel
+    std: PerChannel
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    crop: Annotated[float, Field(strict=True, gt=0, le=1)] = 1.0
     """The share of the resized image's shorter side that the centre crop keeps."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _one_per_channel(self) -> Self:
         if self.channels not in (1, 3):
-            raise BranchoutError(f"a network sees 1 channel (grey) or 3 (colour), not {self.channels}")
-        if not len(self.mean) == len(self.std) == self.channels:
-            raise BranchoutError(
-                f"{self.channels} channels need as many means and deviations, not {self.mean} and {self.std}"
-            )
-        if self.interpolation not in RESAMPLING:
-            raise BranchoutError(f"interpolation is {' or '.join(RESAMPLING)}, not {self.interpolation!r}")
-        if self.size < 1 or not 0 < self.crop <= 1:
-            raise BranchoutError(f"size must be positive and crop in (0, 1], not {self.size} and {self.crop}")
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "mean": list(self.mean), "std": list(self.std)}
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Preprocessing:
-        return cls(**{**fields, "mean": tuple(fields["mean"]), "std": tuple(fields["std"])})
+            raise ValueError(f"channels must be 1 (grey) or 3 (colour), not {self.channels}")
+        if not len(self.mean) == len(self.std) == self.channels or min(self.std) <= 0:
+            raise ValueError(f"mean and std need one value for each of {self.channels} channels, and std positive ones")
+        return self
 
     def prepare(self, image: npt.NDArray[np.uint8], box: Sequence[float] | None = None) -> Tensor:
         """One image (H×W, or H×W×C with 1, 3 or 4 channels) as a uint8 tensor C×size×size.
@@ -58,6 +53,8 @@ class Preprocessing:
         Without a box it is what the network sees at test time; with one (left, top, width and height as shares of the
         image) that part of it.
         """
+        import torch
+
         if image.dtype != np.uint8:
             raise BranchoutError(f"images are 8-bit (uint8), not {image.dtype}")
         if image.ndim == 3 and image.shape[2] == 1:
@@ -99,5 +96,7 @@ def _shortened(picture: Image.Image) -> Image.Image:
 @lru_cache(maxsize=16)
 def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """On the device once for all: a copy to a GPU in every batch would make it wait."""
+    import torch
+
     both = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (mean, std))
     return next(both), next(both)

@@ -14,8 +14,11 @@ from safetensors import SafetensorError, safe_open
 
 from branchout import files
 from branchout.errors import BranchoutError
+from branchout.goals import MEASURED_ON, METRICS
 from branchout.model.manifest import BASE_FILE, MANIFEST, check_manifest, fusion_file, step_file
+from branchout.units import setting
 
+TEMPLATE = Path(__file__).parent.parent / "assets" / "model-card.md"
 STATISTICS = ("running_mean", "running_var")
 """Tensors of floating-point numbers that are no parameters: BatchNorm's."""
 
@@ -59,84 +62,25 @@ def _sizes(path: Path) -> dict[str, int]:
         raise BranchoutError(f"{path} cannot be read: {error}. Copy the whole folder again") from None
 
 
-def model_card(about: Mapping[str, Any], parameters: Mapping[str, int]) -> str:
+def model_card(manifest: Mapping[str, Any], parameters: Mapping[str, int]) -> str:
     """Markdown, with the metadata block that model hubs read."""
-    base, *steps = about["classes"]
-    known = list(dict.fromkeys(name for names in about["classes"] for name in names))
-    arch = about["arch"]
-    lines = [
-        "---",
-        "library_name: branchout",
-        "pipeline_tag: image-classification",
-        "tags: [image-classification, class-incremental-learning]",
-        "---",
-        "",
-        f"# A classifier of {len(known):,} classes",
-        "",
-        f"Base: {arch['name']} with {len(base):,} classes. "
-        + (
-            f"{len(steps)} step{'s' * (len(steps) > 1)} added more; the base's weights were not changed."
-            if steps
-            else ""
-        ),
-        "",
-        "| part | classes | new | parameters |",
-        "|---|---:|---:|---:|",
-        f"| base | {len(base):,} | {len(base):,} | {parameters['base']:,} |",
-    ]
-    seen = set(base)
-    for number, names in enumerate(steps, 1):
-        fresh = [name for name in names if name not in seen]
-        seen.update(names)
-        lines.append(f"| step {number} | {len(names):,} | {len(fresh):,} | {parameters[f'step {number}']:,} |")
-    lines += ["", f"Heads have {parameters['heads']:,} parameters, deltas between branches {parameters['deltas']:,}."]
-    size = about["preprocessing"]["size"]
-    lines += ["", f"Input: {size}×{size} pixels, {about['preprocessing']['channels']} channel(s)."]
-    for number, fusion in enumerate(about["fusions"], 1):
-        lines += ["", f"## Operating point after step {number}", "", *_operating_point(fusion)]
-        event = about["history"][number] if len(about["history"]) > number else {}
-        figures = (event.get("measured") or {}).get("goals", {}).get(fusion["goal"])
-        if figures and figures["point"] == fusion["point"]:
-            lines += ["", *_measured(event["measured"]["before"], figures)]
-    if about["history"]:
-        lines += ["", "## How it was made", ""]
-        lines += [f"{n}. {_event(event)}" for n, event in enumerate(about["history"], 1)]
-    lines += [
-        "",
-        "Use it: `branchout predict FOLDER photo.jpg`. Change its operating point: `branchout tune FOLDER --goal avg`.",
-        "",
-    ]
-    return "\n".join(lines)
+    from jinja2 import Environment
 
-
-def _operating_point(fusion: Mapping[str, Any]) -> list[str]:
-    frontier, point = fusion["frontier"], fusion["point"]
-    setting = frontier["settings"][point]
-    place = (
-        f"dial at b = {setting[0]:+.3f}" if frontier["kind"] == "dial" else f"α = {setting[0]:g}, β = {setting[1]:g}"
+    known: set[str] = set()
+    parts = []
+    for number, names in enumerate(manifest["classes"]):
+        name = f"step {number}" if number else "base"
+        parts.append({"name": name, "classes": len(names), "new": len(set(names) - known)})
+        known.update(names)
+    template = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True).from_string(
+        TEMPLATE.read_text(encoding="utf-8")
     )
-    figures = {name: values[point] for name, values in frontier["figures"].items() if values[point] is not None}
-    where = {
-        "dev": f"{frontier['images']:,} dev images",
-        "held-out": f"{frontier['images']:,} images held out from training",
-        "pseudo": "pseudo-exemplars generated from the head's weights, which do not measure base accuracy",
-    }[frontier["measured"]]
-    listed = ", ".join(f"{name} {100 * value:.1f}%" for name, value in figures.items())
-    return [f"Goal `{fusion['goal']}`: {place}. Chosen on {where}: {listed}."]
-
-
-def _measured(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Accuracy before and after on held-out test images; before only where both are over the same images."""
-    lines = ["| accuracy on held-out test images | before | after |", "|---|---:|---:|"]
-    for name in ("all", "base", "novel", "overlap", "avg"):
-        if after.get(name) is not None:
-            old = before.get(name) if name in ("base", "overlap") else None
-            lines.append(f"| {name} | {'' if old is None else f'{100 * old:.1f}%'} | {100 * after[name]:.1f}% |")
-    return lines
-
-
-def _event(event: Mapping[str, Any]) -> str:
-    facts = ", ".join(
-        f"{key} {value}" for key, value in event.items() if isinstance(value, str | int) and key != "what"
+    return template.render(
+        manifest,
+        known=len(known),
+        parts=parts,
+        parameters=parameters,
+        metrics=METRICS,
+        measured_on=MEASURED_ON,
+        setting=setting,
     )
-    return f"{event.get('what', 'made')}: {facts}" if facts else str(event.get("what", "made"))

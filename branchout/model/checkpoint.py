@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from branchout import files
-from branchout.data.preprocess import Preprocessing
 from branchout.errors import BranchoutError, explain_os_error
 from branchout.model.bases import rebuild
 from branchout.model.card import describe, with_point
@@ -130,14 +129,13 @@ def save(saved: SavedModel, out: Path, *, source: Path | None = None, half: bool
     """
     if out.exists():
         raise BranchoutError(f"Output folder {out} already exists. Choose another --out or delete it.")
-    _manifest_of(saved, dict.fromkeys(_tensors(saved), "0" * 64), out)  # checked before any work
+    manifest = _manifest_of(saved, out)  # checked before any work
     _check_output(saved.model())
     partial = files.partial_path(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         files.sweep_partials(out.parent)
         partial.mkdir()
-        checksums = {}
         for name, weights in _tensors(saved).items():
             tensors = {key: _storable(value, half) for key, value in weights.items()}
             check_finite(tensors, name + (" (in half precision)" if half else ""))
@@ -147,8 +145,8 @@ def save(saved: SavedModel, out: Path, *, source: Path | None = None, half: bool
                 save_file(tensors, partial / name)
                 (partial / name).chmod(0o644)  # safetensors makes files private to their owner
             files.flush(partial / name)
-            checksums[name] = files.checksum(partial / name)
-        describe(_manifest_of(saved, checksums, out), partial)
+            manifest["files"][name] = files.checksum(partial / name)
+        describe(manifest, partial)
         partial.rename(out)
     except (OSError, SafetensorError) as error:
         raise BranchoutError(f"The model could not be written to {out}: {explain_os_error(error)}") from error
@@ -169,15 +167,15 @@ def rewrite(saved: SavedModel, folder: Path) -> None:
     describe(with_point(content, saved.fusions[-1].point, saved.fusions[-1].goal), folder)
 
 
-def _manifest_of(saved: SavedModel, checksums: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    """The manifest as plain data. What could not be read back is an error."""
+def _manifest_of(saved: SavedModel, folder: Path) -> dict[str, Any]:
+    """The manifest as plain data, with checksums of 0. What could not be read back is an error."""
     model = saved.classifier
     manifest = {
         "format": FORMAT,
         "arch": model.arch,
         "head": "cosine" if isinstance(model.base_head, CosineHead) else "linear",
         "kind": model.kind,
-        "preprocessing": model.preprocessing.to_dict(),
+        "preprocessing": asdict(model.preprocessing),
         "pooler": model.fused.pooler.kind,
         "classes": [list(names) for names in model.space.branches],
         "steps": [{"where": step.where} for step in model.steps],
@@ -193,7 +191,7 @@ def _manifest_of(saved: SavedModel, checksums: Mapping[str, str], folder: Path) 
             for fusion in saved.fusions
         ],
         "history": list(saved.history),
-        "files": dict(checksums),
+        "files": dict.fromkeys(_tensors(saved), "0" * 64),
     }
     try:
         plain: dict[str, Any] = json.loads(json.dumps(manifest, allow_nan=False))
@@ -264,19 +262,16 @@ def load(folder: Path) -> SavedModel:
         for name in manifest.files:
             _check_regular(folder, name)
         with shapes_only():  # do all tensors fit?
-            _assemble(manifest, content, lambda name: _header(folder / name))
+            _assemble(manifest, content, lambda name: read_shapes(folder / name))
         for name, expected in manifest.files.items():
             if files.checksum(folder / name) != expected:
                 raise BranchoutError(f"{name} was changed or cut short after it was saved; its checksum differs")
         return _assemble(manifest, content, lambda name: read_tensors(folder / name))
-    except BranchoutError as error:
-        raise BranchoutError(f"Cannot open the model in {folder}: {error}") from error
-    except OSError as error:
-        raise BranchoutError(f"Cannot open the model in {folder}: {explain_os_error(error)}") from error
     except Exception as error:  # a network can refuse a strange description in many ways
-        raise BranchoutError(
-            f"Cannot open the model in {folder}: {MANIFEST} and its weights do not fit together ({error!r})"
-        ) from error
+        reason = f"{MANIFEST} and its weights do not fit together ({error!r})"
+        if isinstance(error, BranchoutError | OSError):
+            reason = explain_os_error(error)
+        raise BranchoutError(f"Cannot open the model in {folder}: {reason}") from error
 
 
 def _check_regular(folder: Path, name: str) -> None:
@@ -292,15 +287,6 @@ def _check_regular(folder: Path, name: str) -> None:
     allowed = [home, *([home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [])]
     if path.resolve().parent not in allowed:
         raise BranchoutError(f"{name} is a link to a file outside the folder. Copy the file itself into the folder")
-
-
-def _header(path: Path) -> Tensors:
-    try:
-        return read_shapes(path)
-    except (SafetensorError, ValueError, OverflowError, RuntimeError) as error:
-        raise BranchoutError(
-            f"{path.name} was changed or cut short: it is not a valid safetensors file ({error})"
-        ) from error
 
 
 def _assemble(manifest: Manifest, content: Mapping[str, Any], read: Callable[[str], Tensors]) -> SavedModel:
@@ -322,7 +308,7 @@ def _assemble(manifest: Manifest, content: Mapping[str, Any], read: Callable[[st
         backbone,
         head,
         manifest.classes[0],
-        Preprocessing.from_dict(content["preprocessing"]),
+        manifest.preprocessing,
         manifest.kind,
         steps,
         manifest.pooler,

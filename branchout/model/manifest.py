@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError, model_validator
 
 from branchout import files
+from branchout.data.preprocess import Preprocessing
 from branchout.errors import BranchoutError, printable, some
 from branchout.goals import METRICS
 
@@ -111,15 +112,6 @@ def read_arch(arch: Mapping[str, Any]) -> AnyArch:
         return _ARCH.validate_python(dict(arch))
     except ValidationError as error:
         raise BranchoutError(f"The description of the network is not valid: {explain(error)}") from None
-
-
-class PreprocessingData(Schema):
-    size: Annotated[int, Field(ge=1, le=4096)]
-    channels: Literal[1, 3]
-    mean: list[Unit]
-    std: list[Annotated[float, Field(gt=0, le=100)]]
-    interpolation: Literal["bilinear", "bicubic"]
-    crop: Annotated[float, Field(gt=0, le=1)]
 
 
 # Steps.
@@ -239,7 +231,7 @@ class Manifest(Schema):
     arch: Arch
     head: Literal["cosine", "linear"]
     kind: Literal["photo", "glyph"]
-    preprocessing: PreprocessingData
+    preprocessing: Preprocessing
     pooler: Literal["max", "average"]
     classes: Annotated[list[Annotated[list[Name], Field(min_length=1)]], Field(min_length=1)]
     steps: list[StepData]
@@ -259,8 +251,6 @@ class Manifest(Schema):
                 raise ValueError(f"classes.{number} lists a class more than once")
         if isinstance(self.arch, PublishedArch) and self.arch.num_classes != len(self.classes[0]):
             raise ValueError(f"arch.num_classes is {self.arch.num_classes} for {len(self.classes[0])} base classes")
-        if not len(self.preprocessing.mean) == len(self.preprocessing.std) == self.preprocessing.channels:
-            raise ValueError("preprocessing needs one mean and one std for each channel")
         for step, fusion in enumerate(self.fusions, 1):
             if len(fusion.shifts) not in (0, step):
                 raise ValueError(f"fusions.{step - 1}.shifts has {len(fusion.shifts)} numbers; expected 0 or {step}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -56,14 +56,17 @@ class _NoRandomness(TorchFunctionMode):
 
 def read_shapes(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file without their content, from its header: they take no memory."""
-    found = {}
-    with safe_open(path, "pt") as file:
-        for name in file.keys():  # noqa: SIM118 – it is not a dictionary
-            part = file.get_slice(name)
-            if part.get_dtype() not in DTYPES:
-                raise BranchoutError(f"{name} in {path.name} has an unsupported type: {part.get_dtype()}")
-            found[name] = torch.empty(part.get_shape(), dtype=DTYPES[part.get_dtype()], device="meta")
-    return found
+    try:
+        with safe_open(path, "pt") as file:
+            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 – it is not a dictionary
+            return {
+                name: torch.empty(part.get_shape(), dtype=DTYPES[part.get_dtype()], device="meta")
+                for name, part in parts.items()
+            }
+    except (SafetensorError, ValueError, OverflowError, RuntimeError, KeyError) as error:
+        raise BranchoutError(
+            f"{path.name} was changed or cut short: it is not a valid safetensors file ({error!r})"
+        ) from error
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from branchout import __version__
 from branchout.api import Model
@@ -29,7 +30,7 @@ def model_info(model: Model) -> ModelInfo:
         pooler=classifier.fused.pooler.kind,
         parameters=classifier.parameter_counts(),
         bytes=None if folder is None else sum(file.stat().st_size for file in folder.glob("*.safetensors")),
-        preprocessing=classifier.preprocessing.to_dict(),
+        preprocessing=asdict(classifier.preprocessing),
         history=finite(list(history)),
         frontier=finite(model.frontier.to_dict()) if model.saved.fusions else None,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from pydantic import ValidationError
 from torchvision import transforms
 
 from branchout.data.preprocess import Preprocessing
@@ -183,7 +185,7 @@ def test_settings_survive_a_json_file(
     size: int, channels: int, interpolation: str, crop: float, mean: float, std: float
 ) -> None:
     settings = Preprocessing(size, channels, (mean,) * channels, (std,) * channels, interpolation, crop)
-    again = Preprocessing.from_dict(json.loads(json.dumps(settings.to_dict())))
+    again = Preprocessing(**json.loads(json.dumps(asdict(settings))))
     assert again == settings
     assert hash(again) == hash(settings)
     assert repr(again) == repr(settings)  # the name of a cached file depends on it
@@ -192,21 +194,20 @@ def test_settings_survive_a_json_file(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"channels": 4, "mean": (0.5,) * 4, "std": (0.5,) * 4}, "1 channel .* or 3 .*, not 4"),
-        ({"channels": 1}, "1 channels need as many means"),
-        ({"mean": (0.5, 0.5)}, "3 channels need as many means"),
-        ({"std": (0.5,)}, "3 channels need as many means and deviations"),
-        ({"interpolation": "nearest"}, "bilinear or bicubic, not 'nearest'"),
-        ({"size": 0}, "size must be positive"),
-        ({"crop": 0.0}, r"crop in \(0, 1\]"),
-        ({"crop": 1.01}, r"crop in \(0, 1\], not 32 and 1.01"),
+        ({"channels": 4, "mean": (0.5,) * 4, "std": (0.5,) * 4}, "channels"),
+        ({"channels": 1}, "each of 1 channels"),
+        ({"mean": (0.5, 0.5)}, "mean"),
+        ({"std": (0.5,)}, "std"),
+        ({"std": (0.5, 0.5, 0.0)}, "std positive"),
+        ({"interpolation": "nearest"}, "interpolation"),
+        ({"size": 0}, "size"),
+        ({"crop": 0.0}, "crop"),
+        ({"crop": 1.01}, "crop"),
     ],
 )
 def test_bad_settings_are_named(change: dict[str, Any], words: str) -> None:
-    good = colour(32).to_dict()
-    Preprocessing.from_dict(good)
-    with pytest.raises(BranchoutError, match=words):
-        Preprocessing.from_dict({**good, **change})
+    with pytest.raises(ValidationError, match=words):
+        Preprocessing(**{**asdict(colour(32)), **change})
 
 
 @pytest.mark.parametrize("shape", [(1, 200_000), (200_000, 1)])

@@ -309,16 +309,3 @@ def test_normalise_takes_bytes_and_unit_floats():
     from_bytes, from_floats = COLOUR.normalise(pixels), COLOUR.normalise(pixels / 255)
     assert torch.equal(from_bytes, from_floats)
     assert from_bytes[0, 2, 0, 0].item() == pytest.approx((pixels[0, 2, 0, 0].item() / 255 - 0.3) / 0.4, abs=1e-6)
-
-
-@pytest.mark.parametrize("preprocessing", [GREY, COLOUR])
-def test_preprocessing_survives_json(preprocessing):
-    assert Preprocessing.from_dict(json.loads(json.dumps(preprocessing.to_dict()))) == preprocessing
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"channels": 2}, {"mean": (0.5,)}, {"interpolation": "nearest"}, {"crop": 1.2}, {"size": 0}]
-)
-def test_impossible_preprocessing_is_refused(wrong):
-    with pytest.raises(BranchoutError):
-        Preprocessing.from_dict(COLOUR.to_dict() | wrong)
