@@ -117,12 +117,13 @@ def disks(material: Material, _: int) -> Iterator[Case]:
             yield f"{name}, files limited to {size} bytes", lambda make=make, size=size: _full(material, make, size)  # type: ignore[misc]
     for where in ("a file", "dangling"):
         yield f"a cache that cannot be written: {where}", lambda where=where: _no_cache(material, material / where)  # type: ignore[misc]
-    for name, words in {
+    wrong: dict[str, Sequence[str | Path]] = {
         "report": ["report", material / "v2", "--out", material / "a file" / "r.html"],
         "export": ["export", material / "v2", "--onnx", material / "a file" / "m.onnx"],
         "predict": ["predict", material / "v2", material / "missing.png"],
         "evaluate": ["evaluate", material / "v2", material / "a file"],
-    }.items():
+    }
+    for name, words in wrong.items():
         yield f"{name} with an impossible path", lambda words=words: _refused(command(*words, seconds=30))  # type: ignore[misc]
 
 
