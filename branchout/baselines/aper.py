@@ -100,9 +100,8 @@ def adapt(model: Classifier, task: Task) -> Backbone:
     network = Network(adapted, CosineHead(adapted.features, len(task.space.branches[-1])).to(task.device))
     place = whole_network.place_in_step(task)
 
-    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
-        pictures, labels = batch
-        return F.cross_entropy(network(pictures), place[labels])
+    def loss_of(pictures: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(network(pictures), place[target])
 
     shorter = replace(ADAPTERS, epochs=min(ADAPTERS.epochs, task.network.epochs))
     whole_network.train(network, task, task.new, loss_of, "train adapters", shorter)

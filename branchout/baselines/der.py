@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.baselines import feature_heads, whole_network
-from branchout.baselines.feature_heads import Batch
 from branchout.baselines.networks import Network
 from branchout.baselines.published import first, random_rows
 from branchout.baselines.registry import Baseline, Published
@@ -74,8 +73,7 @@ def learn(before: Classifier | Network | Extractors, task: Task, *, published: b
     auxiliary = nn.Linear(fresh.features, 1 + len(task.space.branches[-1]), bias=False).to(task.device)
     answer = whole_network.new_or_other(task)
 
-    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
-        pictures, target = batch
+    def loss_of(pictures: Tensor, target: Tensor) -> Tensor:
         h = network.features(pictures)
         loss = F.cross_entropy(network.head(h), target)
         return loss + F.cross_entropy(auxiliary(h[:, -fresh.features :]), answer[target])
@@ -94,13 +92,8 @@ def relearn_head(network: Extractors, task: Task) -> None:
         nn.init.kaiming_normal_(network.head.weight, nonlinearity="linear")
     else:
         network.head.reset_parameters()
-
-    def loss_of(batch: Batch) -> Tensor:
-        h, target, _ = batch
-        return F.cross_entropy(network.head(h.squeeze(1)) / temperature, target)
-
     task = replace(task, heads=scale_to_dataset(LAST_STAGE, len(data.labels)))
-    feature_heads.train(network.head, task, data, feature_heads.class_balanced_order(task, data), loss_of)
+    feature_heads.train(network.head, task, data, lambda h: network.head(h.squeeze(1)) / temperature)
 
 
 BASELINES = (

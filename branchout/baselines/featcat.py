@@ -7,11 +7,9 @@ classifier is a cosine head whatever the base's is, since it need not agree with
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.baselines import feature_heads
-from branchout.baselines.feature_heads import Batch
 from branchout.baselines.networks import OnFeatures
 from branchout.baselines.registry import Baseline
 from branchout.baselines.task import Task
@@ -35,12 +33,7 @@ def learn(before: Classifier, task: Task) -> OnFeatures:
     data = feature_heads.cached(before, task, feature_heads.balanced(task), views=task.views)
     _, _, vectors, k = data.features.shape
     head = ConcatenatedHead(vectors * k, len(task.space.classes)).to(task.device)
-
-    def loss_of(batch: Batch) -> Tensor:
-        features, labels, _ = batch
-        return F.cross_entropy(head(features), labels)
-
-    feature_heads.train(head, task, data, feature_heads.class_balanced_order(task, data), loss_of)
+    feature_heads.train(head, task, data)
     return OnFeatures(before, head)
 
 

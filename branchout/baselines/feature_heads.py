@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.baselines.task import Ints, Task
@@ -18,9 +19,6 @@ from branchout.model.classifier import Classifier
 from branchout.model.heads import NORM, CosineHead, Head, to_norm
 from branchout.training.loop import fit, seed_for
 
-Batch = tuple[Tensor, Tensor, Tensor]
-"""Features (n, feature vectors, k), class numbers (n,) and origins (n,)."""
-
 
 @dataclass(frozen=True)
 class Cached:
@@ -29,6 +27,11 @@ class Cached:
     features: Tensor  # (views, N, feature vectors, k)
     labels: Tensor  # (N,)
     origin: Tensor  # (N,)
+
+    @classmethod
+    def of(cls, features: Tensor, task: Task, samples: Samples) -> Cached:
+        columns = (torch.from_numpy(column).to(task.device) for column in (task.labels(samples), samples.origin))
+        return cls(features, *columns)
 
 
 def balanced(task: Task) -> Samples:
@@ -60,34 +63,40 @@ def cached(model: Classifier, task: Task, samples: Samples, *, views: int) -> Ca
             report=task.report,
         )
     )
-    labels, origin = (torch.from_numpy(column).to(task.device) for column in (task.labels(samples), samples.origin))
-    return Cached(features, labels, origin)
-
-
-def class_balanced_order(task: Task, data: Cached) -> Callable[[int], Sequence[Ints]]:
-    """The batches of stage II: in every epoch as many images of one class as of any other."""
-    labels = data.labels.cpu().numpy()
-    return lambda epoch: class_balanced(labels, task.per_class, task.heads.batch, seed_for(task.seed, epoch))
+    return Cached.of(features, task, samples)
 
 
 def train(
     head: nn.Module,
     task: Task,
     data: Cached,
-    order: Callable[[int], Sequence[Ints]],
-    loss_of: Callable[[Batch], Tensor],
-) -> nn.Module:
-    """Train a head as stage II trains deltas; epoch e sees view e modulo their number."""
+    scores: Callable[[Tensor], Tensor] | None = None,
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    order: Callable[[int], Sequence[Ints]] | None = None,
+) -> None:
+    """Train a head as stage II trains deltas; epoch e sees view e modulo their number.
 
-    def epoch_batches(epoch: int) -> Iterator[Batch]:
+    The `loss` is that of the head's scores, or of `scores`, for features (n, feature vectors, k). Unless `order` gives
+    other batches of an epoch, it sees as many images of one class as of any other.
+    """
+    numbers = data.labels.cpu().numpy()
+
+    def balanced_order(epoch: int) -> Sequence[Ints]:
+        return class_balanced(numbers, task.per_class, task.heads.batch, seed_for(task.seed, epoch))
+
+    order, scores = order or balanced_order, scores or head
+
+    def epoch_batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         view = data.features[epoch % len(data.features)]
         for index in on_device(order(epoch), task.device):
-            yield view[index], data.labels[index], data.origin[index]
+            yield view[index], data.labels[index]
 
-    steps = len(order(0))
-    parameters = list(head.parameters())
+    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
+        return loss(scores(batch[0]), batch[1])
+
+    steps, parameters = len(order(0)), list(head.parameters())
     fit(head, parameters, epoch_batches, steps, loss_of, task.heads, device=task.device, report=task.report)
-    return head.requires_grad_(False)
+    head.requires_grad_(False)
 
 
 def minimise(loss: Callable[[], Tensor], parameters: Sequence[Tensor], iterations: int = 200) -> None:
@@ -131,7 +140,7 @@ class ScaledLinear(nn.Module):
         )
 
     def forward(self, h: Tensor) -> Tensor:
-        return nn.functional.linear(h * self.scale, self.weight, self.bias)
+        return F.linear(h * self.scale, self.weight, self.bias)
 
 
 def trainable(head: Head, features: Tensor) -> CosineHead | ScaledLinear:

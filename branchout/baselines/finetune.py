@@ -7,37 +7,25 @@ with exemplars is known as experience replay. No departure.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch.nn.functional as F
-from torch import Tensor
 
 from branchout.baselines import whole_network
 from branchout.baselines.networks import Network
 from branchout.baselines.registry import Baseline
 from branchout.baselines.task import Task
-from branchout.data.samples import Samples
 from branchout.model.classifier import Classifier
 
 
-def learn(before: Classifier | Network, task: Task) -> Network:
-    return _trained_on(before, task, task.new)
-
-
-def learn_with_exemplars(before: Classifier | Network, task: Task) -> Network:
-    return _trained_on(before, task, whole_network.new_and_exemplars(task))
-
-
-def _trained_on(before: Classifier | Network, task: Task, samples: Samples) -> Network:
+def learn(before: Classifier | Network, task: Task, *, exemplars: bool = False) -> Network:
     network, _ = whole_network.student_and_teacher(before, task)
-
-    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
-        pictures, target = batch
-        return F.cross_entropy(network(pictures), target)
-
-    whole_network.train(network, task, samples, loss_of)
+    samples = whole_network.new_and_exemplars(task) if exemplars else task.new
+    whole_network.train(network, task, samples, lambda x, y: F.cross_entropy(network(x), y))
     return network
 
 
 BASELINES = (
     Baseline("finetune", "fine-tuning", learn, on="network"),
-    Baseline("finetune-exemplars", "fine-tuning + exemplars", learn_with_exemplars, on="network"),
+    Baseline("finetune-exemplars", "fine-tuning + exemplars", partial(learn, exemplars=True), on="network"),
 )

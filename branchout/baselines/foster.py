@@ -70,10 +70,8 @@ def learn(before: Classifier | Network, task: Task, *, make: MakeHead = new_head
     teacher = boost(old, task, counts)
     weights = class_weights(counts, COMPRESSION).to(task.device)
 
-    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
-        with torch.no_grad():
-            taught = teacher(batch[0])
-        return balanced_distillation(student(batch[0]), taught, weights)
+    def loss_of(pictures: Tensor, _: Tensor) -> Tensor:
+        return balanced_distillation(student(pictures), teacher(pictures), weights)
 
     whole_network.train(student, task, images, loss_of, work="compress into one network")
     return student
@@ -84,14 +82,10 @@ def boost(old: Network, task: Task, counts: np.ndarray) -> nn.Module:
     boosted = Boosted(old, len(task.space.classes)).to(task.device)
     weights = class_weights(counts, BOOSTING).to(task.device)
 
-    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
-        pictures, target = batch
+    def loss_of(pictures: Tensor, target: Tensor) -> Tensor:
         features = boosted.features(pictures)
-        with torch.no_grad():
-            remembered = old(pictures)
-        return boosting_loss(
-            boosted.head(torch.cat(features, dim=1)), boosted.enhancing(features[1]), remembered, target, weights
-        )
+        z, enhanced = boosted.head(torch.cat(features, dim=1)), boosted.enhancing(features[1])
+        return boosting_loss(z, enhanced, old(pictures), target, weights)
 
     whole_network.train(boosted, task, whole_network.new_and_exemplars(task), loss_of, work="train a new module")
     return boosted.requires_grad_(False)

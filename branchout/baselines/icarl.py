@@ -114,11 +114,8 @@ def learn_as_published(before: NearestMean, task: Task) -> NearestMean:
     network, teacher = whole_network.student_and_teacher(before.network, task, published.linear_head)
     new = whole_network.in_step(task)
 
-    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
-        pictures, target = batch
-        with torch.no_grad():
-            remembered = teacher(pictures)
-        return sigmoid_loss(network(pictures), target, remembered, new)
+    def loss_of(pictures: Tensor, target: Tensor) -> Tensor:
+        return sigmoid_loss(network(pictures), target, teacher(pictures), new)
 
     samples = whole_network.new_and_exemplars(task)
     whole_network.train(network, task, samples, loss_of, optimisation=_descent(task.network))

@@ -18,7 +18,6 @@ from branchout.baselines.task import Task
 from branchout.errors import DoesNotApply
 from branchout.model.architectures import FAMILIES
 from branchout.model.classifier import Classifier
-from branchout.training.pretrain import pretrain
 
 
 def learn(before: Classifier, task: Task) -> Classifier:
@@ -28,25 +27,8 @@ def learn(before: Classifier, task: Task) -> Classifier:
             f"joint learning trains our own networks from scratch, and the base is {before.arch['name']!r}: "
             "pretrain a base (branchout pretrain), or leave this method out"
         )
-    everything = feature_heads.everything(task)
-    if task.from_scratch is not None:
-        return in_order(task.from_scratch(everything), task.space.classes)
-    labelled = task.labelled(everything)
-    return pretrain(
-        labelled.images,
-        labelled.labels,
-        task.space.classes,
-        before.preprocessing,
-        arch=before.arch["name"],
-        width=before.arch.get("width"),
-        last_relu=before.arch.get("last_relu", True),
-        kind=task.kind,
-        optimisation=task.pretraining,
-        augmentation=task.head_augmentation,
-        seed=task.seed,
-        device=task.device,
-        report=task.report,
-    )
+    assert task.from_scratch is not None
+    return in_order(task.from_scratch(feature_heads.everything(task)), task.space.classes)
 
 
 def in_order(model: Classifier, classes: Sequence[str]) -> Classifier:

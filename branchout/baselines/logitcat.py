@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.baselines import feature_heads
-from branchout.baselines.feature_heads import Batch, Cached
 from branchout.baselines.networks import OnFeatures
 from branchout.baselines.registry import Baseline
 from branchout.baselines.task import Task
@@ -47,29 +45,16 @@ def pooled(before: Classifier, task: Task, *, pooler: str) -> OnFeatures:
     )
 
 
-def fresh(before: Classifier, data: Cached) -> list[nn.Module]:
-    """Heads that know nothing yet."""
-    k = data.features.shape[-1]
-    return [CosineHead(k, len(names)) for names in before.space.branches]
-
-
-def copied(before: Classifier, data: Cached) -> list[nn.Module]:
-    """The heads as they are, ready to be trained further."""
-    pairs = zip(before.fused.heads, before.fused.feature_of, strict=True)
-    return [feature_heads.trainable(head, data.features[:, :, f]) for head, f in pairs]  # type: ignore[arg-type]
-
-
 def trained(before: Classifier, task: Task, *, scratch: bool) -> OnFeatures:
     feature_heads.seed_step(task)
     data = feature_heads.cached(before, task, feature_heads.balanced(task), views=task.views)
-    parts = fresh(before, data) if scratch else copied(before, data)
+    if scratch:
+        parts: list[nn.Module] = [CosineHead(data.features.shape[-1], len(names)) for names in before.space.branches]
+    else:
+        pairs = zip(before.fused.heads, before.fused.feature_of, strict=True)
+        parts = [feature_heads.trainable(head, data.features[:, :, f]) for head, f in pairs]  # type: ignore[arg-type]
     head = ConcatenatedLogits(task.space, parts, before.fused.feature_of, "max").to(task.device)
-
-    def loss_of(batch: Batch) -> Tensor:
-        features, labels, _ = batch
-        return F.cross_entropy(head(features), labels)
-
-    feature_heads.train(head, task, data, feature_heads.class_balanced_order(task, data), loss_of)
+    feature_heads.train(head, task, data)
     return OnFeatures(before, head)
 
 

@@ -7,7 +7,6 @@ how LwF is read in class-incremental learning; there is no warm-up of the new he
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -27,13 +26,10 @@ def learn(before: Classifier | Network, task: Task) -> Network:
     classes = whole_network.step_classes(task)
     place = whole_network.place_in_step(task)
 
-    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
-        pictures, target = batch
-        with torch.no_grad():
-            remembered = teacher(pictures)
+    def loss_of(pictures: Tensor, target: Tensor) -> Tensor:
         z = network(pictures)
         new = F.cross_entropy(z[:, classes], place[target])
-        return new + LAMBDA * whole_network.distillation(z[:, :known], remembered)
+        return new + LAMBDA * whole_network.distillation(z[:, :known], teacher(pictures))
 
     whole_network.train(network, task, task.new, loss_of)
     return network

@@ -55,8 +55,7 @@ def learn(before: Classifier | SharedEarly, task: Task) -> SharedEarly:
     k = network.backbone.features
     auxiliary = nn.Linear(k, 1 + len(task.space.branches[-1]), bias=False).to(task.device)
 
-    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
-        pictures, target = batch
+    def loss_of(pictures: Tensor, target: Tensor) -> Tensor:
         h = network.features(pictures)
         return memo_loss(network.head(h), auxiliary(h[:, -k:]), target, answers)
 

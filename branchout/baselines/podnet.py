@@ -31,7 +31,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.baselines import feature_heads, published, whole_network
-from branchout.baselines.feature_heads import Batch
 from branchout.baselines.networks import Network, frozen_copy
 from branchout.baselines.registry import Baseline, Published
 from branchout.baselines.task import Task
@@ -128,12 +127,8 @@ def first_as_published(task: Task) -> PodNetwork:
     network = PodNetwork(backbone, LocalSimilarity(proxies, 2.0), published=True)
     network.to(task.device, memory_format=backbone.layout(task.device))  # type: ignore[call-overload]
 
-    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
-        pictures, target = batch
-        return nca(network(pictures), target)
-
     optimisation = descent(network, task.pretraining)
-    published.train_base(network, replace(task, pretraining=optimisation), loss_of)
+    published.train_base(network, replace(task, pretraining=optimisation), lambda x, y: nca(network(x), y))
     return network
 
 
@@ -158,10 +153,8 @@ def learn(before: Classifier | Network | PodNetwork, task: Task) -> PodNetwork:
     factor = math.sqrt(len(task.space.classes) / len(task.space.branches[-1]))
     learning = whole_network.in_step(task)
 
-    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
-        pictures, target = batch
-        with torch.no_grad():
-            old_maps, old_h = teacher.maps_and_features(pictures)
+    def loss_of(pictures: Tensor, target: Tensor) -> Tensor:
+        old_maps, old_h = teacher.maps_and_features(pictures)
         maps, h = network.maps_and_features(pictures)
         distilled = SPATIAL[large] * pod_spatial(maps, old_maps) + FLAT[large] * pod_flat(h, old_h)
         return nca(network.head(h, learning), target) + factor * distilled
@@ -265,14 +258,9 @@ def tune_head(network: PodNetwork, task: Task, optimisation: Optimisation) -> No
     The scale η stays what it is.
     """
     data = whole_network.balanced_views(network, task)
-
-    def loss_of(batch: Batch) -> Tensor:
-        h, target, _ = batch
-        return nca(network.head(h.squeeze(1)), target)
-
     task = replace(task, heads=scale_to_dataset(optimisation, len(data.labels)))
     network.head.eta.requires_grad_(False)
-    feature_heads.train(network.head, task, data, feature_heads.class_balanced_order(task, data), loss_of)
+    feature_heads.train(network.head, task, data, lambda h: network.head(h.squeeze(1)), nca)
 
 
 BASELINES = (Baseline("podnet", "PODNet", learn, on="network", published=Published(first_as_published, learn)),)

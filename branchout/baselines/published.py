@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from branchout.baselines import feature_heads, whole_network
 from branchout.baselines.networks import Network
 from branchout.baselines.task import Task
+from branchout.baselines.whole_network import Loss
 from branchout.errors import BranchoutError
 from branchout.model.heads import Head
 from branchout.model.resnet import BasicBlock
 from branchout.model.staged import Backbone
-
-Loss = Callable[[tuple[Tensor, Tensor]], Tensor]
 
 
 def linear_head(like: Head, classes: int) -> nn.Linear:
@@ -43,19 +42,14 @@ def untrained(task: Task) -> Backbone:
 
 def first(
     task: Task,
-    loss_of: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    loss_of: Loss = F.cross_entropy,
     wrapped: Callable[[Head, Loss], Loss] = lambda head, loss: loss,
 ) -> Network:
     """The base: a network with a linear head, trained from scratch on the first classes by a loss of its logits."""
     backbone = untrained(task)
     network = Network(backbone, random_rows(backbone.features, len(task.space.classes)))
     network.to(task.device, memory_format=backbone.layout(task.device))  # type: ignore[call-overload]
-
-    def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
-        pictures, target = batch
-        return loss_of(network(pictures), target)
-
-    train_base(network, task, wrapped(network.head, loss))
+    train_base(network, task, wrapped(network.head, lambda x, y: loss_of(network(x), y)))
     return network
 
 

@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.baselines import feature_heads, whole_network
-from branchout.baselines.feature_heads import Batch
 from branchout.baselines.networks import Network, OnFeatures, with_scales
-from branchout.baselines.published import Loss, first, linear_head
+from branchout.baselines.published import first, linear_head
 from branchout.baselines.registry import Baseline, Published
 from branchout.baselines.task import Ints, Task
+from branchout.baselines.whole_network import Loss
 from branchout.data.images import shuffled
 from branchout.model.classifier import Classifier
 from branchout.model.heads import NORM, CosineHead, FusedHead, Head, to_norm
@@ -99,9 +99,9 @@ def clip(head: Head) -> None:
 def clipped(head: Head, loss_of: Loss) -> Loss:
     """The same loss; before it is computed, weights that the last step made negative are set to zero."""
 
-    def clipped_loss(batch: tuple[Tensor, Tensor]) -> Tensor:
+    def clipped_loss(pictures: Tensor, target: Tensor) -> Tensor:
         clip(head)
-        return loss_of(batch)
+        return loss_of(pictures, target)
 
     return clipped_loss
 
@@ -181,11 +181,10 @@ def relearned(before: Classifier, task: Task) -> Rows:
     def order(epoch: int) -> Sequence[Ints]:
         return shuffled(len(data.labels), task.heads.batch, seed_for(task.seed, epoch))
 
-    def loss_of(batch: Batch) -> Tensor:
-        features, labels, _ = batch
-        return F.cross_entropy(rows(features[:, before.fused.feature_of[-1]]), place[labels])
+    def scores(features: Tensor) -> Tensor:
+        return rows(features[:, before.fused.feature_of[-1]])  # type: ignore[no-any-return]
 
-    feature_heads.train(rows, task, data, order, loss_of)
+    feature_heads.train(rows, task, data, scores, lambda z, labels: F.cross_entropy(z, place[labels]), order)
     return rows
 
 

@@ -20,6 +20,8 @@ from branchout.model.heads import new_head
 from branchout.training.loop import fit, seed_for
 from branchout.training.optimisation import Optimisation, scale_to_dataset
 
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Of images and their labels."""
 TEMPERATURE = 2.0
 """Of distillation: LwF's, which iCaRL's successors, BiC and WA kept."""
 
@@ -75,17 +77,14 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float = TEMPERAT
     return F.kl_div(log_p, log_q, reduction="batchmean", log_target=True)
 
 
-def distillation_loss(student: nn.Module, teacher: nn.Module, task: Task) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
+def distillation_loss(student: nn.Module, teacher: nn.Module, task: Task) -> Loss:
     """The loss of BiC and WA: distillation of the classes known before weighs λ, cross-entropy over all 1 − λ."""
     known = len(task.space.upto(task.step - 1).classes)
     share = old_share(task)
 
-    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
-        pictures, target = batch
-        with torch.no_grad():
-            remembered = teacher(pictures)
+    def loss_of(pictures: Tensor, target: Tensor) -> Tensor:
         z = student(pictures)
-        return share * distillation(z[:, :known], remembered) + (1 - share) * F.cross_entropy(z, target)
+        return share * distillation(z[:, :known], teacher(pictures)) + (1 - share) * F.cross_entropy(z, target)
 
     return loss_of
 
@@ -94,7 +93,7 @@ def train(
     network: nn.Module,
     task: Task,
     samples: Samples,
-    loss_of: Callable[[tuple[Tensor, Tensor]], Tensor],
+    loss_of: Loss,
     work: str = "train the network",
     optimisation: Optimisation | None = None,
 ) -> None:
@@ -107,7 +106,7 @@ def train(
         [parameter for parameter in network.parameters() if parameter.requires_grad],
         epochs_of(task, labelled, optimisation.batch),
         max(len(labelled.labels) // optimisation.batch, 1),
-        loss_of,
+        lambda batch: loss_of(*batch),
         optimisation,
         device=task.device,
         work=work,
@@ -141,5 +140,4 @@ def balanced_views(network: nn.Module, task: Task) -> Cached:
     """Features of augmented views of as many images of each class, old or new, as of any other."""
     samples = feature_heads.balanced(task)
     features = augmented_outputs(network.features, task, samples).unsqueeze(2)  # type: ignore[arg-type]
-    labels, origin = (torch.from_numpy(column).to(task.device) for column in (task.labels(samples), samples.origin))
-    return Cached(features, labels, origin)
+    return Cached.of(features, task, samples)
