@@ -68,7 +68,7 @@ class Graph(nn.Module):
         self.model = model
         self.flip = flip
         branch_of_column = torch.from_numpy(model.space.branch_of_column)
-        self.register_buffer("shift", model.fused.offsets[branch_of_column])
+        self.register_buffer("shift", model.fused.bias[branch_of_column])
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         # Mirrored images are part of the same batch: a second pass would be a second copy of the graph.

@@ -61,7 +61,7 @@ GOALS = {
 """The goals an operating point can be chosen for; besides, any metric can be given a minimum, as in `novel>=0.80`."""
 PAPER_GOALS = ("all", "balanced", "avg")
 """The goals of the paper's tables: best-Acc_all, best-balanced, best-Acc_avg. Every extension reports them."""
-MEASURED_ON = {
+CHOSEN_ON = {
     "dev": "validation images",
     "held-out": "images held out from training",
     "pseudo": "pseudo-exemplars, computed from the classifier's weights: not a measurement of base accuracy",

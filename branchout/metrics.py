@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from branchout.errors import BranchoutError
+from branchout.goals import CHOSEN_ON as CHOSEN_ON
 from branchout.goals import GOALS as GOALS
-from branchout.goals import MEASURED_ON as MEASURED_ON
 from branchout.goals import METRICS as METRICS
 from branchout.goals import PAPER_GOALS as PAPER_GOALS
 from branchout.goals import STEP_METRICS as STEP_METRICS
@@ -88,10 +88,10 @@ def from_counts(correct: npt.NDArray[np.integer], total: npt.NDArray[np.integer]
 
 
 FEWEST = 10
-"""An overlap with fewer validation images than this is no part of its own in `judged_by_class`."""
+"""An overlap with fewer validation images than this is no part of its own in `weighted_by_class`."""
 
 
-def judged_by_class(
+def weighted_by_class(
     correct: npt.NDArray[np.integer], total: npt.NDArray[np.integer], space: LabelSpace
 ) -> dict[str, Floats]:
     """`all` and `avg` for choosing an operating point with few validation images, unevenly spread over the classes.

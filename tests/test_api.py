@@ -247,8 +247,8 @@ def test_classes_the_model_does_not_know_are_named(base: api.Model, val: Samples
 def test_columns_give_the_answers_at_any_point(measured: tuple[Comparison, Samples], extended_twice: api.Model) -> None:
     comparison, _ = measured
     fusion = extended_twice.saved.fusions[-1]
-    offsets = fusion.offsets(2)
-    assert np.array_equal(dial.predict(comparison.columns, comparison.space, offsets), comparison.answers)
+    biases = fusion.biases(2)
+    assert np.array_equal(dial.predict(comparison.columns, comparison.space, biases), comparison.answers)
 
 
 @pytest.mark.parametrize("goal", ["balanced", "all", "avg"])
@@ -271,10 +271,10 @@ def test_two_fold_chooses_on_one_half_and_measures_on_the_other(
     # and score_dial is what it says
     figures = []
     for (columns, labels), (others, actual) in (parts, parts[::-1]):
-        shifts = dial.step_shifts(columns, labels, comparison.space)
-        moved = dial.shifted(columns, comparison.space, shifts)
+        offsets = dial.step_offsets(columns, labels, comparison.space)
+        moved = dial.with_bias(columns, comparison.space, offsets)
         curve = dial.dial_frontier(moved, labels, comparison.space)
-        offsets = [shift + curve.settings[curve.choose(goal), 0] for shift in shifts]
-        answers = dial.predict(others, comparison.space, offsets)
+        biases = [offset + curve.settings[curve.choose(goal), 0] for offset in offsets]
+        answers = dial.predict(others, comparison.space, biases)
         figures.append(getattr(accuracies(answers, actual, comparison.space), goal))
     assert found.two_fold == pytest.approx(np.mean(figures))

@@ -19,19 +19,19 @@ import torch
 from branchout.bench import rows as results
 from branchout.labels import LabelSpace
 from branchout.method.recipes import GRID, REFERENCE
-from branchout.method.score_fusion import FusionData, Problem
-from branchout.method.stage2 import fuse
+from branchout.method.score_fusion import HeadLayout, Stage2Data
+from branchout.method.stage2 import train_grid
 from branchout.training.loop import best_device
 
 K, VIEWS, PER_CLASS = 512, 10, 10
 
 
-def seconds(problem: Problem, data: FusionData, grid: tuple[tuple[float, float], ...], repeats: int) -> float:
+def seconds(layout: HeadLayout, data: Stage2Data, grid: tuple[tuple[float, float], ...], repeats: int) -> float:
     settings = replace(REFERENCE.stage_two, grid=grid)
     taken = []
     for _ in range(repeats + 1):  # the first warms up
         start = time.perf_counter()
-        fuse(problem, [data], settings, per_class=PER_CLASS)
+        train_grid(layout, [data], settings, per_class=PER_CLASS)
         if data.u.is_cuda:
             torch.cuda.synchronize()
         taken.append(time.perf_counter() - start)
@@ -49,15 +49,15 @@ def main() -> None:
         generator = torch.Generator(device).manual_seed(0)
         count = (base + novel) * PER_CLASS
         labels = torch.arange(base + novel, device=device).repeat_interleave(PER_CLASS)
-        data = FusionData(
+        data = Stage2Data(
             u=torch.randn(VIEWS, count, 2, K, generator=generator, device=device) * (4 / K**0.5),
             z=torch.randn(VIEWS, count, base + novel, generator=generator, device=device) * 3,
             labels=labels,
             origin=(labels >= base).long(),
         )
-        problem = Problem(space, (0, 1))
-        one = seconds(problem, data, GRID[:1], options.repeats)
-        whole = seconds(problem, data, GRID, options.repeats)
+        layout = HeadLayout(space, (0, 1))
+        one = seconds(layout, data, GRID[:1], options.repeats)
+        whole = seconds(layout, data, GRID, options.repeats)
         row = {
             "of": f"{len(GRID)} grid points in one pass, {base}+{novel} classes",
             "against": "one point alone",

@@ -20,7 +20,7 @@ from branchout.data.images import in_order
 from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
 from branchout.method import stage1
-from branchout.method.choose import choose
+from branchout.method.choose import choose_point
 from branchout.method.compact import CompactConfig, Compaction
 from branchout.method.config import ExtendConfig
 from branchout.method.dial import dial_frontier, predict
@@ -144,8 +144,8 @@ def perfect_dial(run: Run) -> Scores:
         answers = []
         for half in run.our_halves[::-1]:
             chosen = score_dial(half, half, space, [goal])[goal]
-            offsets = np.array(chosen.shifts or [0.0] * run.experiment.steps) + chosen.setting[0]
-            answers.append(predict(half[0], space, offsets.tolist()))
+            biases = np.array(chosen.offsets or [0.0] * run.experiment.steps) + chosen.setting[0]
+            answers.append(predict(half[0], space, biases.tolist()))
         scores[goal] = run.of(goal, chosen.setting, answers)
     return scores
 
@@ -221,7 +221,7 @@ def compacted(run: Run) -> Scores:
     experiment, steps = run.experiment, run.experiment.steps
     dev, _ = experiment.halves(steps)
     model = run.ours
-    fusion, _ = choose(
+    fusion, _ = choose_point(
         model,
         None,
         experiment.features(model, dev)[0],

@@ -23,9 +23,9 @@ from branchout.method.extend import Extension
 from branchout.method.features import logit_columns
 from branchout.method.frontier import Frontier, grid_frontier
 from branchout.method.recipes import PAPER, Recipe, recipe_named
-from branchout.method.score_fusion import FusionData, fusion_data, problem_of
+from branchout.method.score_fusion import Stage2Data, head_layout, stage2_data
 from branchout.method.split import DataSplit
-from branchout.method.stage2 import fuse, grid_answers
+from branchout.method.stage2 import grid_answers, train_grid
 from branchout.method.two_fold import Scored, score_dial, score_grid
 from branchout.metrics import PAPER_GOALS
 from branchout.model.classifier import Classifier
@@ -75,7 +75,7 @@ def measure(
 def curve(frontier: Frontier, names: Sequence[str], most: int = 60) -> list[dict[str, float]]:
     """The points of a frontier; of very many, some at even distances."""
     chosen = np.unique(np.linspace(0, len(frontier) - 1, min(most, len(frontier))).round().astype(int))
-    shown = {name: frontier.figures[name] for name in ("all", "base", "novel", "avg")}
+    shown = {name: frontier.accuracies[name] for name in ("all", "base", "novel", "avg")}
     return [
         dict(zip(names, frontier.settings[n].tolist(), strict=True))
         | {name: round(100 * float(values[n]), 3) for name, values in shown.items() if values[n] >= 0}
@@ -101,8 +101,8 @@ def _dial(method: Method, recipe: Recipe, experiment: Experiment, seeds: Sequenc
             branch, _ = extension.train_branch()
             model = model.extended(branch).to(experiment.device)
             times.append(experiment.now())
-            if extension.needs_fusion():
-                model.fused.deltas = list(extension.fuse(model).at(0, 0))
+            if extension.needs_deltas():
+                model.fused.deltas = list(extension.train_deltas(model).at(0, 0))
             times.append(experiment.now())
             space = experiment.space(step)
             dev, test = (_columns(experiment, model, half, step) for half in experiment.halves(step))
@@ -156,13 +156,13 @@ def _grid(method: Method, recipe: Recipe, experiment: Experiment, seeds: Sequenc
                 (experiment.features(model, half)[0], experiment.labels(half, step)) for half in experiment.halves(step)
             ]
             times.append(experiment.now())
-            fused = fuse(problem_of(model), [data], settings, per_class=experiment.per_class(step))
+            trained = train_grid(head_layout(model), [data], settings, per_class=experiment.per_class(step))
             times.append(experiment.now())
-            dev, test = ((grid_answers(model, h, fused, 0).cpu().numpy(), labels) for h, labels in halves)
+            dev, test = ((grid_answers(model, h, trained, 0).cpu().numpy(), labels) for h, labels in halves)
             for goal in PAPER_GOALS:
-                measured.points[goal][-1].append(score_grid(dev, test, space, fused.grid, goal, recipe.balanced))
+                measured.points[goal][-1].append(score_grid(dev, test, space, trained.grid, goal, recipe.balanced))
             if seed == seeds[0]:
-                measured.curve = curve(grid_frontier(*test, space, fused.grid, recipe.balanced), ("alpha", "beta"))
+                measured.curve = curve(grid_frontier(*test, space, trained.grid, recipe.balanced), ("alpha", "beta"))
                 if step == 1:
                     measured.extra["novel_alone"] = _novel_alone(experiment, model)
             for part, duration in zip(took, [stage_one[-1], *np.diff(times)], strict=True):
@@ -178,7 +178,7 @@ def _median(seconds: Sequence[dict[str, float]]) -> dict[str, float]:
     return {part: float(np.median([each[part] for each in seconds])) for part in seconds[0]}
 
 
-def _fusion_data(recipe: Recipe, model: Classifier, experiment: Experiment, step: int, seed: int) -> FusionData:
+def _fusion_data(recipe: Recipe, model: Classifier, experiment: Experiment, step: int, seed: int) -> Stage2Data:
     """What stage II sees: the exemplars, and as many images of each new class."""
     kept = experiment.kept(step, experiment.per_class(step), seed)
     seen = concatenate([experiment.memory(step, seed), kept])
@@ -186,7 +186,7 @@ def _fusion_data(recipe: Recipe, model: Classifier, experiment: Experiment, step
     labels, origin = (
         torch.from_numpy(each).to(experiment.device) for each in (experiment.labels(seen, step), seen.origin)
     )
-    return fusion_data(model, features, labels, origin)
+    return stage2_data(model, features, labels, origin)
 
 
 def _stage_one_dial(experiment: Experiment) -> Measured:

@@ -236,9 +236,9 @@ def chosen_bias(case: Case, split: DataSplit, columns: Callable[[Samples], Float
     space = case.task.space
     held = concatenate([part for part in (split.dev, split.test, split.calibration) if part is not None and len(part)])
     z, labels = columns(held), space.index(held.classes)[held.labels]
-    curve = dial_frontier(z, labels, space, measured=split.measured, by_class=True)
+    curve = dial_frontier(z, labels, space, by_class=True)
     point = curve.choose("balanced")
-    bias = balanced_without_old(z, labels, space) if split.measured == "pseudo" else None
+    bias = balanced_without_old(z, labels, space) if split.chosen_on == "pseudo" else None
     return float(curve.settings[point, 0]) if bias is None else bias, float(curve.score("balanced")[point])
 
 

@@ -25,7 +25,7 @@ from branchout.bench.rows import provenance, read_row, write
 from branchout.bench.runner import forget_peak_memory, peak_of_process
 from branchout.data.samples import Samples, concatenate, digest
 from branchout.errors import BranchoutError
-from branchout.method.dial import dial_frontier, predict, shifted, step_shifts
+from branchout.method.dial import dial_frontier, predict, step_offsets, with_bias
 from branchout.method.features import predictions
 from branchout.method.running.effort import Effort
 from branchout.training.loop import Event, Report, silent
@@ -118,10 +118,10 @@ def two_fold(answers: Answers, labels: Ints) -> Ints:
     predicted = np.empty_like(labels)
     for here, there in ((order[::2], order[1::2]), (order[1::2], order[::2])):
         columns, known = answers.columns[here], labels[here]
-        shifts = step_shifts(columns, known, answers.space, by_class=True)
-        curve = dial_frontier(shifted(columns, answers.space, shifts), known, answers.space, by_class=True)
-        offsets = shifts + curve.settings[curve.choose("balanced"), 0]
-        predicted[there] = predict(answers.columns[there], answers.space, offsets.tolist())
+        offsets = step_offsets(columns, known, answers.space, by_class=True)
+        curve = dial_frontier(with_bias(columns, answers.space, offsets), known, answers.space, by_class=True)
+        biases = offsets + curve.settings[curve.choose("balanced"), 0]
+        predicted[there] = predict(answers.columns[there], answers.space, biases.tolist())
     return predicted
 
 

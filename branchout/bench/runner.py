@@ -342,7 +342,7 @@ def _operating_point(scored: Sequence[Scored]) -> dict[str, Any]:
         "alpha": [each[0] for each in chosen] if len(chosen[0]) == 2 else None,
         "beta": [each[1] for each in chosen] if len(chosen[0]) == 2 else None,
         "b": [each[0] for each in chosen] if len(chosen[0]) == 1 else None,
-        "shifts": [list(each.shifts) for each in scored] if scored[0].shifts else None,
+        "shifts": [list(each.offsets) for each in scored] if scored[0].offsets else None,
     }
 
 

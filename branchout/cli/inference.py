@@ -48,7 +48,7 @@ BATCH_IMAGES, BATCH_PIXELS = 64, 64_000_000
 @app.command(epilog="Example: branchout tune v2/ --goal 'novel>=0.80'")
 def tune(model: Saved, goal: Goal = "balanced") -> None:
     """Choose another operating point, without training and without images."""
-    from branchout.goals import MEASURED_ON, read_as
+    from branchout.goals import CHOSEN_ON, read_as
 
     understood = read_as(goal)  # a typo is answered before anything is imported or read
     if model.startswith(HUB):
@@ -63,7 +63,7 @@ def tune(model: Saved, goal: Goal = "balanced") -> None:
 
     frontier, point = tuning.tune(Path(model), goal)
     shown = ", ".join(f"{name} {percent(value)}%" for name, value in frontier.at(point).items() if value is not None)
-    say(f"{understood}: {shown}, on {frontier.images:,} {MEASURED_ON[frontier.measured]}")
+    say(f"{understood}: {shown}, on {frontier.images:,} {CHOSEN_ON[frontier.chosen_on]}")
     if frontier.single_point_reason():
         say(frontier.single_point_reason())
     then(f"branchout evaluate {quoted(model)} TEST/", f"branchout predict {quoted(model)} photo.jpg")

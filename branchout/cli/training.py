@@ -223,7 +223,7 @@ def _show_extension(model: Model, prepared: Prepared, out: Path) -> None:
     from branchout.units import parameters
 
     assert model.outcome is not None
-    measured, chosen_on = model.outcome.measured, prepared.split.measured
+    measured, chosen_on = model.outcome.measured, prepared.split.chosen_on
     if chosen_on == "pseudo":
         few = "no images" if prepared.split.memory is None else "images of too few classes"
         novel = measured.after.novel if measured else None

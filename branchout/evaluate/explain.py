@@ -206,7 +206,7 @@ class LogitSums:
     def of(cls, head: FusedHead, features: Sequence[Tensor]) -> LogitSums:
         """From the feature vectors of one image, each of shape (1, k)."""
         own, delta = head.frozen_columns(features), head.delta_columns(features)
-        dial = head.offsets[torch.from_numpy(head.space.branch_of_column).to(own.device)]
+        dial = head.bias[torch.from_numpy(head.space.branch_of_column).to(own.device)]
         return cls(head, own[0], torch.zeros_like(own[0]) if delta is None else delta[0], dial)
 
     @property
@@ -265,7 +265,7 @@ def branch_shares(head: FusedHead, columns: Tensor) -> Tensor:
     """
     pooler = head.pooler
     branch_of_column = torch.from_numpy(head.space.branch_of_column).to(columns.device)
-    shifted = columns + head.offsets.to(columns)[branch_of_column]
+    shifted = columns + head.bias.to(columns)[branch_of_column]
     spread = shifted[:, pooler.columns_of]
     if pooler.kind == "max":
         weight = torch.zeros_like(spread).scatter_(-1, spread.argmax(-1, keepdim=True), 1.0)

@@ -10,79 +10,79 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
-from branchout.method.dial import dial_frontier, predict, shifted, step_shifts
+from branchout.method.dial import dial_frontier, predict, step_offsets, with_bias
 from branchout.method.features import logit_columns, predictions
 from branchout.method.frontier import Floats, Frontier, Ints, grid_frontier
 from branchout.method.recipes import Recipe
 from branchout.method.results import GoalResult, Measured
-from branchout.method.stage2 import Fused, grid_answers
+from branchout.method.stage2 import TrainedDeltas, grid_answers
 from branchout.metrics import PAPER_GOALS, Accuracies, accuracies
 from branchout.model.checkpoint import Deltas, Fusion
 from branchout.model.classifier import Classifier
 
 
-def choose(
+def choose_point(
     model: Classifier,
-    fused: Fused | None,
+    trained: TrainedDeltas | None,
     features: Tensor,
     labels: Ints,
     *,
     recipe: Recipe,
     goal: str,
-    measured: str = "dev",
+    chosen_on: str = "dev",
     by_class: bool = False,
     balanced_at: float | None = None,
 ) -> tuple[Fusion, Frontier]:
     """The frontier on dev images, given by features (N, feature vectors, k) and labels, and the goal's point on it.
 
-    `measured` says what these images are: a key of `metrics.MEASURED_ON`. `by_class` has the goal judged by classes
-    instead of images: see `metrics.judged_by_class`; `balanced_at` is the b of the goal `balanced` where they cannot
+    `chosen_on` says what these images are: a key of `metrics.CHOSEN_ON`. `by_class` has the goal weigh classes
+    instead of images: see `metrics.weighted_by_class`; `balanced_at` is the b of the goal `balanced` where they cannot
     judge it.
     """
-    if recipe.dial or fused is None:
-        deltas = [] if fused is None else [_on_cpu(fused.at(0, 0))]
+    if recipe.dial or trained is None:
+        deltas = [] if trained is None else [_on_cpu(trained.at(0, 0))]
         model.fused.deltas = list(deltas[0]) if deltas else [None] * len(model.fused.heads)
         columns = logit_columns(model, features)
-        curve, shifts = dial_curve(model, columns, labels, recipe.balanced, measured, by_class)
+        curve, offsets = dial_curve(model, columns, labels, recipe.balanced, chosen_on, by_class)
         curve = replace(curve, balanced_at=balanced_at)
         chosen = [curve.choose(each) for each in curve.possible_goals()] if by_class else []
         points = curve.select(np.union1d(curve.pareto(), np.array(chosen, dtype=np.int64)))  # no goal needs another
-        return Fusion(points.to_dict(), deltas, points.choose(goal), goal, shifts), points
-    answers = grid_answers(model, features, fused, 0).cpu().numpy()
-    whole = grid_frontier(answers, labels, model.space, fused.grid, recipe.balanced)
+        return Fusion(points.to_dict(), deltas, points.choose(goal), goal, offsets), points
+    answers = grid_answers(model, features, trained, 0).cpu().numpy()
+    whole = grid_frontier(answers, labels, model.space, trained.grid, recipe.balanced)
     kept = whole.pareto()
-    points = replace(whole.select(kept), measured=measured)
-    deltas = [_on_cpu(fused.at(0, int(n))) for n in kept]
+    points = replace(whole.select(kept), chosen_on=chosen_on)
+    deltas = [_on_cpu(trained.at(0, int(n))) for n in kept]
     # Shown in charts only: no goal would choose them, so their deltas are not kept.
     beaten = whole.select(np.setdiff1d(np.arange(len(whole)), kept)).to_dict()
     return Fusion(points.to_dict() | {"beaten": beaten}, deltas, points.choose(goal), goal), points
 
 
 def dial_curve(
-    model: Classifier, columns: Floats, labels: Ints, balanced_by: str, measured: str, by_class: bool
+    model: Classifier, columns: Floats, labels: Ints, balanced_by: str, chosen_on: str, by_class: bool
 ) -> tuple[Frontier, tuple[float, ...]]:
     """The dial's exact curve, and the offset of each step's branch where there are several."""
     space, pooler = model.space, model.fused.pooler.kind
-    shifts: tuple[float, ...] = ()
+    offsets: tuple[float, ...] = ()
     if len(model.steps) > 1:
-        shifts = tuple(step_shifts(columns, labels, space, pooler, by_class=by_class).tolist())
-        columns = shifted(columns, space, shifts)
-    curve = dial_frontier(columns, labels, space, pooler, balanced_by=balanced_by, measured=measured, by_class=by_class)
-    return curve, shifts
+        offsets = tuple(step_offsets(columns, labels, space, pooler, by_class=by_class).tolist())
+        columns = with_bias(columns, space, offsets)
+    curve = dial_frontier(columns, labels, space, pooler, balanced_by=balanced_by, by_class=by_class)
+    return replace(curve, chosen_on=chosen_on), offsets
 
 
 def apply_fusion(model: Classifier, fusion: Fusion) -> None:
     """Set a model's deltas and dial to the chosen point of a fusion."""
     deltas = fusion.chosen_deltas()
     model.fused.deltas = [None] * len(model.fused.heads) if deltas is None else list(deltas)
-    model.fused.set_bias(fusion.offsets(len(model.steps)))
+    model.fused.set_bias(fusion.biases(len(model.steps)))
 
 
 def _on_cpu(deltas: list[Tensor]) -> Deltas:
     return [delta.cpu().contiguous() for delta in deltas]
 
 
-def measure(
+def measure_goals(
     model: Classifier, features: Tensor, labels: Ints, fusion: Fusion, frontier: Frontier, before: Accuracies | None
 ) -> Measured:
     """Accuracies on test images at the chosen point, and at the point of each of the paper's goals."""
@@ -119,11 +119,11 @@ def cross_fit(
     columns = [logit_columns(model, features) for features, _ in halves]
     directions = ((0, 1),) if second_only else ((1, 0), (0, 1))
     for here, there in directions:
-        by_class = frontier.judged is not None
-        curve, shifts = dial_curve(
-            model, columns[here], halves[here][1], frontier.balanced_by, frontier.measured, by_class
+        by_class = frontier.weighted is not None
+        curve, offsets = dial_curve(
+            model, columns[here], halves[here][1], frontier.balanced_by, frontier.chosen_on, by_class
         )
-        steps = np.array(shifts or [0.0] * len(model.steps))
+        steps = np.array(offsets or [0.0] * len(model.steps))
         for goal in goals:
             b = curve.settings[curve.nearest(goal), 0]
             predicted[goal].append(predict(columns[there], space, (steps + b).tolist(), pooler))

@@ -1,8 +1,8 @@
 """Compaction: distil the branches of many steps into one branch, or a few (our addition; the paper keeps them all).
 
 The base stays as it is. One new branch learns, on kept images of all classes, to give the probabilities that all the
-step branches gave together; its head has the rows of all their classes. Then the heads are fused and an operating point
-is chosen as after any extension.
+step branches gave together; its head has the rows of all their classes. Then deltas are trained and an operating
+point is chosen as after any extension.
 
 Symbols: the branches Φ_n1, Φ_n2, … of the model to compact → `Teacher` · the new branches → `Student` · E → `memory`
 """
@@ -136,7 +136,7 @@ class Compaction:
         if len(shared):
             samples = memory.select(shared)
             columns = torch.from_numpy(logit_columns(self.old, self.features(self.old, samples)))
-            columns += self.old.fused.offsets.cpu()[torch.from_numpy(space.branch_of_column)]
+            columns += self.old.fused.bias.cpu()[torch.from_numpy(space.branch_of_column)]
             own = torch.from_numpy(space.class_of_column)[None] == torch.from_numpy(self.labels(samples))[:, None]
             best = columns.masked_fill(~own, -torch.inf).argmax(1).numpy()
             found[shared] = space.branch_of_column[best]
@@ -164,8 +164,8 @@ class Compaction:
         fusion = replace(self.fusion, point=frontier.choose("balanced"))
         apply_fusion(teacher, fusion)
         where = common_branch_point(base, [step.where for step in self.old.steps])
-        offsets = np.array(fusion.offsets(len(self.old.steps)))
-        shared = [float(np.mean(offsets[np.array(group) - 1])) for group in self.groups]
+        biases = np.array(fusion.biases(len(self.old.steps)))
+        shared = [float(np.mean(biases[np.array(group) - 1])) for group in self.groups]
         torch.manual_seed(seed_for(config.seed, len(self.old.steps)))
         steps = [
             merged_step(base, [self.old.steps[n - 1] for n in group], names, where)
@@ -214,14 +214,14 @@ class Compaction:
         base = self.old.rebuilt(model.steps[:-1])
         extension = Extension(base, split, config, device=self.device, images=self.images, report=self.report)
         extension.space = space  # a class without images keeps its column
-        fused = extension.fuse(model) if extension.needs_fusion() else None
+        trained = extension.train_deltas(model) if extension.needs_deltas() else None
         notice = ""
         try:
-            fusion, _, measured = extension.choose(model, fused)
+            fusion, _, measured = extension.choose_and_measure(model, trained)
         except BranchoutError as error:
             notice = f"The goal {config.goal!r} is out of reach after compaction; balanced was chosen. {error}"
             extension.config = replace(config, goal="balanced")
-            fusion, _, measured = extension.choose(model, fused)
+            fusion, _, measured = extension.choose_and_measure(model, trained)
         return fusion, measured, notice
 
     def accuracy_before(self, measured: Measured | None) -> Accuracies | None:

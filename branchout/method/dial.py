@@ -16,7 +16,7 @@ import numpy.typing as npt
 from branchout.labels import LabelSpace
 from branchout.method.frontier import Floats, Frontier, Ints
 from branchout.method.recipes import TIE
-from branchout.metrics import from_counts, judged_by_class, part_of_class
+from branchout.metrics import from_counts, part_of_class, weighted_by_class
 
 Bools = npt.NDArray[np.bool_]
 
@@ -29,14 +29,13 @@ def dial_frontier(
     *,
     moving: Bools | None = None,
     balanced_by: str = "mean",
-    measured: str = "dev",
     by_class: bool = False,
 ) -> Frontier:
     """All accuracies that any b can reach, from logits of validation images before the dial (images × columns).
 
     Between two neighbouring edges, the values of b where an image becomes right or wrong, accuracies are constant;
     each point of the result lies in the middle of such an interval. `moving` says which columns b is added to: by
-    default those of all new branches. `by_class` has goals judged by classes instead of images.
+    default those of all new branches. `by_class` has goals weigh classes instead of images.
     """
     part = part_of_class(space)[labels]
     parts = len(space.branches) + 1
@@ -55,9 +54,9 @@ def dial_frontier(
     first = np.bincount(part[right[:, 0]], minlength=parts)
     correct = np.concatenate([first[None], first + np.cumsum(gains, 0)[last_of_equal]])
     total = np.bincount(part, minlength=parts)
-    judged = judged_by_class(correct, total, space) if by_class else None
+    weighted = weighted_by_class(correct, total, space) if by_class else None
     settings = _midpoints(edges)[:, None]
-    return Frontier("dial", settings, from_counts(correct, total), len(labels), balanced_by, measured, judged)
+    return Frontier("dial", settings, from_counts(correct, total), len(labels), balanced_by, weighted=weighted)
 
 
 def _midpoints(edges: Floats) -> Floats:
@@ -122,10 +121,10 @@ def _lines(columns: Floats, space: LabelSpace, pooler: str, moving: Bools) -> tu
     return intercept, answer, slope
 
 
-def predict(columns: Floats, space: LabelSpace, offsets: float | Sequence[float] = 0.0, pooler: str = "max") -> Ints:
-    """Class numbers from logits before the dial, with the dial at one b, or one offset for each step."""
+def predict(columns: Floats, space: LabelSpace, biases: float | Sequence[float] = 0.0, pooler: str = "max") -> Ints:
+    """Class numbers from logits before the dial, with the dial at one b, or one bias for each step."""
     steps = len(space.branches) - 1
-    z = shifted(columns, space, [offsets] * steps if isinstance(offsets, int | float) else offsets)
+    z = with_bias(columns, space, [biases] * steps if isinstance(biases, int | float) else biases)
     order = np.argsort(space.class_of_column, kind="stable")
     starts = np.searchsorted(space.class_of_column[order], np.arange(len(space.classes)))
     if pooler == "max":
@@ -136,7 +135,7 @@ def predict(columns: Floats, space: LabelSpace, offsets: float | Sequence[float]
     return answer
 
 
-def step_shifts(
+def step_offsets(
     columns: Floats,
     labels: Ints,
     space: LabelSpace,
@@ -156,22 +155,22 @@ def step_shifts(
         return np.zeros(steps)
     shared = dial_frontier(columns, labels, space, pooler, by_class=by_class)
     start = shared.settings[shared.choose("balanced"), 0]
-    shifts = np.full(steps, start)
+    offsets = np.full(steps, start)
     seen = [step for step in range(1, steps + 1) if np.isin(space.index(space.branches[step]), labels).any()]
     for _ in range(rounds):
-        before = shifts.copy()
+        before = offsets.copy()
         for step in seen:
-            others = shifts.copy()
+            others = offsets.copy()
             others[step - 1] = 0.0
             moving = space.branch_of_column == step
-            moved = shifted(columns, space, others)
+            moved = with_bias(columns, space, others)
             curve = dial_frontier(moved, labels, space, pooler, moving=moving, by_class=by_class)
             score = curve.score("balanced")
             best = curve.settings[score >= np.nanmax(score) - (TIE if by_class else 1e-12), 0]
-            shifts[step - 1] = best[np.abs(best - start).argmin()]
-        if np.array_equal(before, shifts):
+            offsets[step - 1] = best[np.abs(best - start).argmin()]
+        if np.array_equal(before, offsets):
             break
-    return shifts
+    return offsets
 
 
 def balanced_without_old(columns: Floats, labels: Ints, space: LabelSpace) -> float | None:
@@ -208,7 +207,7 @@ def own_columns(scores: Floats, space: LabelSpace) -> Floats:
     return columns
 
 
-def shifted(columns: Floats, space: LabelSpace, shifts: Sequence[float] | Floats) -> Floats:
-    """Logits with an offset added to the columns of each step's branch."""
-    moved: Floats = np.asarray(columns, dtype=np.float64) + np.array([0.0, *shifts])[space.branch_of_column]
+def with_bias(columns: Floats, space: LabelSpace, biases: Sequence[float] | Floats) -> Floats:
+    """Logits with a bias added to the columns of each step's branch."""
+    moved: Floats = np.asarray(columns, dtype=np.float64) + np.array([0.0, *biases])[space.branch_of_column]
     return moved

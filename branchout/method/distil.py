@@ -39,21 +39,21 @@ class Teacher(Frozen):
 class Student(nn.Module):
     """What compaction trains: the new branches and their heads."""
 
-    offsets: Tensor
+    biases: Tensor
 
-    def __init__(self, steps: Sequence[Step], space: LabelSpace, pooler: str, offsets: Sequence[float]) -> None:
+    def __init__(self, steps: Sequence[Step], space: LabelSpace, pooler: str, biases: Sequence[float]) -> None:
         super().__init__()
         self.steps = steps
         self.branches = nn.ModuleList(step.branch for step in steps)
         self.heads = nn.ModuleList(step.head for step in steps)
         self.pooler = Pooler(space, pooler)
-        self.register_buffer("offsets", torch.tensor(offsets), persistent=False)
+        self.register_buffer("biases", torch.tensor(biases), persistent=False)
 
     def forward(self, x: Tensor, z_base: Tensor) -> Tensor:
         """Logits over all classes."""
         with precision(x.device):
             features = [branch(x).float() for branch in self.branches]
-        z = [head(h) + b for head, h, b in zip(self.heads, features, self.offsets, strict=True)]
+        z = [head(h) + b for head, h, b in zip(self.heads, features, self.biases, strict=True)]
         return self.pooler(torch.cat([z_base, *z], dim=1))  # type: ignore[no-any-return]
 
     def parameters_to_train(self) -> list[nn.Parameter]:

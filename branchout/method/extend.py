@@ -1,6 +1,6 @@
 """The pipeline: stage I → features → stage II → frontier → choice → measurement (paper, section 3.3).
 
-Symbols: M_b → `base` · D_n, E → `split` · Φ_n, W_n → `Step` · W_dd' → `Fused` · α, β or b → `Frontier`, `Fusion`
+Symbols: M_b → `base` · D_n, E → `split` · Φ_n, W_n → `Step` · W_dd' → `TrainedDeltas` · α, β or b → `Frontier`
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from branchout.data import memory as memory_rules
 from branchout.data.images import Images
 from branchout.data.samples import Samples, concatenate
 from branchout.labels import LabelSpace
-from branchout.method.choose import apply_fusion, choose, cross_fit, measure
+from branchout.method.choose import apply_fusion, choose_point, cross_fit, measure_goals
 from branchout.method.config import ExtendConfig
 from branchout.method.dial import balanced_without_old
 from branchout.method.features import logit_columns, predictions
@@ -28,10 +28,10 @@ from branchout.method.recipes import recipe_named
 from branchout.method.results import Extended, Measured
 from branchout.method.running.effort import Plan, trains_head_alone, usual_effort
 from branchout.method.running.engine import use_engine
-from branchout.method.score_fusion import fusion_data, problem_of
+from branchout.method.score_fusion import head_layout, stage2_data
 from branchout.method.split import DataSplit
 from branchout.method.stage1 import train_branch
-from branchout.method.stage2 import Fused, fuse
+from branchout.method.stage2 import TrainedDeltas, train_grid
 from branchout.method.step_data import StepData
 from branchout.metrics import Accuracies, accuracies
 from branchout.model.checkpoint import Fusion
@@ -80,9 +80,9 @@ class Extension(StepData):
         times.append(time.perf_counter())
         model = self.base.extended(step).to(self.device)
         model.trunk = self.base.trunk
-        fused = self.fuse(model) if self.needs_fusion() else None
+        trained = self.train_deltas(model) if self.needs_deltas() else None
         times.append(time.perf_counter())
-        fusion, frontier, measured = self.choose(model, fused)
+        fusion, frontier, measured = self.choose_and_measure(model, trained)
         apply_fusion(model, fusion)
         times.append(time.perf_counter())
         seconds = dict(zip(("stage1", "fusion", "choice"), np.diff(times).tolist(), strict=True))
@@ -119,10 +119,10 @@ class Extension(StepData):
             report=self.report,
         )
 
-    def needs_fusion(self) -> bool:
-        return needs_fusion(self.base, self.space, self.split, self.config)
+    def needs_deltas(self) -> bool:
+        return needs_deltas(self.base, self.space, self.split, self.config)
 
-    def fuse(self, model: Classifier) -> Fused:
+    def train_deltas(self, model: Classifier) -> TrainedDeltas:
         """Stage II, on exemplars of all classes; pseudo-exemplars stand for old classes without images."""
         settings, config = self.recipe.stage_two, self.config
         kept = memory_rules.keep(self.split.new, per_class=config.exemplars, seed=config.seed)
@@ -133,37 +133,39 @@ class Extension(StepData):
         if len(made.labels):
             features = torch.cat([made.features.expand(len(features), *made.features.shape), features], dim=1)
             labels, origin = torch.cat([made.labels, labels]), torch.cat([made.origin, origin])
-        return fuse(
-            problem_of(model),
-            [fusion_data(model, features, labels, origin)],
+        return train_grid(
+            head_layout(model),
+            [stage2_data(model, features, labels, origin)],
             settings,
             seed=config.seed,
             per_class=config.exemplars,
             on_epoch=lambda done, total: self.report(Event("Learning cross-connections", done, total)),
         )
 
-    def choose(self, model: Classifier, fused: Fused | None) -> tuple[Fusion, Frontier, Measured | None]:
+    def choose_and_measure(
+        self, model: Classifier, trained: TrainedDeltas | None
+    ) -> tuple[Fusion, Frontier, Measured | None]:
         """The operating point, and its accuracies.
 
         Validation images that were given choose with one half and measure with the other. Images held out from
         training are few: all of them choose, and each half is measured at the point that the other half chooses; only
         the test half if the dev half also chose the end of training.
         """
-        config, measured = self.config, self.split.measured
-        both = measured == "held-out" and self.recipe.dial and len(self.split.test) > 0
+        config, chosen_on = self.config, self.split.chosen_on
+        both = chosen_on == "held-out" and self.recipe.dial and len(self.split.test) > 0
         halves = [self.dev(model)]
         if both:
             halves.append((self.features(model, self.split.test)[0], self.labels(self.split.test)))
         features, labels = torch.cat([half[0] for half in halves]), np.concatenate([half[1] for half in halves])
-        fusion, frontier = choose(
+        fusion, frontier = choose_point(
             model,
-            fused,
+            trained,
             features,
             labels,
             recipe=self.recipe,
             goal=config.goal,
-            measured=measured,
-            by_class=measured != "dev",  # validation images that were given are taken as they are
+            chosen_on=chosen_on,
+            by_class=chosen_on != "dev",  # validation images that were given are taken as they are
             balanced_at=self.balanced_without_old(model),
         )
         if not both:
@@ -174,7 +176,7 @@ class Extension(StepData):
 
     def balanced_without_old(self, model: Classifier) -> float | None:
         """Where the dial of a linear head stands for `balanced` if no old image can choose; None if some can."""
-        if self.split.measured != "pseudo" or not isinstance(self.base.base_head, nn.Linear):
+        if self.split.chosen_on != "pseudo" or not isinstance(self.base.base_head, nn.Linear):
             return None
         held = concatenate([part for part in (self.split.dev, self.split.calibration) if part])
         held = held.of_classes(self.split.new.classes)
@@ -184,7 +186,7 @@ class Extension(StepData):
         """Features and labels of the dev images, with pseudo-exemplars of the old classes if most have no images."""
         features = self.features(model, self.split.dev)[0]
         labels = self.labels(self.split.dev)
-        if self.split.measured != "pseudo":
+        if self.split.chosen_on != "pseudo":
             return features, labels
         # With another seed than stage II's: what trained must not choose.
         made = self.pseudo(model, self.config.seed + 1, self.on_device(self.split.dev))
@@ -196,7 +198,7 @@ class Extension(StepData):
         if not len(test):
             return None
         features = self.features(model, test)[0]
-        return measure(model, features, self.labels(test), fusion, frontier, self.before(test))
+        return measure_goals(model, features, self.labels(test), fusion, frontier, self.before(test))
 
     def before(self, samples: Samples) -> Accuracies | None:
         """Accuracies of the base on the images of its own classes; None where there are none."""
@@ -207,7 +209,7 @@ class Extension(StepData):
         return accuracies(answers, self.labels(old), self.space)
 
 
-def needs_fusion(base: Classifier, space: LabelSpace, split: DataSplit, config: ExtendConfig) -> bool:
+def needs_deltas(base: Classifier, space: LabelSpace, split: DataSplit, config: ExtendConfig) -> bool:
     """Always in the paper's recipes; in ours if classes overlap, old classes lack images, or deltas exist.
 
     Linear heads of a thousand classes make stage II slow, and the dial alone serves them where images lack. `space` is
@@ -215,7 +217,7 @@ def needs_fusion(base: Classifier, space: LabelSpace, split: DataSplit, config: 
     """
     settings = recipe_named(config.recipe).stage_two
     always = settings.when == "always" or config.fuse
-    lacking = (split.measured == "pseudo" or split.memory is None) and not isinstance(base.base_head, nn.Linear)
+    lacking = (split.chosen_on == "pseudo" or split.memory is None) and not isinstance(base.base_head, nn.Linear)
     # Heads that were balanced with deltas have other scales without them.
     begun = any(delta is not None for delta in base.fused.deltas)
     shared = len(space.overlap) > settings.few_shared * len(split.new.classes)

@@ -1,6 +1,6 @@
 """Operating points, and how one is chosen (paper, section 5.1: a grid search on validation images, by metric).
 
-Symbols: (α, β) or b → `Frontier.settings` · Acc_all, Acc_avg and the accuracy of each part → `Frontier.figures`
+Symbols: (α, β) or b → `Frontier.settings` · Acc_all, Acc_avg and the accuracy of each part → `Frontier.accuracies`
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class Frontier:
     """`dial`: every point is a value of b. `grid`: every point is a trained (α, β)."""
     settings: Floats
     """(points, 1): b; or (points, 2): α, β."""
-    figures: Mapping[str, Floats]
+    accuracies: Mapping[str, Floats]
     """Each metric for every point; NaN where its part has no images."""
     images: int
     """How many images the accuracies were measured on."""
     balanced_by: str = "mean"
     """How the goal `balanced` combines Acc_all and Acc_avg: `mean` (paper) or `product` (reference)."""
-    measured: str = "dev"
-    """What the images are: a key of `metrics.MEASURED_ON`."""
-    judged: Mapping[str, Floats] | None = None
-    """What `all` and `avg` are chosen by where images are few and unevenly spread: see `metrics.judged_by_class`."""
+    chosen_on: str = "dev"
+    """What the images are: a key of `metrics.CHOSEN_ON`."""
+    weighted: Mapping[str, Floats] | None = None
+    """What `all` and `avg` are chosen by where images are few and unevenly spread: see `metrics.weighted_by_class`."""
     balanced_at: float | None = None
     """The b of the goal `balanced`, where no image of an old class can judge it: see `dial.balanced_without_old`."""
 
@@ -48,14 +48,14 @@ class Frontier:
 
     def score(self, goal: str) -> Floats:
         """What a goal maximises, for every point."""
-        judged = {**self.figures, **(self.judged or {})}
+        by_metric = {**self.accuracies, **(self.weighted or {})}
         if goal == "balanced":
-            return combine(judged["all"], judged["avg"], self.balanced_by)
+            return combine(by_metric["all"], by_metric["avg"], self.balanced_by)
         self._check_measured(goal)
-        return judged[goal]
+        return by_metric[goal]
 
     def _check_measured(self, metric: str) -> None:
-        if np.isnan(self.figures[metric]).all():
+        if np.isnan(self.accuracies[metric]).all():
             raise BranchoutError(
                 f"No validation images measure {metric!r} accuracy. Choose another goal or add images."
             )
@@ -63,19 +63,19 @@ class Frontier:
     def choose(self, goal: str) -> int:
         """The best point for a goal, such as `balanced`, or for a condition, such as `novel>=0.80` or `novel>=80%`.
 
-        Under a condition it is the point with the best Acc_all among those that meet it. Where the goal is judged by
-        class, points that differ by less than `TIE` are equal, and of these the one with the smallest b is chosen: few
-        images cannot tell them apart, and it changes the fewest old predictions.
+        Under a condition it is the point with the best Acc_all among those that meet it. Where goals are `weighted`,
+        points that differ by less than `TIE` are equal, and of these the one with the smallest b is chosen: few images
+        cannot tell them apart, and it changes the fewest old predictions.
         """
         condition = self.check_goal(goal)
         if goal == "balanced" and self.balanced_at is not None:
             return int(np.abs(self.settings[:, 0] - self.balanced_at).argmin())
         score = self.score(goal) if condition is None else self._all_where(*condition)
-        if self.judged is not None and condition is None:
+        if self.weighted is not None and condition is None:
             equal = np.flatnonzero(score >= np.nanmax(score) - TIE)
             return int(equal[np.argmin(self.settings[equal, 0])])
         best = np.flatnonzero(score >= np.nanmax(score) - 1e-12)
-        return int(best[np.argmax(self.figures["all"][best])])
+        return int(best[np.argmax(self.accuracies["all"][best])])
 
     def nearest(self, goal: str) -> int:
         """The point for a goal, where a few images must choose it.
@@ -87,25 +87,25 @@ class Frontier:
         metric = goal if condition is None else condition[0]
         if metric not in self.possible_goals():
             return self.choose("balanced")
-        reached = condition is None or (self.figures[metric] >= condition[1] - 1e-12).any()
+        reached = condition is None or (self.accuracies[metric] >= condition[1] - 1e-12).any()
         return self.choose(goal if reached else metric)
 
     def possible_goals(self) -> list[str]:
         """The named goals that these images can measure."""
-        return [goal for goal in GOALS if goal == "balanced" or not np.isnan(self.figures[goal]).all()]
+        return [goal for goal in GOALS if goal == "balanced" or not np.isnan(self.accuracies[goal]).all()]
 
     def _all_where(self, metric: str, minimum: float) -> Floats:
         """Acc_all of the points that reach a minimum of another metric, as it was measured; -inf elsewhere."""
         self._check_measured(metric)
-        figures = self.figures[metric]
-        met = figures >= minimum - 1e-12
+        found = self.accuracies[metric]
+        met = found >= minimum - 1e-12
         if not met.any():
-            highest = np.nanmax(figures)
+            highest = np.nanmax(found)
             raise BranchoutError(
                 f"{metric} ≥ {minimum:.1%} cannot be reached: the highest {metric} accuracy on the validation images "
                 f"is {highest:.1%}. Try: --goal '{metric}>={np.floor(highest * 100) / 100:.2f}'"
             )
-        return np.where(met, self.figures["all"], -np.inf)
+        return np.where(met, self.accuracies["all"], -np.inf)
 
     check_goal = staticmethod(check_goal)
 
@@ -120,13 +120,13 @@ class Frontier:
 
     def at(self, point: int) -> dict[str, float | None]:
         """The accuracies of one point."""
-        return {name: None if np.isnan(v[point]) else float(v[point]) for name, v in self.figures.items()}
+        return {name: None if np.isnan(v[point]) else float(v[point]) for name, v in self.accuracies.items()}
 
     def pareto(self) -> Ints:
         """The points that no other beats in one part without losing in another; of equal points the first."""
         # After several steps Acc_avg counts each of them separately, which `novel` does not.
-        compared = [self.figures[m] for m in ("base", "novel", "overlap", "avg")]
-        parts = np.stack([figures for figures in compared if not np.isnan(figures).all()], 1)
+        compared = [self.accuracies[m] for m in ("base", "novel", "overlap", "avg")]
+        parts = np.stack([each for each in compared if not np.isnan(each).all()], 1)
         keep = []
         for n, row in enumerate(parts):
             no_worse = (parts >= row).all(1)
@@ -137,42 +137,42 @@ class Frontier:
         return np.array(keep, dtype=np.int64)
 
     def select(self, points: Ints) -> Frontier:
-        figures = {name: values[points] for name, values in self.figures.items()}
-        judged = None if self.judged is None else {name: values[points] for name, values in self.judged.items()}
-        return replace(self, settings=self.settings[points], figures=figures, judged=judged)
+        accuracies = {name: values[points] for name, values in self.accuracies.items()}
+        weighted = None if self.weighted is None else {name: values[points] for name, values in self.weighted.items()}
+        return replace(self, settings=self.settings[points], accuracies=accuracies, weighted=weighted)
 
     def to_dict(self) -> dict[str, Any]:
         kept = {
             "kind": self.kind,
             "settings": self.settings.tolist(),
-            "figures": {n: [None if np.isnan(x) else x for x in v.tolist()] for n, v in self.figures.items()},
+            "figures": {n: [None if np.isnan(x) else x for x in v.tolist()] for n, v in self.accuracies.items()},
             "images": self.images,
             "balanced_by": self.balanced_by,
-            "measured": self.measured,
+            "measured": self.chosen_on,
         }
-        if self.judged is not None:
-            kept["judged"] = {name: values.tolist() for name, values in self.judged.items()}
+        if self.weighted is not None:
+            kept["judged"] = {name: values.tolist() for name, values in self.weighted.items()}
         if self.balanced_at is not None:
             kept["balanced_at"] = self.balanced_at
         return kept
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Frontier:
-        figures = {
+        accuracies = {
             n: np.array([np.nan if x is None else x for x in v], dtype=np.float64) for n, v in values["figures"].items()
         }
         settings = np.array(values["settings"], dtype=np.float64).reshape(len(values["settings"]), -1)
-        judged = values.get("judged")
-        if judged is not None:
-            judged = {name: np.array(each, dtype=np.float64) for name, each in judged.items()}
+        weighted = values.get("judged")
+        if weighted is not None:
+            weighted = {name: np.array(each, dtype=np.float64) for name, each in weighted.items()}
         return cls(
             values["kind"],
             settings,
-            figures,
+            accuracies,
             values["images"],
             values["balanced_by"],
             values["measured"],
-            judged,
+            weighted,
             values.get("balanced_at"),
         )
 
@@ -184,8 +184,8 @@ def grid_frontier(
     part = part_of_class(space)[labels]
     parts = len(space.branches) + 1
     correct = np.stack([np.bincount(part[row == labels], minlength=parts) for row in predicted])
-    figures = from_counts(correct, np.bincount(part, minlength=parts))
-    return Frontier("grid", np.array(grid, dtype=np.float64), figures, len(labels), balanced_by)
+    accuracies = from_counts(correct, np.bincount(part, minlength=parts))
+    return Frontier("grid", np.array(grid, dtype=np.float64), accuracies, len(labels), balanced_by)
 
 
 def combine(acc_all: Floats, acc_avg: Floats, by: str) -> Floats:

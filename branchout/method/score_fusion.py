@@ -21,7 +21,7 @@ from branchout.model.heads import Pooler, head_bias, sources, to_norm
 
 
 @dataclass(frozen=True)
-class FusionData:
+class Stage2Data:
     """What stage II sees of one exemplar seed: features at norm 4 and frozen logits of V views of N images."""
 
     u: Tensor  # (V, N, feature vectors, k)
@@ -31,7 +31,7 @@ class FusionData:
 
 
 @dataclass(frozen=True)
-class Problem:
+class HeadLayout:
     """What is fused: the label space, the feature vector that each head reads, the pooler and the heads' biases."""
 
     space: LabelSpace
@@ -41,26 +41,26 @@ class Problem:
     """(columns,) the part of the frozen logits that β does not scale; None for cosine heads."""
 
 
-def problem_of(model: Classifier) -> Problem:
-    """The fusion problem of a model."""
+def head_layout(model: Classifier) -> HeadLayout:
+    """The fusion layout of a model."""
     heads = list(model.fused.heads)
     biases = [head_bias(head) for head in heads]  # type: ignore[arg-type]
     bias = None
     if any(b is not None for b in biases):
         zeros = [head.weight.new_zeros(len(head.weight)) for head in heads]  # type: ignore[operator, arg-type]
         bias = torch.cat([zero if b is None else b for b, zero in zip(biases, zeros, strict=True)])
-    return Problem(model.space, model.fused.feature_of, model.fused.pooler.kind, bias)
+    return HeadLayout(model.space, model.fused.feature_of, model.fused.pooler.kind, bias)
 
 
 @torch.no_grad()
-def fusion_data(model: Classifier, features: Tensor, labels: Tensor, origin: Tensor) -> FusionData:
+def stage2_data(model: Classifier, features: Tensor, labels: Tensor, origin: Tensor) -> Stage2Data:
     """What stage II reads, from cached features (V, N, feature vectors, k)."""
-    return FusionData(to_norm(features), model.fused.frozen_columns(features.unbind(2)), labels, origin)
+    return Stage2Data(to_norm(features), model.fused.frozen_columns(features.unbind(2)), labels, origin)
 
 
 def fused_columns(
-    problem: Problem,
-    batch: FusionData,
+    layout: HeadLayout,
+    batch: Stage2Data,
     deltas: Sequence[Tensor],
     grid: Sequence[tuple[float, float]],
     beta_on_head: bool,
@@ -75,13 +75,13 @@ def fused_columns(
     is_base = (batch.origin == 0)[:, :, None]  # (seeds, n, 1)
     scale = torch.where(is_base, beta, torch.ones_like(beta))[..., None]  # (seeds, n, points, 1)
     parts = []
-    for d, (delta, read) in enumerate(zip(deltas, sources(problem.feature_of), strict=True)):
-        own = problem.space.slice_of(d)
+    for d, (delta, read) in enumerate(zip(deltas, sources(layout.feature_of), strict=True)):
+        own = layout.space.slice_of(d)
         z = batch.z[:, :, None, own]
         if d == 0:
             change = _product(batch.u[:, :, read], delta) * scale
         elif beta_on_head:
-            bias = 0.0 if problem.bias is None else problem.bias[own]
+            bias = 0.0 if layout.bias is None else layout.bias[own]
             z = (z - bias) * scale + bias
             k = batch.u.shape[-1]  # the base's features are read first
             change = _product(batch.u[:, :, read[:1]], delta[:, :k])
@@ -124,7 +124,7 @@ def routing_loss(space: LabelSpace, columns: Tensor, origin: Tensor, router: Ten
 
 
 def stage2_loss(
-    space: LabelSpace, batch: FusionData, columns: Tensor, alpha: Tensor, pooler: Pooler, router: Tensor | None
+    space: LabelSpace, batch: Stage2Data, columns: Tensor, alpha: Tensor, pooler: Pooler, router: Tensor | None
 ) -> Tensor:
     """L_total = (1 - α)·L_cls + α·L_rt-bal of every seed and point, from z̃ before pooling: (seeds, points)."""
     pooled = pooler(columns) if space.overlap else columns  # pooling costs a fifth of the time

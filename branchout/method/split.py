@@ -30,8 +30,8 @@ class DataSplit:
     """The images that choose the operating point."""
     test: Samples
     """Held-out test images. With `--val` they are used for nothing but measurement."""
-    measured: str
-    """What base accuracy is measured on: a key of `metrics.MEASURED_ON`."""
+    chosen_on: str
+    """The images that the operating point is chosen on: a key of `metrics.CHOSEN_ON`."""
     calibration: Samples | None = None
     """New images that calibrate pseudo-exemplars, where old classes have no images; they do not train."""
     notices: tuple[str, ...] = ()
@@ -50,36 +50,36 @@ class DataSplit:
         check_classes(space, new, memory, val)
         rng = np.random.default_rng(seed)
         old = set(space.classes) - set(new.classes) or set(space.classes)  # if all get new images, these measure them
-        measured = "dev"
+        chosen_on = "dev"
         notices: list[str] = []
         grouped = 0
         if val is None:
             grouped += _count(new, "new images", notices)
             new, held = _hold_out_new(new, seed, rng, notices)
-            measured = "held-out"
+            chosen_on = "held-out"
         else:
             held = val
         if memory is not None and (val is None or not set(held.classes) & old):
             grouped += _count(memory, "images of --memory", notices)
             memory, held_old = _hold_out(memory, rng, pairs=True)
             held = concatenate([held, held_old]) if len(held_old) else held
-            measured = "held-out"
+            chosen_on = "held-out"
         held = _without_training_images(held, new, memory, notices)
         if val is not None:
             _warn_of_near_duplicates(held, new, memory, notices)
         of_old = int(held.mask(old).sum())
         covered = len(set(held.classes) & old)
         # A few held-out images of a few old classes say little about the others. Images of --val are taken as given.
-        if not covered or (measured == "held-out" and 2 * covered < len(old) and of_old < ENOUGH_OLD):
-            measured = "pseudo"
+        if not covered or (chosen_on == "held-out" and 2 * covered < len(old) and of_old < ENOUGH_OLD):
+            chosen_on = "pseudo"
         dev, test = _halve(held, new.classes, rng)
         calibration = None
-        if measured == "pseudo" or memory is None or not old <= set(memory.classes):
+        if chosen_on == "pseudo" or memory is None or not old <= set(memory.classes):
             dev, calibration = _take_calibration(dev, new.classes, rng)
         if memory is not None:
             memory = _with_origin(memory, space)
         new = new.placed(len(space.branches))
-        return cls(new, memory, dev, test, measured, calibration, tuple(notices), grouped)
+        return cls(new, memory, dev, test, chosen_on, calibration, tuple(notices), grouped)
 
 
 def check_classes(space: LabelSpace, new: Samples, memory: Samples | None, val: Samples | None) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from branchout.data.images import class_balanced
 from branchout.errors import BranchoutError
 from branchout.method.recipes import Stage2
-from branchout.method.score_fusion import FusionData, Problem, fused_columns, stage2_loss
+from branchout.method.score_fusion import HeadLayout, Stage2Data, fused_columns, stage2_loss
 from branchout.model.classifier import Classifier
 from branchout.model.heads import Pooler, sources, to_norm
 from branchout.training.loop import learning_rate, seed_for
@@ -30,20 +30,20 @@ MEMORY_LIMIT = {"cpu": 256 << 20, "cuda": 2 << 30}
 
 
 @torch.no_grad()
-def grid_answers(model: Classifier, features: Tensor, fused: Fused, seed: int) -> Tensor:
+def grid_answers(model: Classifier, features: Tensor, trained: TrainedDeltas, seed: int) -> Tensor:
     """The class that every grid point predicts from features (N, feature vectors, k): (points, N)."""
     z = model.fused.frozen_columns(features.unbind(1))
     u = to_norm(features)
     answers = []
-    for point in range(len(fused.grid)):
-        deltas = fused.at(seed, point)
+    for point in range(len(trained.grid)):
+        deltas = trained.at(seed, point)
         change = [u[:, read].flatten(1) @ delta for read, delta in zip(model.fused.sources, deltas, strict=True)]
         answers.append(model.fused.pooler(z + torch.cat(change, dim=1)).argmax(1))
     return torch.stack(answers)
 
 
 @dataclass(frozen=True)
-class Fused:
+class TrainedDeltas:
     """Trained deltas of every seed and grid point: per branch a tensor (seeds, points, inputs, |Y_d|)."""
 
     grid: tuple[tuple[float, float], ...]
@@ -53,38 +53,38 @@ class Fused:
         return [delta[seed, point] for delta in self.deltas]
 
 
-def fuse(
-    problem: Problem,
-    data: Sequence[FusionData],
+def train_grid(
+    layout: HeadLayout,
+    data: Sequence[Stage2Data],
     settings: Stage2,
     *,
     seed: int = 0,
     per_class: int = 10,
     memory_limit: int | None = None,
     on_epoch: Callable[[int, int], None] | None = None,
-) -> Fused:
+) -> TrainedDeltas:
     """Train all grid points for all exemplar seeds. `data[s]` belongs to seed s; batches are drawn from seed + s."""
-    points = _points_per_pass(problem, data, settings, per_class, memory_limit)
+    points = _points_per_pass(layout, data, settings, per_class, memory_limit)
     chunks = [settings.grid[start : start + points] for start in range(0, len(settings.grid), points)]
     epochs = settings.optimisation.epochs * len(chunks)
     trained = []
     for number, chunk in enumerate(chunks):
         done = number * settings.optimisation.epochs
         report = None if on_epoch is None else lambda epoch, done=done: on_epoch(done + epoch, epochs)
-        trained.append(_train(problem, data, settings, chunk, seed, per_class, report))
-    deltas = tuple(torch.cat([part[d] for part in trained], dim=1) for d in range(len(problem.space.branches)))
+        trained.append(_train(layout, data, settings, chunk, seed, per_class, report))
+    deltas = tuple(torch.cat([part[d] for part in trained], dim=1) for d in range(len(layout.space.branches)))
     if not all(bool(torch.isfinite(delta).all()) for delta in deltas):
         raise BranchoutError("Stage II diverged: its weights are not finite numbers. Check the images of --memory.")
-    return Fused(settings.grid, deltas)
+    return TrainedDeltas(settings.grid, deltas)
 
 
 def _points_per_pass(
-    problem: Problem, data: Sequence[FusionData], settings: Stage2, per_class: int, memory_limit: int | None
+    layout: HeadLayout, data: Sequence[Stage2Data], settings: Stage2, per_class: int, memory_limit: int | None
 ) -> int:
     """How many grid points fit into the memory of one pass."""
-    batch = min(settings.optimisation.batch, per_class * len(problem.space.classes))
-    floats = problem.space.columns * batch * len(data) * 12  # logits, their gradients, and what autograd keeps
-    floats += sum(len(problem.space.branches[d]) * len(f) for d, f in enumerate(sources(problem.feature_of))) * (
+    batch = min(settings.optimisation.batch, per_class * len(layout.space.classes))
+    floats = layout.space.columns * batch * len(data) * 12  # logits, their gradients, and what autograd keeps
+    floats += sum(len(layout.space.branches[d]) * len(f) for d, f in enumerate(sources(layout.feature_of))) * (
         data[0].u.shape[-1] * len(data) * 3  # deltas, gradients, momentum
     )
     limit = memory_limit or MEMORY_LIMIT.get(data[0].u.device.type, 2 << 30)
@@ -92,16 +92,16 @@ def _points_per_pass(
 
 
 def initial_deltas(
-    problem: Problem, k: int, seeds: int, points: int, settings: Stage2, seed: int, like: Tensor
+    layout: HeadLayout, k: int, seeds: int, points: int, settings: Stage2, seed: int, like: Tensor
 ) -> list[Tensor]:
     """(seeds, inputs, points, |Y_d|) per branch; all points of a seed start alike."""
     deltas = []
     generator = torch.Generator().manual_seed(seed)
     # torch's default for a linear layer: with two branches that of each W_dd', with more that of one matrix that holds
     # them all, as in the authors' code.
-    branches = len(problem.space.branches)
+    branches = len(layout.space.branches)
     inputs = k if branches == 2 else k * branches
-    for names, read in zip(problem.space.branches, sources(problem.feature_of), strict=True):
+    for names, read in zip(layout.space.branches, sources(layout.feature_of), strict=True):
         shape = (seeds, len(read) * k, 1, len(names))
         start = (
             torch.zeros(shape)
@@ -113,8 +113,8 @@ def initial_deltas(
 
 
 def _train(
-    problem: Problem,
-    data: Sequence[FusionData],
+    layout: HeadLayout,
+    data: Sequence[Stage2Data],
     settings: Stage2,
     grid: Sequence[tuple[float, float]],
     seed: int,
@@ -123,8 +123,8 @@ def _train(
 ) -> list[Tensor]:
     """Deltas of some grid points, trained side by side: per branch (seeds, points, inputs, |Y_d|)."""
     like = data[0].u
-    deltas = initial_deltas(problem, like.shape[-1], len(data), len(grid), settings, seed, like)
-    router = initial_router(problem, len(data), len(grid), like) if settings.learned_router else None
+    deltas = initial_deltas(layout, like.shape[-1], len(data), len(grid), settings, seed, like)
+    router = initial_router(layout, len(data), len(grid), like) if settings.learned_router else None
     optimisation = settings.optimisation
     optimiser = torch.optim.SGD(
         deltas if router is None else [*deltas, router],
@@ -133,7 +133,7 @@ def _train(
         weight_decay=optimisation.weight_decay,
         nesterov=optimisation.nesterov,
     )
-    pooler = Pooler(problem.space, problem.pooler).to(like.device)
+    pooler = Pooler(layout.space, layout.pooler).to(like.device)
     alpha = torch.tensor([point[0] for point in grid]).to(like)
     for epoch in range(optimisation.epochs):
         orders = [
@@ -144,8 +144,8 @@ def _train(
             progress = (epoch + step / len(orders[0])) / optimisation.epochs
             optimiser.param_groups[0]["lr"] = learning_rate(optimisation, progress)
             batch = _gather(data, indices, epoch)
-            columns = fused_columns(problem, batch, deltas, grid, settings.beta_on_head)
-            loss = stage2_loss(problem.space, batch, columns, alpha, pooler, router)
+            columns = fused_columns(layout, batch, deltas, grid, settings.beta_on_head)
+            loss = stage2_loss(layout.space, batch, columns, alpha, pooler, router)
             optimiser.zero_grad(set_to_none=True)
             loss.sum().backward()  # type: ignore[no-untyped-call] # points and seeds share nothing: gradients stay apart
             optimiser.step()
@@ -154,17 +154,17 @@ def _train(
     return [delta.detach().transpose(1, 2).contiguous() for delta in deltas]
 
 
-def initial_router(problem: Problem, seeds: int, points: int, like: Tensor) -> Tensor:
+def initial_router(layout: HeadLayout, seeds: int, points: int, like: Tensor) -> Tensor:
     """W_r,aux starts as the identity: the branch with the largest maximum is chosen."""
-    branches = len(problem.space.branches)
+    branches = len(layout.space.branches)
     return torch.eye(branches).to(like).expand(seeds, points, -1, -1).clone().requires_grad_()
 
 
-def _gather(data: Sequence[FusionData], indices: Sequence[np.ndarray], epoch: int) -> FusionData:
+def _gather(data: Sequence[Stage2Data], indices: Sequence[np.ndarray], epoch: int) -> Stage2Data:
     """One batch of every seed, stacked: the leading dimension is the seed instead of the view."""
     picks = [torch.from_numpy(index).to(part.labels.device) for index, part in zip(indices, data, strict=True)]
     view = [epoch % len(part.u) for part in data]
-    return FusionData(
+    return Stage2Data(
         u=torch.stack([part.u[v][i] for part, v, i in zip(data, view, picks, strict=True)]),
         z=torch.stack([part.z[v][i] for part, v, i in zip(data, view, picks, strict=True)]),
         labels=torch.stack([part.labels[i] for part, i in zip(data, picks, strict=True)]),

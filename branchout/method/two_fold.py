@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from branchout.labels import LabelSpace
-from branchout.method.dial import dial_frontier, predict, shifted, step_shifts
+from branchout.method.dial import dial_frontier, predict, step_offsets, with_bias
 from branchout.method.frontier import Floats, Ints, grid_frontier
 from branchout.metrics import GOALS, Accuracies, accuracies
 
@@ -29,7 +29,7 @@ class Scored:
     """The goal's own metric: chosen on dev and measured on test, and the reverse; the mean of both."""
     spread: float
     """Half the difference between the two."""
-    shifts: tuple[float, ...]
+    offsets: tuple[float, ...]
     """The offset of each step's branch, where there are several steps."""
     both: Accuracies
     """On all images, each predicted with the choice that the other half made."""
@@ -44,7 +44,7 @@ class Scored:
         answers: Sequence[Ints],
         labels: Sequence[Ints],
         space: LabelSpace,
-        shifts: tuple[float, ...] = (),
+        offsets: tuple[float, ...] = (),
     ) -> Scored:
         """From predictions and labels of test and of dev; under a condition the metric is Acc_all."""
         folds = [accuracies(*fold, space) for fold in zip(answers, labels, strict=True)]
@@ -52,7 +52,7 @@ class Scored:
         spread = float(abs(values[0] - values[1]) / 2)
         predicted, actual = np.concatenate(answers), np.concatenate(labels)
         both = accuracies(predicted, actual, space)
-        return cls(goal, setting, folds[0], float(np.mean(values)), spread, shifts, both, predicted == actual)
+        return cls(goal, setting, folds[0], float(np.mean(values)), spread, offsets, both, predicted == actual)
 
 
 def score_dial(
@@ -64,17 +64,19 @@ def score_dial(
     """
     chosen: dict[str, list[float]] = {goal: [] for goal in goals}
     answers: dict[str, list[Ints]] = {goal: [] for goal in goals}
-    offsets: list[tuple[float, ...]] = []
+    chosen_offsets: list[tuple[float, ...]] = []
     for here, there in ((dev, test), (test, dev)):
-        shifts = step_shifts(here[0], here[1], space, pooler)
-        offsets.append(tuple(shifts.tolist()) if len(shifts) > 1 else ())
-        frontier = dial_frontier(shifted(here[0], space, shifts), here[1], space, pooler)
+        offsets = step_offsets(here[0], here[1], space, pooler)
+        chosen_offsets.append(tuple(offsets.tolist()) if len(offsets) > 1 else ())
+        frontier = dial_frontier(with_bias(here[0], space, offsets), here[1], space, pooler)
         for goal in goals:
             b = float(frontier.settings[frontier.choose(goal), 0])
             chosen[goal].append(b)
-            answers[goal].append(predict(there[0], space, (shifts + b).tolist(), pooler))
+            answers[goal].append(predict(there[0], space, (offsets + b).tolist(), pooler))
     labels = (test[1], dev[1])
-    return {goal: Scored.of(goal, (chosen[goal][0],), answers[goal], labels, space, offsets[0]) for goal in goals}
+    return {
+        goal: Scored.of(goal, (chosen[goal][0],), answers[goal], labels, space, chosen_offsets[0]) for goal in goals
+    }
 
 
 def score_grid(

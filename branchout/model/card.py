@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from branchout import files
 from branchout.errors import BranchoutError
-from branchout.goals import MEASURED_ON, METRICS
+from branchout.goals import CHOSEN_ON, METRICS
 from branchout.model.manifest import BASE_FILE, MANIFEST, check_manifest, fusion_file, step_file
 from branchout.units import setting
 
@@ -81,6 +81,6 @@ def model_card(manifest: Mapping[str, Any], parameters: Mapping[str, int]) -> st
         parts=parts,
         parameters=parameters,
         metrics=METRICS,
-        measured_on=MEASURED_ON,
+        measured_on=CHOSEN_ON,
         setting=setting,
     )

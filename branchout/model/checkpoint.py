@@ -58,15 +58,15 @@ class Fusion:
     """For a dial one set of deltas, or none; for a grid one set for every point of the frontier."""
     point: int
     goal: str
-    shifts: tuple[float, ...] = ()
+    offsets: tuple[float, ...] = ()
     """A constant for each step that is added to the dial's b; empty if all are zero."""
     dropped: bool = False
     """Whether deltas were trained but are not kept, because later steps have replaced them."""
 
-    def offsets(self, steps: int) -> list[float]:
-        """What is added to each step's logits: the dial's b at the chosen point, and the step's own shift."""
+    def biases(self, steps: int) -> list[float]:
+        """What is added to each step's logits: the dial's b at the chosen point, and the step's own offset."""
         b = float(self.frontier["settings"][self.point][0]) if self.frontier["kind"] == "dial" else 0.0
-        return [b + shift for shift in self.shifts or (0.0,) * steps]
+        return [b + offset for offset in self.offsets or (0.0,) * steps]
 
     def chosen_deltas(self) -> Deltas | None:
         if not self.deltas:
@@ -109,7 +109,7 @@ class SavedModel:
             deltas = fusion.chosen_deltas()
             if deltas is not None:
                 model.fused.deltas = list(deltas)
-            model.fused.set_bias(fusion.offsets(step))
+            model.fused.set_bias(fusion.biases(step))
         return model
 
 
@@ -185,7 +185,7 @@ def _manifest_of(saved: SavedModel, folder: Path) -> dict[str, Any]:
                 "point": fusion.point,
                 "goal": fusion.goal,
                 "deltas": len(fusion.deltas),
-                "shifts": list(fusion.shifts),
+                "shifts": list(fusion.offsets),
                 **({"dropped": True} if fusion.dropped else {}),
             }
             for fusion in saved.fusions

@@ -108,7 +108,7 @@ def sources(feature_of: Sequence[int]) -> list[list[int]]:
 class FusedHead(nn.Module):
     """All heads side by side, the deltas between them, the dial and the pooler."""
 
-    offsets: Tensor
+    bias: Tensor
 
     def __init__(
         self, space: LabelSpace, heads: Sequence[Head], feature_of: Sequence[int], pooler: str = "max"
@@ -126,7 +126,7 @@ class FusedHead(nn.Module):
         self.pooler = Pooler(space, pooler)
         for number in range(len(heads)):  # buffers, so that they move with the module
             self.register_buffer(f"delta_{number}", None, persistent=False)
-        self.register_buffer("offsets", torch.zeros(len(heads)), persistent=False)
+        self.register_buffer("bias", torch.zeros(len(heads)), persistent=False)
 
     @property
     def deltas(self) -> list[Tensor | None]:
@@ -138,15 +138,15 @@ class FusedHead(nn.Module):
         if len(deltas) != len(self.heads):
             raise BranchoutError(f"{len(deltas)} deltas were given for {len(self.heads)} branches")
         for number, delta in enumerate(deltas):
-            setattr(self, f"delta_{number}", None if delta is None else delta.to(self.offsets.device))
+            setattr(self, f"delta_{number}", None if delta is None else delta.to(self.bias.device))
 
     def set_bias(self, b: float | Sequence[float]) -> None:
         """Set the dial: one number for all new branches, or one for each."""
         steps = len(self.heads) - 1
         values = [b] * steps if isinstance(b, (int, float)) else list(b)
         if len(values) != steps:
-            raise BranchoutError(f"{len(values)} offsets were given for {steps} steps")
-        self.offsets.copy_(torch.tensor([0.0, *values], dtype=torch.float64))
+            raise BranchoutError(f"{len(values)} biases were given for {steps} steps")
+        self.bias.copy_(torch.tensor([0.0, *values], dtype=torch.float64))
 
     def frozen_columns(self, features: Sequence[Tensor]) -> Tensor:
         """z: every branch's own logits side by side (N, columns), before deltas and dial."""
@@ -175,5 +175,5 @@ class FusedHead(nn.Module):
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         """Logits over all classes."""
         z = self.columns(features)
-        shift = torch.repeat_interleave(self.offsets, torch.tensor([len(b) for b in self.space.branches]).to(z.device))
-        return self.pooler(z + shift.to(z.dtype))  # type: ignore[no-any-return]
+        bias = torch.repeat_interleave(self.bias, torch.tensor([len(b) for b in self.space.branches]).to(z.device))
+        return self.pooler(z + bias.to(z.dtype))  # type: ignore[no-any-return]

@@ -60,7 +60,7 @@ def point_order(frontier: Frontier) -> Ints:
     """The points from those that favour old classes to those that favour new ones."""
     if frontier.kind == "dial":
         return np.argsort(frontier.settings[:, 0], kind="stable")
-    old, novel, overlap = (np.nan_to_num(frontier.figures[name], nan=-1) for name in ("base", "novel", "overlap"))
+    old, novel, overlap = (np.nan_to_num(frontier.accuracies[name], nan=-1) for name in ("base", "novel", "overlap"))
     return np.lexsort((-old, overlap, novel))
 
 
@@ -86,8 +86,8 @@ def answers_by_point(
 def _on_dial(
     model: Classifier, fusion: Fusion, values: Floats, features: Tensor, labels: Ints
 ) -> tuple[PointValues, PointValues]:
-    shifts = np.array([0.0, *(fusion.shifts or [0.0] * len(model.steps))])
-    columns = _columns(model, features) + shifts[model.space.branch_of_column]
+    offsets = np.array([0.0, *(fusion.offsets or [0.0] * len(model.steps))])
+    columns = _columns(model, features) + offsets[model.space.branch_of_column]
     turns, answers = prediction_changes(columns, model.space, model.fused.pooler.kind)
     every = np.arange(len(labels))
     own = _own_logits(columns, labels, model.space)

@@ -62,7 +62,7 @@ class OperatingPoints:
     """Accuracies on the validation images that points are chosen on."""
     images: int
     measured: str
-    """Which images these are: a key of `metrics.MEASURED_ON`."""
+    """Which images these are: a key of `metrics.CHOSEN_ON`."""
     numbers: list[int]
     """Each point's index in the saved frontier."""
     saved: int
@@ -220,7 +220,7 @@ def _operating_points(saved: SavedModel) -> OperatingPoints | None:
         settings=plain["settings"],
         figures=plain["figures"],
         images=frontier.images,
-        measured=frontier.measured,
+        measured=frontier.chosen_on,
         numbers=order.tolist(),
         saved=position,
         goal=fusion.goal,
@@ -246,7 +246,7 @@ def goal_for(point: int, frontier: Frontier, goals: Mapping[str, int]) -> str | 
         if chosen == point:
             return goal
     for metric in ("novel", "base", "overlap", "avg"):
-        value = frontier.figures[metric][point]
+        value = frontier.accuracies[metric][point]
         if not np.isnan(value):
             goal = f"{metric}>={np.floor(value * 1e4) / 1e4:.4f}"
             if frontier.choose(goal) == point:

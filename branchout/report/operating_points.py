@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from branchout.metrics import MEASURED_ON, METRICS, PAPER_GOALS
+from branchout.metrics import CHOSEN_ON, METRICS, PAPER_GOALS
 from branchout.report.charts import Axes, Legend, Mark, Series, glyph, scatter
 from branchout.report.data import Figures, OperatingPoints, ReportData
 from branchout.units import count, percent, setting
 
 SHAPES = dict(zip(PAPER_GOALS, ("triangle", "disc", "square"), strict=True))
-IMAGES = MEASURED_ON | {"pseudo": "new images and pseudo-exemplars"}
+IMAGES = CHOSEN_ON | {"pseudo": "new images and pseudo-exemplars"}
 
 
 @dataclass(frozen=True)

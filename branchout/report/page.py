@@ -18,7 +18,7 @@ from markupsafe import Markup
 from branchout import units
 from branchout.errors import BranchoutError
 from branchout.files import check_output
-from branchout.metrics import MEASURED_ON, METRICS
+from branchout.metrics import CHOSEN_ON, METRICS
 from branchout.report import charts, operating_points
 from branchout.report.counts import Counts, counts_at
 from branchout.report.data import ReportData
@@ -128,7 +128,7 @@ def _environment() -> Environment:
         "count": units.count,
         "curve": charts.curve,
         "date": units.date,
-        "measured_on": MEASURED_ON,
+        "measured_on": CHOSEN_ON,
         "metrics": METRICS,
         "number_columns": lambda titles: [(title, "number") for title in titles],
         "percent": units.percent,

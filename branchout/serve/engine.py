@@ -125,7 +125,7 @@ class Engine:
         """`views` holds the features of the images, and those of the mirrored images if these count too."""
         head = point.head
         columns = [head.columns(h) for h in views]
-        shift = head.offsets.to(columns[0])[self._branch_of_column]
+        shift = head.bias.to(columns[0])[self._branch_of_column]
         answers = self._named(_mean([head.pooler(z + shift) for z in columns]), head, top)
         for answer in answers:
             for each in answer:

@@ -86,13 +86,13 @@ class OperatingPoints:
         if math.isclose(b, nearest_b, rel_tol=1e-9, abs_tol=1e-9):
             return self._point(nearest, f"b={b:g}")
         fusion = self.model.saved.fusions[-1]
-        offsets = [b + shift for shift in fusion.shifts or (0.0,) * len(self.model.classifier.steps)]
+        biases = [b + offset for offset in fusion.offsets or (0.0,) * len(self.model.classifier.steps)]
         about = {
             **self._common(None, f"b={b:g}"),
             "b": b,
             "nearest": {"b": nearest_b, "accuracies": frontier.at(nearest)},
         }
-        return OperatingPoint(_head(self.model.classifier, fusion.chosen_deltas(), offsets), about, self._is_saved)
+        return OperatingPoint(_head(self.model.classifier, fusion.chosen_deltas(), biases), about, self._is_saved)
 
     def numbered(self, number: int) -> OperatingPoint:
         """A point of the frontier by its number. Its goal is the saved one, or else one that leads to this point."""
@@ -165,8 +165,8 @@ class OperatingPoints:
         frontier = self._frontier()
         if number not in self._heads:
             fusion = replace(self.model.saved.fusions[-1], point=number)
-            offsets = fusion.offsets(len(self.model.classifier.steps))
-            self._heads[number] = _head(self.model.classifier, fusion.chosen_deltas(), offsets)
+            biases = fusion.biases(len(self.model.classifier.steps))
+            self._heads[number] = _head(self.model.classifier, fusion.chosen_deltas(), biases)
         about = {**self._common(number, goal), **self._setting(number), "accuracies": frontier.at(number)}
         return OperatingPoint(self._heads[number], about, self._is_saved)
 
@@ -183,18 +183,18 @@ class OperatingPoints:
             "point": number,
             "accuracies": None,
             "images": frontier.images,
-            "measured": frontier.measured,
+            "measured": frontier.chosen_on,
         }
 
 
-def _head(classifier: Classifier, deltas: Deltas | None, offsets: Sequence[float]) -> FusedHead:
+def _head(classifier: Classifier, deltas: Deltas | None, biases: Sequence[float]) -> FusedHead:
     """The fused head of one point, over the classifier's own heads."""
     old = classifier.fused
     head = FusedHead(old.space, list(old.heads), old.feature_of, old.pooler.kind)  # type: ignore[arg-type]
-    device = old.offsets.device
+    device = old.bias.device
     if deltas is not None:
         head.deltas = [None if delta is None else delta.to(device, torch.float32) for delta in deltas]
-    head.set_bias(offsets)
+    head.set_bias(biases)
     return head.to(device)
 
 

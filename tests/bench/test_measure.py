@@ -54,7 +54,7 @@ def test_the_curve_is_that_of_moving_the_scores_themselves(space: LabelSpace) ->
     z, labels = scores(space, 3.0, 2, per_class=9)
     curve = dial_frontier(own_columns(z, space), labels, space)
     assert len(curve) > 5
-    for (b,), avg in zip(curve.settings, curve.figures["avg"], strict=True):
+    for (b,), avg in zip(curve.settings, curve.accuracies["avg"], strict=True):
         assert avg == pytest.approx(average((z + b * brought(space)).argmax(1), labels, space))
 
 
@@ -62,4 +62,4 @@ def test_where_every_class_comes_again_the_dial_changes_nothing() -> None:
     space = LabelSpace.of(["a", "b"], ["b", "a"])
     z, labels = scores(space, 0.0, 3)
     curve = dial_frontier(own_columns(z, space), labels, space)
-    assert curve.figures["all"].tolist() == [pytest.approx((z.argmax(1) == labels).mean())]
+    assert curve.accuracies["all"].tolist() == [pytest.approx((z.argmax(1) == labels).mean())]

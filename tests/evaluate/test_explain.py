@@ -58,7 +58,7 @@ def slowly(model: Classifier, image: torch.Tensor) -> dict[tuple[int, str], tupl
                 inputs = [x for source in model.fused.sources[branch] for x in unit[source]]
                 matrix = model.fused.deltas[branch].double().tolist()
                 delta = sum(x * line[row] for x, line in zip(inputs, matrix, strict=True))
-            found[branch, name] = own, delta, model.fused.offsets[branch].item()
+            found[branch, name] = own, delta, model.fused.bias[branch].item()
     return found
 
 
@@ -235,7 +235,7 @@ def test_the_dial_that_would_make_a_class_win(pooler: str) -> None:
     seen = set()
     for seed in range(8):
         model = mixed(pooler, seed=seed)
-        offsets = model.fused.offsets[1:].clone()
+        biases = model.fused.bias[1:].clone()
         (image,) = fixed_batch(1, seed).split(1)
 
         def answer(model: Classifier = model, image: torch.Tensor = image) -> str:
@@ -243,18 +243,18 @@ def test_the_dial_that_would_make_a_class_win(pooler: str) -> None:
                 return model.space.classes[int(model(model.backbone.arrange(image)).argmax())]
 
         for name in model.space.classes:
-            model.fused.set_bias(offsets.tolist())
+            model.fused.set_bias(biases.tolist())
             found = explain(model, None, image, expect=name).expected
             assert found is not None
             change = found.dial_change
             seen.add(None if change is None else int(np.sign(change)))
             if change is None:
                 for b in np.linspace(-60, 60, 41):
-                    model.fused.set_bias((offsets + b).tolist())
+                    model.fused.set_bias((biases + b).tolist())
                     assert answer() != name
             elif change:
                 for nudge, wins in ((1e-3, True), (-1e-3, False)):
-                    model.fused.set_bias((offsets + change + nudge * np.sign(change)).tolist())
+                    model.fused.set_bias((biases + change + nudge * np.sign(change)).tolist())
                     assert (answer() == name) == wins
             else:
                 assert answer() == name

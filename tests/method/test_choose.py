@@ -5,7 +5,7 @@ import pytest
 import torch
 from helpers import BASE, NEW, untrained
 
-from branchout.method.choose import choose, cross_fit
+from branchout.method.choose import choose_point, cross_fit
 from branchout.method.dial import dial_frontier, predict
 from branchout.method.features import logit_columns
 from branchout.method.recipes import BRANCHOUT
@@ -18,7 +18,7 @@ def test_each_half_is_measured_at_the_other_halfs_choice() -> None:
     features = torch.rand(60, 2, model.backbone.features)
     labels = np.random.default_rng(2).integers(0, len(model.space.classes), 60)
     halves = ((features[:30], labels[:30]), (features[30:], labels[30:]))
-    fusion, frontier = choose(model, None, features, labels, recipe=BRANCHOUT, goal="avg", by_class=True)
+    fusion, frontier = choose_point(model, None, features, labels, recipe=BRANCHOUT, goal="avg", by_class=True)
     found = cross_fit(model, halves, fusion, frontier, None)
     answers = []
     for here, there in ((halves[1], halves[0]), (halves[0], halves[1])):
@@ -38,7 +38,7 @@ def test_a_cautious_choice_stays_among_the_saved_points() -> None:
     features = torch.rand(80, 2, model.backbone.features)
     labels = np.random.default_rng(4).integers(0, len(model.space.classes), 80)
     whole = dial_frontier(logit_columns(model, features), labels, model.space, by_class=True)
-    fusion, frontier = choose(model, None, features, labels, recipe=BRANCHOUT, goal="balanced", by_class=True)
+    fusion, frontier = choose_point(model, None, features, labels, recipe=BRANCHOUT, goal="balanced", by_class=True)
     wanted = whole.settings[whole.choose("balanced"), 0]
     assert frontier.settings[fusion.point, 0] == pytest.approx(wanted)
 
@@ -49,7 +49,7 @@ def test_a_half_that_ended_training_chooses_but_measures_nothing() -> None:
     features = torch.rand(60, 2, model.backbone.features)
     labels = np.random.default_rng(2).integers(0, len(model.space.classes), 60)
     halves = ((features[:40], labels[:40]), (features[40:], labels[40:]))
-    fusion, frontier = choose(model, None, features, labels, recipe=BRANCHOUT, goal="avg", by_class=True)
+    fusion, frontier = choose_point(model, None, features, labels, recipe=BRANCHOUT, goal="avg", by_class=True)
     found = cross_fit(model, halves, fusion, frontier, None, second_only=True)
     curve = dial_frontier(logit_columns(model, features[:40]), labels[:40], model.space, by_class=True)
     b = float(curve.settings[curve.choose("avg"), 0])
@@ -70,7 +70,7 @@ def test_a_goal_that_one_half_cannot_judge_does_not_end_a_run(goal: str) -> None
         features[20] = features[31]
         labels[20] = next(n for n in range(len(BASE), len(BASE) + len(NEW)) if n != labels[31])
     halves = ((features[20:30], labels[20:30]), (features[30:], labels[30:]))
-    fusion, frontier = choose(model, None, features[20:], labels[20:], recipe=BRANCHOUT, goal=goal, by_class=True)
+    fusion, frontier = choose_point(model, None, features[20:], labels[20:], recipe=BRANCHOUT, goal=goal, by_class=True)
     found = cross_fit(model, halves, fusion, frontier, None)
     assert found.images == 20
     assert found.after.novel is not None

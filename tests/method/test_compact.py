@@ -204,7 +204,7 @@ def test_classes_without_images_keep_their_columns(extended_twice: api.Model, me
 def test_only_images_of_added_classes(extended_twice: api.Model, memory: Samples) -> None:
     small = extended_twice.compact(memory.of_classes([*NEW, *LATER]), epochs=1)
     assert small.classes == extended_twice.classes
-    assert small.frontier.measured == "pseudo"
+    assert small.frontier.chosen_on == "pseudo"
 
 
 # The parts.
@@ -217,7 +217,7 @@ def test_shared_classes_are_divided_by_the_larger_logit(
     images = some(train, {BASE[0]: 4, BASE[1]: 2, NEW[1]: 2})
     found = dict(zip(images.ids, compaction.origins(images), strict=True))
     columns = extended_twice.evaluate(images).columns
-    offsets = extended_twice.classifier.fused.offsets.numpy()
+    offsets = extended_twice.classifier.fused.bias.numpy()
     space = extended_twice.classifier.space
     for n, name in enumerate(images.names):
         owners = [d for d, names in enumerate(space.branches) if name in names]

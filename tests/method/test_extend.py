@@ -195,7 +195,7 @@ def test_only_classes_without_images_get_stand_ins(base: api.Model, train: Sampl
         ExtendConfig(epochs=1, views=1),
         device=CPU,
     )
-    assert extension.needs_fusion()
+    assert extension.needs_deltas()
     learned, _ = extension.train_branch()
     model = extension.base.extended(learned)
     _, labels = extension.dev(model)
@@ -211,7 +211,7 @@ def test_only_classes_without_images_get_stand_ins(base: api.Model, train: Sampl
 def test_images_that_ended_training_do_not_measure(stops: bool, base: api.Model, train: Samples) -> None:
     model = base.saved.model()
     split = DataSplit.of(model.space, train.of_classes(NEW), exemplars(train), None, 0)
-    assert split.measured == "held-out"
+    assert split.chosen_on == "held-out"
     plan = Plan("last", Effort(1, epochs=3, stops=stops))
     found = Extension(model, split, ExtendConfig(), device=CPU, plan=plan).run()
     assert found.measured is not None
@@ -225,11 +225,11 @@ def test_without_any_old_image_it_works_and_says_what_it_rests_on(
     recipe: str, base: api.Model, train: Samples, tmp_path: Path
 ) -> None:
     grown = base.extend(train.of_classes(NEW), out=tmp_path / "m", epochs=2, recipe=recipe)
-    assert grown.frontier.measured == "pseudo"
-    assert api.load(tmp_path / "m").frontier.measured == "pseudo"
+    assert grown.frontier.chosen_on == "pseudo"
+    assert api.load(tmp_path / "m").frontier.chosen_on == "pseudo"
     assert grown.saved.history[-1]["chosen on"] == "pseudo"
     assert grown.saved.history[-1]["exemplars kept"] == 0
-    assert not np.isnan(grown.frontier.figures["base"]).any()
+    assert not np.isnan(grown.frontier.accuracies["base"]).any()
     material = base.prepare(train.of_classes(NEW)).split
     assert grown.frontier.images == len(material.dev) + 10 * len(BASE)
     assert "do not measure base accuracy" in (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
@@ -238,7 +238,7 @@ def test_without_any_old_image_it_works_and_says_what_it_rests_on(
 
 def test_a_second_step_without_any_old_image(extended: api.Model, train: Samples) -> None:
     grown = extended.extend(train.of_classes(LATER), epochs=1, views=1)
-    assert grown.frontier.measured == "pseudo"
+    assert grown.frontier.chosen_on == "pseudo"
     assert grown.classifier.space.branches == (BASE, NEW, LATER)
 
 
@@ -246,7 +246,7 @@ def test_very_few_images_are_enough(base: api.Model, train: Samples) -> None:
     few = some(train, {NEW[0]: 1, NEW[1]: 2, NEW[2]: 3})
     grown = base.extend(few, memory=some(train, dict.fromkeys(BASE, 3)), epochs=1)
     assert grown.classes == (*BASE, *NEW)
-    assert grown.frontier.measured == "held-out"
+    assert grown.frontier.chosen_on == "held-out"
     alone = base.extend(some(train, {NEW[0]: 3}), epochs=1)
     assert alone.saved.history[-1]["measured"] is None  # the one image held out chose the point
 
@@ -398,7 +398,7 @@ def test_frontiers_survive_plain_data(extended: api.Model) -> None:
     frontier = extended.frontier
     again = Frontier.from_dict(frontier.to_dict())
     assert np.array_equal(again.settings, frontier.settings)
-    assert all(np.array_equal(again.figures[m], frontier.figures[m], equal_nan=True) for m in frontier.figures)
+    assert all(np.array_equal(again.accuracies[m], frontier.accuracies[m], equal_nan=True) for m in frontier.accuracies)
 
 
 def test_joined_tables_of_different_sources_extend_too(base: api.Model, train: Samples, val: Samples) -> None:

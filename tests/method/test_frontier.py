@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from branchout.errors import BranchoutError
 from branchout.goals import read_as
 from branchout.labels import LabelSpace
-from branchout.method.dial import balanced_without_old, dial_frontier, predict, shifted, step_shifts
+from branchout.method.dial import balanced_without_old, dial_frontier, predict, step_offsets, with_bias
 from branchout.method.frontier import Frontier, grid_frontier
 from branchout.method.two_fold import score_dial
 from branchout.metrics import accuracies
@@ -28,14 +28,14 @@ def scores(space: LabelSpace, seed: int, images: int = 40) -> tuple[np.ndarray, 
     return rng.normal(size=(images, space.columns)) * 2, rng.integers(0, len(space.classes), images)
 
 
-def brute_predict(columns: np.ndarray, space: LabelSpace, offsets: list[float], pooler: str) -> np.ndarray:
+def brute_predict(columns: np.ndarray, space: LabelSpace, biases: list[float], pooler: str) -> np.ndarray:
     answers = []
     for row in columns:
         per_class: dict[str, list[float]] = {}
         column = 0
         for d, names in enumerate(space.branches):
             for name in names:
-                per_class.setdefault(name, []).append(row[column] + offsets[d])
+                per_class.setdefault(name, []).append(row[column] + biases[d])
                 column += 1
         pooled = [max(per_class[n]) if pooler == "max" else np.mean(per_class[n]) for n in space.classes]
         answers.append(int(np.argmax(pooled)))
@@ -52,13 +52,13 @@ def test_the_curve_equals_brute_force_over_b(space: LabelSpace, pooler: str, see
     assert (np.diff(b_values) > 0).all()
     # Every point of the curve says what is measured there …
     for point, b in enumerate(b_values):
-        offsets = [0.0] + [b] * (len(space.branches) - 1)
-        real = accuracies(brute_predict(columns, space, offsets, pooler), labels, space)
+        biases = [0.0] + [b] * (len(space.branches) - 1)
+        real = accuracies(brute_predict(columns, space, biases, pooler), labels, space)
         assert frontier.at(point) == pytest.approx(
             {"all": real.all, "base": real.base, "novel": real.novel, "overlap": real.overlap, "avg": real.avg}
         )
     # … and no value of b anywhere gives accuracies that are not on the curve.
-    on_curve = {tuple(np.round(row, 9)) for row in np.nan_to_num(np.stack(list(frontier.figures.values()), 1))}
+    on_curve = {tuple(np.round(row, 9)) for row in np.nan_to_num(np.stack(list(frontier.accuracies.values()), 1))}
     for b in np.linspace(-15, 15, 61):
         real = accuracies(predict(columns, space, float(b), pooler), labels, space)
         row = [real.all, real.base or 0, real.novel or 0, real.overlap or 0, real.avg]
@@ -69,8 +69,8 @@ def test_the_curve_equals_brute_force_over_b(space: LabelSpace, pooler: str, see
 @pytest.mark.parametrize("pooler", ["max", "average"])
 def test_predict_against_a_loop(space: LabelSpace, pooler: str) -> None:
     columns, _ = scores(space, 3)
-    offsets = [0.3 * t for t in range(1, len(space.branches))]
-    assert (predict(columns, space, offsets, pooler) == brute_predict(columns, space, [0.0, *offsets], pooler)).all()
+    biases = [0.3 * t for t in range(1, len(space.branches))]
+    assert (predict(columns, space, biases, pooler) == brute_predict(columns, space, [0.0, *biases], pooler)).all()
 
 
 @given(st.integers(0, 30), st.sampled_from(["all", "avg", "balanced", "novel", "base"]))
@@ -162,24 +162,24 @@ def test_balanced_by_product_differs_from_the_mean() -> None:
 
 
 @given(st.integers(0, 20))
-def test_step_shifts_never_lose_to_the_shared_dial(seed: int) -> None:
+def test_step_offsets_never_lose_to_the_shared_dial(seed: int) -> None:
     space = SPACES["three steps"]
     columns, labels = scores(space, seed)
     shared = dial_frontier(columns, labels, space)
     best = shared.score("balanced")[shared.choose("balanced")]
-    own = accuracies(predict(columns, space, step_shifts(columns, labels, space).tolist()), labels, space)
+    own = accuracies(predict(columns, space, step_offsets(columns, labels, space).tolist()), labels, space)
     assert own.balanced >= best - 1e-9
 
 
-def test_step_shifts_undo_what_was_added_to_each_step() -> None:
+def test_step_offsets_undo_what_was_added_to_each_step() -> None:
     space = LabelSpace.of("abcd", "ef", "gh", "ij")
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(len(space.classes)), 30)
     columns = rng.normal(size=(len(labels), space.columns)) + 6 * (labels[:, None] == space.class_of_column)
-    louder = shifted(columns, space, [2.0, 7.0, 12.0])
+    louder = with_bias(columns, space, [2.0, 7.0, 12.0])
     one = dial_frontier(louder, labels, space)
     assert one.score("balanced").max() < 0.9  # no single number puts all of them right
-    answers = predict(louder, space, step_shifts(louder, labels, space).tolist())
+    answers = predict(louder, space, step_offsets(louder, labels, space).tolist())
     assert accuracies(answers, labels, space).all > 0.98
 
 
@@ -188,13 +188,13 @@ def test_a_step_without_images_is_not_silenced() -> None:
     columns, labels = scores(space, 3)
     kept = ~np.isin(labels, space.index(space.branches[1]))
     shared = dial_frontier(columns[kept], labels[kept], space)
-    shifts = step_shifts(columns[kept], labels[kept], space)
-    assert shifts[0] == shared.settings[shared.choose("balanced"), 0]
+    offsets = step_offsets(columns[kept], labels[kept], space)
+    assert offsets[0] == shared.settings[shared.choose("balanced"), 0]
 
 
 def test_with_one_step_there_is_the_dial_alone() -> None:
     space = SPACES["disjoint"]
-    assert step_shifts(*scores(space, 1), space).tolist() == [0.0]
+    assert step_offsets(*scores(space, 1), space).tolist() == [0.0]
 
 
 def test_two_fold_scores_swap_the_halves() -> None:
@@ -205,15 +205,15 @@ def test_two_fold_scores_swap_the_halves() -> None:
     assert forward.spread == pytest.approx(abs(forward.test.avg - back.test.avg) / 2)
     curve = dial_frontier(*dev, space)
     assert forward.setting == (curve.settings[curve.choose("avg"), 0],)
-    assert forward.shifts == ()
+    assert forward.offsets == ()
 
 
 def test_what_was_chosen_gives_the_answers_that_were_measured() -> None:
     space = LabelSpace.of("abcd", "ef", "gh")
     dev, test = scores(space, 1), scores(space, 2)
     for goal, found in score_dial(dev, test, space, ["all", "avg"]).items():
-        assert found.shifts == tuple(step_shifts(*dev, space)), goal
-        answers = predict(test[0], space, [shift + found.setting[0] for shift in found.shifts])
+        assert found.offsets == tuple(step_offsets(*dev, space)), goal
+        answers = predict(test[0], space, [offset + found.setting[0] for offset in found.offsets])
         assert accuracies(answers, test[1], space) == found.test
 
 
@@ -225,7 +225,7 @@ def test_goals_are_judged_by_classes_where_images_are_few() -> None:
     columns = rng.normal(size=(52, 22)) * 2
     columns[np.arange(52), labels] += 2
     curve = dial_frontier(columns, labels, space, by_class=True)
-    base, novel = curve.figures["base"], curve.figures["novel"]
+    base, novel = curve.accuracies["base"], curve.accuracies["novel"]
     assert curve.score("all") == pytest.approx((20 * base + 2 * novel) / 22)
     assert curve.score("avg") == pytest.approx((base + novel) / 2)
     assert curve.score("balanced") == pytest.approx((curve.score("all") + curve.score("avg")) / 2)
@@ -234,9 +234,9 @@ def test_goals_are_judged_by_classes_where_images_are_few() -> None:
     assert chosen == equal[0]  # the smallest b of those that cannot be told apart
     plain = dial_frontier(columns, labels, space)
     assert plain.choose("all") != curve.choose("all")
-    reachable = float(curve.figures["avg"].max())  # a condition is on the accuracies as shown
+    reachable = float(curve.accuracies["avg"].max())  # a condition is on the accuracies as shown
     met = curve.choose(f"avg>={np.floor(reachable * 1e4) / 1e4:.4f}")
-    assert curve.figures["avg"][met] == pytest.approx(reachable, abs=1e-4)
+    assert curve.accuracies["avg"][met] == pytest.approx(reachable, abs=1e-4)
     back = Frontier.from_dict(curve.select(curve.pareto()).to_dict())
     assert back.score("balanced") == pytest.approx(curve.score("balanced")[curve.pareto()])
 
@@ -246,7 +246,7 @@ def test_one_image_of_an_overlapping_class_has_no_third_of_the_say() -> None:
     labels = np.array([0] * 12 + [2] + [3] * 12)
     columns, _ = scores(space, 5, len(labels))
     curve = dial_frontier(columns, labels, space, by_class=True)
-    assert curve.score("avg") == pytest.approx((curve.figures["base"] + curve.figures["novel"]) / 2)
+    assert curve.score("avg") == pytest.approx((curve.accuracies["base"] + curve.accuracies["novel"]) / 2)
 
 
 def test_without_old_images_new_ones_without_their_class_place_the_dial() -> None:
@@ -271,4 +271,4 @@ def test_a_few_images_of_new_classes_still_have_their_half() -> None:
     labels = np.array([0, 1, 2] * 10 + [3, 4])
     columns, _ = scores(space, 6, len(labels))
     curve = dial_frontier(columns, labels, space, by_class=True)
-    assert curve.score("avg") == pytest.approx((curve.figures["base"] + curve.figures["novel"]) / 2)
+    assert curve.score("avg") == pytest.approx((curve.accuracies["base"] + curve.accuracies["novel"]) / 2)

@@ -71,7 +71,7 @@ def test_images_that_calibrate_pseudo_exemplars_do_not_choose(base: api.Model, t
 
 
 @pytest.mark.parametrize(
-    ("memory", "val", "new", "measured"),
+    ("memory", "val", "new", "chosen_on"),
     [
         (BASE, None, NEW, "held-out"),
         (None, None, NEW, "pseudo"),
@@ -89,7 +89,7 @@ def test_where_base_accuracy_comes_from(
     memory: Sequence[str] | None,
     val: Sequence[str] | None,
     new: Sequence[str],
-    measured: str,
+    chosen_on: str,
     base: api.Model,
     pictures,
 ) -> None:
@@ -101,7 +101,7 @@ def test_where_base_accuracy_comes_from(
         None if val is None else other.of_classes(val),
         0,
     )
-    assert split.measured == measured
+    assert split.chosen_on == chosen_on
 
 
 def test_strangers_are_refused_by_name(base: api.Model, train: Samples, val: Samples) -> None:
@@ -164,7 +164,7 @@ def test_two_images_a_class_are_enough_to_hold_some_out(base: api.Model, train: 
     assert len(given) == 3  # a fifth of 16 images, rounded
     held = concatenate([split.dev, split.test])
     assert held.of_classes(BASE).counts() == dict.fromkeys(sorted(given), 1)
-    assert DataSplit.of(space, new, exemplars(train, per_class=1), None, 0).measured == "pseudo"
+    assert DataSplit.of(space, new, exemplars(train, per_class=1), None, 0).chosen_on == "pseudo"
 
 
 def with_bursts(samples: Samples, groups: Sequence[int]) -> Samples:

@@ -12,8 +12,8 @@ from branchout.labels import LabelSpace
 from branchout.method import score_fusion
 from branchout.method import stage2 as stage_two
 from branchout.method.recipes import GRID, PAPER, REFERENCE, Stage2
-from branchout.method.score_fusion import FusionData, Problem
-from branchout.method.stage2 import fuse
+from branchout.method.score_fusion import HeadLayout, Stage2Data
+from branchout.method.stage2 import train_grid
 from branchout.training.optimisation import Optimisation
 
 K = 6
@@ -23,11 +23,11 @@ def quick(settings: Stage2, grid: tuple[tuple[float, float], ...] = GRID) -> Sta
     return replace(settings, grid=grid, optimisation=replace(settings.optimisation, epochs=3, batch=16))
 
 
-def random_data(space: LabelSpace, features: int, seed: int, per_class: int = 4) -> FusionData:
+def random_data(space: LabelSpace, features: int, seed: int, per_class: int = 4) -> Stage2Data:
     generator = torch.Generator().manual_seed(seed)
     pairs = [(c, d) for d, names in enumerate(space.branches) for c in space.index(names) for _ in range(per_class)]
     labels, origin = (torch.tensor(values) for values in zip(*pairs, strict=True))
-    return FusionData(
+    return Stage2Data(
         u=torch.randn(2, len(pairs), features, K, generator=generator, dtype=torch.float64),
         z=torch.randn(2, len(pairs), space.columns, generator=generator, dtype=torch.float64) * 3,
         labels=labels,
@@ -36,10 +36,10 @@ def random_data(space: LabelSpace, features: int, seed: int, per_class: int = 4)
 
 
 def slow_single_point(
-    problem: Problem, data: FusionData, settings: Stage2, alpha: float, beta: float, start: list[Tensor], seed: int
+    layout: HeadLayout, data: Stage2Data, settings: Stage2, alpha: float, beta: float, start: list[Tensor], seed: int
 ) -> list[Tensor]:
     """The paper's stage II for one point, sample by sample and straight from the equations."""
-    space, branches = problem.space, len(problem.space.branches)
+    space, branches = layout.space, len(layout.space.branches)
     deltas = [delta.clone().requires_grad_() for delta in start]
     router = torch.eye(branches, dtype=torch.float64, requires_grad=True)
     parameters = [*deltas, router] if settings.learned_router else deltas
@@ -54,7 +54,7 @@ def slow_single_point(
                 fused = []
                 for d in range(branches):
                     own = z[space.slice_of(d)]
-                    others = sorted({problem.feature_of[e] for e in range(branches) if e != d})
+                    others = sorted({layout.feature_of[e] for e in range(branches) if e != d})
                     change = 0.0
                     for n, f in enumerate(others):
                         part = u[f] @ deltas[d][n * K : (n + 1) * K]
@@ -68,7 +68,7 @@ def slow_single_point(
                 scores = []
                 for name in range(len(space.classes)):
                     columns = [c for c, owner in enumerate(space.class_of_column) if owner == name]
-                    scores.append(flat[columns].max() if problem.pooler == "max" else flat[columns].mean())
+                    scores.append(flat[columns].max() if layout.pooler == "max" else flat[columns].mean())
                 losses.append(-torch.log_softmax(torch.stack(scores), 0)[data.labels[i]])
                 r = torch.stack([part.max() for part in fused])
                 r = r @ router if settings.learned_router else r
@@ -91,9 +91,9 @@ THREE_STEPS = LabelSpace.of(["a", "b"], ["c"], ["d", "a"])
 
 @pytest.mark.parametrize(("space", "inputs"), [(DISJOINT, K), (THREE_STEPS, 3 * K)], ids=["one step", "two steps"])
 def test_deltas_start_as_one_linear_layer_would(space: LabelSpace, inputs: int) -> None:
-    problem = Problem(space, tuple(range(len(space.branches))), "max")
+    layout = HeadLayout(space, tuple(range(len(space.branches))), "max")
     like = torch.zeros(1, dtype=torch.float64)
-    start = stage_two.initial_deltas(problem, K, 200, 1, REFERENCE.stage_two, 1, like)
+    start = stage_two.initial_deltas(layout, K, 200, 1, REFERENCE.stage_two, 1, like)
     largest = max(float(delta.detach().abs().max()) for delta in start)
     assert 0.99 * inputs**-0.5 < largest <= inputs**-0.5
 
@@ -114,42 +114,46 @@ def test_grid_equals_the_equations_point_by_point(
 ) -> None:
     grid = ((0.0, 1.0), (0.4, 0.2), (1.0, 0.0))
     settings = quick(settings, grid)
-    problem = Problem(space, feature_of, pooler)
+    layout = HeadLayout(space, feature_of, pooler)
     data = [random_data(space, max(feature_of) + 1, seed) for seed in (0, 1)]
-    fused = fuse(problem, data, settings, seed=5, per_class=4)
-    start = stage_two.initial_deltas(problem, K, 2, 1, settings, 5, data[0].u)
+    trained = train_grid(layout, data, settings, seed=5, per_class=4)
+    start = stage_two.initial_deltas(layout, K, 2, 1, settings, 5, data[0].u)
     for s in range(2):
         for point, (alpha, beta) in enumerate(grid):
             alone = [delta[s, :, 0].detach() for delta in start]
-            expected = slow_single_point(problem, data[s], settings, alpha, beta, alone, 5 + s)
-            for got, want in zip(fused.at(s, point), expected, strict=True):
+            expected = slow_single_point(layout, data[s], settings, alpha, beta, alone, 5 + s)
+            for got, want in zip(trained.at(s, point), expected, strict=True):
                 assert (got - want).abs().max() <= 1e-8
 
 
 def test_whole_grid_equals_single_points_whatever_the_memory_limit() -> None:
-    problem = Problem(OVERLAPPING, (0, 1))
+    layout = HeadLayout(OVERLAPPING, (0, 1))
     data = [random_data(OVERLAPPING, 2, 0)]
-    whole = fuse(problem, data, quick(PAPER.stage_two), per_class=4)
-    chunked = fuse(problem, data, quick(PAPER.stage_two), per_class=4, memory_limit=20_000)
+    whole = train_grid(layout, data, quick(PAPER.stage_two), per_class=4)
+    chunked = train_grid(layout, data, quick(PAPER.stage_two), per_class=4, memory_limit=20_000)
     for a, b in zip(whole.deltas, chunked.deltas, strict=True):
         assert a.shape[1] == len(GRID)
         assert (a - b).abs().max() <= 1e-8
     for point in (0, 17, 35):
-        alone = fuse(problem, data, quick(PAPER.stage_two, (GRID[point],)), per_class=4)
+        alone = train_grid(layout, data, quick(PAPER.stage_two, (GRID[point],)), per_class=4)
         for a, b in zip(whole.at(0, point), alone.at(0, 0), strict=True):
             assert (a - b).abs().max() <= 1e-8
 
 
 def test_points_do_differ() -> None:
-    fused = fuse(Problem(DISJOINT, (0, 1)), [random_data(DISJOINT, 2, 0)], quick(PAPER.stage_two), per_class=4)
-    assert (fused.at(0, 0)[0] - fused.at(0, 35)[0]).abs().max() > 1e-3
+    trained = train_grid(
+        HeadLayout(DISJOINT, (0, 1)), [random_data(DISJOINT, 2, 0)], quick(PAPER.stage_two), per_class=4
+    )
+    assert (trained.at(0, 0)[0] - trained.at(0, 35)[0]).abs().max() > 1e-3
 
 
 def test_a_batch_without_one_of_the_splits_gives_numbers() -> None:
     settings = quick(PAPER.stage_two, ((0.5, 0.5), (1.0, 1.0)))
     settings = replace(settings, optimisation=replace(settings.optimisation, batch=1))
-    fused = fuse(Problem(DISJOINT, (0, 1)), [random_data(DISJOINT, 2, 0, per_class=1)], settings, per_class=1)
-    assert all(delta.isfinite().all() for delta in fused.deltas)
+    trained = train_grid(
+        HeadLayout(DISJOINT, (0, 1)), [random_data(DISJOINT, 2, 0, per_class=1)], settings, per_class=1
+    )
+    assert all(delta.isfinite().all() for delta in trained.deltas)
 
 
 def test_routing_loss_weighs_splits_equally_whatever_their_sizes() -> None:
@@ -178,7 +182,7 @@ def test_only_deltas_get_gradients() -> None:
 
     original, torch.optim.SGD = torch.optim.SGD, Watched  # type: ignore[misc]
     try:
-        fuse(Problem(DISJOINT, (0, 1)), [data], settings, per_class=4)
+        train_grid(HeadLayout(DISJOINT, (0, 1)), [data], settings, per_class=4)
     finally:
         torch.optim.SGD = original  # type: ignore[misc]
     assert seen == [{K * 3, K * 2, 4}]  # W_bn, W_nb and the 2×2 router, nothing else
@@ -196,6 +200,6 @@ def test_the_learning_rate_follows_the_schedule(monkeypatch: pytest.MonkeyPatch)
     for schedule, expected in (("constant", [0.1, 0.1, 0.1]), ("thirds", [0.1, 0.01, 0.001])):
         rates.clear()
         one = replace(settings, optimisation=replace(settings.optimisation, schedule=schedule))
-        fuse(Problem(DISJOINT, (0, 1)), data, one, per_class=4)
+        train_grid(HeadLayout(DISJOINT, (0, 1)), data, one, per_class=4)
         steps = len(rates) // 3  # of an epoch
         assert rates == pytest.approx([rate for rate in expected for _ in range(steps)])

@@ -341,7 +341,7 @@ def test_weights_that_are_not_finite_are_not_opened(name: str, value: float, tmp
     "spoil",
     [
         lambda saved: replace(saved, history=({"what": "made", "losses": [math.nan]},)),
-        lambda saved: replace(saved, fusions=(replace(saved.fusions[0], shifts=(math.inf,)),)),
+        lambda saved: replace(saved, fusions=(replace(saved.fusions[0], offsets=(math.inf,)),)),
         lambda saved: replace(saved, fusions=(replace(saved.fusions[0], frontier={**DIAL, "settings": [[math.nan]]}),)),
         lambda saved: replace(saved, fusions=(replace(saved.fusions[0], point=3),)),
     ],
@@ -523,7 +523,7 @@ def test_tuning_rewrites_the_description_alone(
     monkeypatch.setattr(api.predictor, "decode", unneeded)
     for goal in ("base", "novel"):
         figures = model.tune(goal)
-        assert figures[goal] == max(model.frontier.figures[goal])
+        assert figures[goal] == max(model.frontier.accuracies[goal])
         loaded = api.load(folder)
         fusion = loaded.saved.fusions[0]
         assert (fusion.goal, loaded.frontier.at(fusion.point)) == (goal, figures)

@@ -69,7 +69,7 @@ def test_an_extended_model_shares_the_weights_and_leaves_the_old_one_alone() -> 
     assert torch.equal(model(fixed_batch()), answers)
     assert grown.backbone is model.backbone
     assert grown.fused.heads[0] is model.fused.heads[0]
-    assert model.rebuilt(model.steps).fused.offsets.tolist() == [0.0, 0.0]
+    assert model.rebuilt(model.steps).fused.bias.tolist() == [0.0, 0.0]
 
 
 def test_a_pooler_can_be_changed_only_by_rebuilding() -> None:

@@ -357,7 +357,7 @@ def test_random_damage_gives_a_sentence_or_the_same_model(seed: int, folder: Pat
         return
     # An entry may have become another valid one, such as another operating point; the weights must be the same.
     fusions = tuple(
-        replace(mine, point=was.point, shifts=was.shifts, frontier=was.frontier)
+        replace(mine, point=was.point, offsets=was.offsets, frontier=was.frontier)
         for mine, was in zip(back.fusions, a_model().fusions, strict=True)
     )
     found = [logits(replace(back, fusions=fusions).model(step), fixed_batch(2)) for step in range(3)]

@@ -96,18 +96,18 @@ def test_every_point_answers_as_the_model_moved_there(which: str, val: Samples, 
         assert answers.at(place).tolist() == found.answers.tolist()
         seen.add(tuple(found.answers.tolist()))
         told = branches.at(place)
-        offsets = [0.0, *replace(last, point=point).offsets(len(model.classifier.steps))]
+        biases = [0.0, *replace(last, point=point).biases(len(model.classifier.steps))]
         for image, label in enumerate(labels):
             owners = [d for d, names in enumerate(space.branches) if space.classes[label] in names]
             starts = [space.slice_of(d).start + space.branches[d].index(space.classes[label]) for d in owners]
-            scores = [found.columns[image, c] + offsets[d] for c, d in zip(starts, owners, strict=True)]
+            scores = [found.columns[image, c] + biases[d] for c, d in zip(starts, owners, strict=True)]
             assert told[image] == owners[int(np.argmax(scores))]
     assert len(seen) > 1 or len(order) == 1
 
 
 def test_points_go_from_old_classes_to_new_ones(extended: api.Model, gridded: api.Model) -> None:
     for model in (extended, gridded):
-        figures = model.frontier.figures
+        figures = model.frontier.accuracies
         order = point_order(model.frontier)
         assert (np.diff(figures["novel"][order]) >= 0).all()
         assert figures["base"][order][0] >= figures["base"][order][-1]

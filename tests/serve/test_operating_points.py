@@ -52,7 +52,7 @@ def test_a_goal_is_the_point_that_tune_picks(goal: str, model: api.Model) -> Non
     points = OperatingPoints(model)
     point = points.for_goal(goal)
     figures = model.tune(goal)
-    assert torch.equal(point.head.offsets, model.classifier.fused.offsets)
+    assert torch.equal(point.head.bias, model.classifier.fused.bias)
     assert point.about is not None
     assert point.about["point"] == model.saved.fusions[-1].point
     assert point.about["accuracies"] == figures
@@ -61,18 +61,18 @@ def test_a_goal_is_the_point_that_tune_picks(goal: str, model: api.Model) -> Non
 
 def test_it_starts_where_the_model_was_saved(model: api.Model) -> None:
     current = OperatingPoints(model).current
-    assert torch.equal(current.head.offsets, model.classifier.fused.offsets)
+    assert torch.equal(current.head.bias, model.classifier.fused.bias)
     assert current.about is not None
     assert current.about["saved"]
-    assert current.about["b"] == pytest.approx(current.head.offsets[1].item(), abs=1e-5)
+    assert current.about["b"] == pytest.approx(current.head.bias[1].item(), abs=1e-5)
 
 
 def test_making_a_point_leaves_the_one_in_force_alone(model: api.Model) -> None:
     points = OperatingPoints(model)
-    before = points.current.head.offsets.clone()
+    before = points.current.head.bias.clone()
     other = points.at(7.5)
-    assert other.head.offsets.tolist() == [0.0, 7.5]
-    assert torch.equal(points.current.head.offsets, before)
+    assert other.head.bias.tolist() == [0.0, 7.5]
+    assert torch.equal(points.current.head.bias, before)
     assert other.head.heads[0] is points.current.head.heads[0]  # no weight is copied
 
 
@@ -91,12 +91,12 @@ def test_a_b_between_two_points_names_the_nearest(model: api.Model) -> None:
     assert exactly["accuracies"] == points.frontier.at(0)
 
 
-def test_shifts_of_the_steps_stay_whatever_the_dial_says(model: api.Model) -> None:
+def test_offsets_of_the_steps_stay_whatever_the_dial_says(model: api.Model) -> None:
     *earlier, last = model.saved.fusions
-    model.saved = replace(model.saved, fusions=(*earlier, replace(last, shifts=(0.25,))))
+    model.saved = replace(model.saved, fusions=(*earlier, replace(last, offsets=(0.25,))))
     points = OperatingPoints(model)
-    assert points.at(1.5).head.offsets.tolist() == [0.0, 1.75]
-    assert points.current.head.offsets[1].item() == pytest.approx(points.current.about["b"] + 0.25, abs=1e-5)
+    assert points.at(1.5).head.bias.tolist() == [0.0, 1.75]
+    assert points.current.head.bias[1].item() == pytest.approx(points.current.about["b"] + 0.25, abs=1e-5)
 
 
 @pytest.mark.parametrize("b", [math.nan, math.inf, -math.inf, 1e30])

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from branchout.method.config import ExtendConfig
-from branchout.method.extend import needs_fusion
+from branchout.method.extend import needs_deltas
 from branchout.method.running.effort import Plan
 from branchout.method.running.prepared import Prepared
 from branchout.method.split import DataSplit, listed
@@ -56,10 +56,10 @@ def _old_images(model: Classifier, split: DataSplit) -> Iterator[str]:
         yield f"memory: {len(split.memory):,} images of {len(split.memory.classes):,} old classes"
         if missing:
             yield f"  no image of: {listed(missing)}"
-    if split.measured == "pseudo":
+    if split.chosen_on == "pseudo":
         yield "  base accuracy cannot be measured: most old classes have no images to measure it on"
     how = {"dev": "from --val", "held-out": "held out from the images above", "pseudo": "of new classes only"}
-    yield f"validation: {len(split.dev):,} images to choose with, {len(split.test):,} to test, {how[split.measured]}"
+    yield f"validation: {len(split.dev):,} images to choose with, {len(split.test):,} to test, {how[split.chosen_on]}"
 
 
 def added_bytes(model: Classifier, split: DataSplit, config: ExtendConfig, where: str) -> int:
@@ -69,7 +69,7 @@ def added_bytes(model: Classifier, split: DataSplit, config: ExtendConfig, where
     width, names = model.backbone.features, split.new.classes
     more = sum(each.numel() * each.element_size() for each in own) + 4 * width * len(names)
     space = model.space.extend(names)
-    if needs_fusion(model, space, split, config):
+    if needs_deltas(model, space, split, config):
         # A delta for each pair of a branch's columns and another branch's features; a branch that clones nothing reads
         # the base's.
         feature_of = model.fused.feature_of

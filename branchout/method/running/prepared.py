@@ -55,7 +55,7 @@ class Prepared:
             "images": len(self.split.new),
             "exemplars kept": 0 if self.split.memory is None else len(self.split.memory),
             "near-duplicates": self.split.near_duplicates,
-            "chosen on": self.split.measured,
+            "chosen on": self.split.chosen_on,
             "measured": None if outcome.measured is None else outcome.measured.to_dict(),
             "losses": [round(loss, 5) for loss in outcome.losses],
             "seconds": {key: round(value, 2) for key, value in outcome.seconds.items()},

@@ -12,7 +12,7 @@ from torch import nn
 
 from branchout.data.images import cores
 from branchout.method.config import ExtendConfig
-from branchout.method.extend import needs_fusion
+from branchout.method.extend import needs_deltas
 from branchout.method.recipes import BRANCHOUT
 from branchout.method.running.effort import Effort, trains_head_alone
 from branchout.method.running.engine import use_engine
@@ -48,7 +48,7 @@ class Counts:
         memory = 0 if split.memory is None else len(split.memory)
         classes = (len(split.new.classes), len(base.space.classes))
         linear = trains_head_alone(base, "fc")
-        fused = needs_fusion(base, base.space.extend(split.new.classes), split, config)
+        fused = needs_deltas(base, base.space.extend(split.new.classes), split, config)
         return cls(len(split.new), memory, held, old, *classes, fused, linear)
 
 

@@ -144,7 +144,7 @@ def test_a_forecast_counts_stage_two_where_it_is_trained(
     split = DataSplit.of(linear.space, train.of_classes(NEW), exemplars(train), None, 0)
     asked = ExtendConfig(**config)  # type: ignore[arg-type]
     assert Counts.of(linear, split, asked).fused == fused
-    assert Extension(linear, split, asked, device=CPU).needs_fusion() == fused
+    assert Extension(linear, split, asked, device=CPU).needs_deltas() == fused
     without = added_bytes(linear, split, ExtendConfig(), "last")
     assert (added_bytes(linear, split, asked, "last") > without) == fused
 
