@@ -10,7 +10,8 @@ import typer
 from typer.core import TyperCommand
 
 OPTION_GROUPS = {
-    "Images": "--memory, --val, --images, --data, --new, --test, --scenario, --features, --classes-from, --threshold",
+    "Images": "--memory, --val, --images, --data, --new, --test, --scenario, --features, --classes-from, --threshold, "
+    "--false-alarms",
     "Model": "--base, --model, --arch, --head, --classes, --width, --size, --half, --pooler, --branches",
     "Training": "--branch, --goal, --recipe, --fuse, --schedule, --faithful, --epochs, --branch-epochs, --minutes",
     "Scenario": "bench --scenario, --base-classes, --novel-classes, --overlap, --steps, --scale, --exemplars, "

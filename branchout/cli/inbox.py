@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from branchout.cli.app import AsJson, Device, Memory, app, console, open_model, quoted, say, then
+from branchout.cli.app import AsJson, ClassesFrom, Device, Memory, app, console, open_model, quoted, say, then
 from branchout.errors import BranchoutError, printable
 
 if TYPE_CHECKING:
@@ -31,6 +31,11 @@ def inbox(
     threshold: Annotated[
         float | None, typer.Option(help="The score (energy) above which a photo is unknown; else from known images.")
     ] = None,
+    false_alarms: Annotated[
+        float | None,
+        typer.Option(min=0.001, max=0.999, help="The share of known images that may count as unknown, from now on."),
+    ] = None,
+    classes_from: ClassesFrom = None,
     name: Annotated[
         list[str] | None, typer.Option(metavar="WHICH=CLASS", help="Name a group (its number) or a photo (its file).")
     ] = None,
@@ -53,20 +58,28 @@ def inbox(
     from branchout.inbox.folder import Inbox
 
     box = Inbox(photos)
+    if false_alarms is not None:
+        box.set_false_alarms(false_alarms)
     if name or dismiss or undo:
-        _decide(box, name or [], dismiss or [], undo or [])
+        _decide(box, model, name or [], dismiss or [], undo or [])
     if teach is not None or resume:
-        run = _run(box, model, memory, teach, epochs)
+        run = _run(box, model, memory, teach, epochs, classes_from)
         _teach(box, run, device)
     elif accept or discard:
         run = _open_run(box)
         _finish(box, runs.accept(run) if accept else runs.discard(run), memory)
     elif not (name or dismiss or undo):
-        _list(box, model, test or memory, threshold, as_json, device)
+        _list(box, model, test or memory, threshold, classes_from, as_json, device)
 
 
 def _list(
-    box: Inbox, model: str | None, known: Path | None, threshold: float | None, as_json: bool, device: str | None
+    box: Inbox,
+    model: str | None,
+    known: Path | None,
+    threshold: float | None,
+    classes_from: str | None,
+    as_json: bool,
+    device: str | None,
 ) -> None:
     from contextlib import nullcontext
 
@@ -82,9 +95,9 @@ def _list(
             f"No model was given. Type: branchout inbox {quoted(box.folder)} --model {live or 'MODEL'}"
         )
     opened = open_model(model, device=device)
-    done = taught(box)
+    done = taught(box, opened.classes)
     with nullcontext(silent) if as_json else progress(console) as report:
-        analyzer = Analyzer.of(opened, known, threshold, report=report)
+        analyzer = Analyzer.of(opened, known, threshold, classes_from=classes_from, report=report)
         found = analyzer.analyze(box, [photo for photo in box.photos() if photo.id not in done], report=report)
     found.save(box)
     if as_json:
@@ -99,7 +112,9 @@ def _list(
 def _show(box: Inbox, found: Analysis) -> None:
     decisions = box.decisions()
     files = {each.photo: each for each in found.photos}
-    source = f"from {found.known_images:,} images of known classes" if found.known_images else "as given"
+    source = "as given"
+    if found.false_alarms is not None:
+        source = f"which {100 * found.false_alarms:.3g}% of {found.known_images:,} known images exceed"
     unknown = sum(map(len, found.groups))
     say(f"{len(found.photos):,} photos; {unknown:,} fit no class (score above {found.threshold:.3f}, {source})")
     for number, members in enumerate(found.groups, 1):
@@ -119,15 +134,16 @@ def _show(box: Inbox, found: Analysis) -> None:
     then(f"{here} --name 1=CLASS --dismiss 2", f"{here} --name FILE=CLASS")
 
 
-def _decide(box: Inbox, names: list[str], dismissed: list[str], undone: list[str]) -> None:
+def _decide(box: Inbox, model: str | None, names: list[str], dismissed: list[str], undone: list[str]) -> None:
     from branchout.inbox.folder import class_name
-    from branchout.inbox.runs import FEWEST, check_free, ready
+    from branchout.inbox.runs import FEWEST, check_free, known_classes, ready
 
     named = [_split(box, words) for words in names]
     named = [(photos, class_name(name)) for photos, name in named]
     dropped = [_photos(box, which) for which in dismissed]
     reopened = [_photos(box, which, decided=True) for which in undone]  # all are checked before any is written
-    check_free(box, [photo for photos in (*(p for p, _ in named), *dropped, *reopened) for photo in photos])
+    known = known_classes(model)
+    check_free(box, [photo for photos in (*(p for p, _ in named), *dropped, *reopened) for photo in photos], known)
     for photos, name in named:
         box.decide(photos, name)
         say(f"{name}: {_counted(photos)}")
@@ -137,7 +153,7 @@ def _decide(box: Inbox, names: list[str], dismissed: list[str], undone: list[str
     for photos in reopened:
         box.undo(photos)
         say(f"undone: {_counted(photos)}")
-    enough, waiting = ready(box)
+    enough, waiting = ready(box, known)
     for name, found in waiting.items():
         say(f"{name} has {len(found)} photo{'s' if len(found) > 1 else ''}; it is taught once it has {FEWEST}")
     if enough:
@@ -190,14 +206,21 @@ def _open_run(box: Inbox) -> Run:
     return run
 
 
-def _run(box: Inbox, model: str | None, memory: Path | None, out: Path | None, epochs: int | None) -> Run:
+def _run(
+    box: Inbox,
+    model: str | None,
+    memory: Path | None,
+    out: Path | None,
+    epochs: int | None,
+    classes_from: str | None,
+) -> Run:
     from branchout.inbox.runs import plan
 
     if out is None:
         return _open_run(box)
     if model is None:
         raise BranchoutError("--teach extends a model. Name it: --model v2/")
-    return plan(box, model, out, memory, epochs)
+    return plan(box, model, out, memory, epochs, classes_from)
 
 
 def _teach(box: Inbox, run: Run, device: str | None) -> None:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import typer
 
-from branchout.cli.app import Device, Memory, app, check_folders, open_model, quoted, say, then, warn
+from branchout.cli.app import ClassesFrom, Device, Memory, app, check_folders, open_model, quoted, say, then, warn
 from branchout.errors import BranchoutError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def serve(
         Path | None, typer.Option(metavar="PHOTOS", help="A folder of new photos to name and teach, at /inbox.")
     ] = None,
     memory: Memory = None,
+    classes_from: ClassesFrom = None,
     max_mb: Annotated[float, typer.Option(min=0.001, help="The largest image file to accept, in MB.")] = 20.0,
     batch: Annotated[int, typer.Option(min=1, help="The largest batch of images.")] = 32,
     name: Annotated[
@@ -66,13 +67,15 @@ def serve(
     try:
         token = _token(host, public, token)
         limits = Limits(file_bytes=int(max_mb * 1e6), batch=batch, waiting=max(256, 4 * batch))
-        settings = _inbox(inbox, memory, test)
-        _serve(model, test, (host, port), watch, limits, name or [], token, device, settings)
+        settings = _inbox(inbox, memory, test, classes_from)
+        _serve(model, test, (host, port), watch, limits, name or [], token, device, settings, classes_from)
     except KeyboardInterrupt:
         sys.exit(0)  # the way to stop it, even while it is loading
 
 
-def _inbox(photos: Path | None, memory: Path | None, test: Path | None) -> InboxSettings | None:
+def _inbox(
+    photos: Path | None, memory: Path | None, test: Path | None, classes_from: str | None
+) -> InboxSettings | None:
     from branchout.serve.inbox import InboxSettings
 
     if photos is None:
@@ -81,7 +84,7 @@ def _inbox(photos: Path | None, memory: Path | None, test: Path | None) -> Inbox
         return None
     if memory is None and test is None:
         raise BranchoutError("--inbox needs images of known classes to tell unknown ones from: add --memory OLD/")
-    return InboxSettings(photos, memory, test)
+    return InboxSettings(photos, memory, test, classes_from=classes_from)
 
 
 def _token(host: str, public: bool, token: str | None) -> str | None:
@@ -110,6 +113,7 @@ def _serve(
     token: str | None,
     device: str | None,
     inbox: InboxSettings | None,
+    classes_from: str | None,
 ) -> None:
     from branchout.serve.access import HostNames
     from branchout.serve.app import create_app
@@ -133,6 +137,7 @@ def _serve(
             device=device,
             report=_reading(),
             inbox=inbox,
+            classes_from=classes_from,
         )
         here = address(sock, host)
         what = f"waiting for {watch}" if opened is None else f"{place}: {len(opened.classes):,} classes"

@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 FALSE_ALARMS = 0.1
-"""The share of known images that the threshold lets count as unknown."""
+"""The share of known images that the threshold lets count as unknown, by default."""
 MOST_GROUPS = 100
 """Above twice as many images not every number of groups is tried."""
 
@@ -48,9 +48,9 @@ def energy(logits: Floats) -> Floats:
     return found
 
 
-def threshold(scores: Floats) -> float:
+def threshold(scores: Floats, false_alarms: float = FALSE_ALARMS) -> float:
     """The score above which an image counts as unknown, from the scores of known images."""
-    return float(np.quantile(scores, 1 - FALSE_ALARMS))
+    return float(np.quantile(scores, 1 - false_alarms))
 
 
 def group(features: Floats) -> Ints:

@@ -15,7 +15,7 @@ from branchout.data.decode import UnreadableImage, decode
 from branchout.data.images import open_images
 from branchout.errors import BranchoutError
 from branchout.evaluate.compare import check_classes
-from branchout.evaluate.unknown import Outputs, energy, group, threshold
+from branchout.evaluate.unknown import FALSE_ALARMS, Outputs, energy, group, threshold
 from branchout.files import cache_folder
 from branchout.inbox.folder import Inbox, Photo
 from branchout.inbox.groups import Analysis, SeenPhoto
@@ -31,47 +31,61 @@ class Analyzer:
     """Scores and groups photos. What it computed for a photo it keeps, so that only new photos cost time."""
 
     model: Model
-    limit: float
-    known_images: int
+    known_scores: npt.NDArray[np.float64]
+    """Of labelled images of known classes, which set the threshold."""
+    threshold: float | None = None
+    """The threshold, if it was given."""
     _features: dict[str, Tensor] = field(default_factory=dict)
     _unreadable: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: Model, known: Source | None, limit: float | None = None, *, report: Report = silent) -> Analyzer:
+    def of(
+        cls,
+        model: Model,
+        known: Source | None,
+        limit: float | None = None,
+        *,
+        classes_from: str | None = None,
+        report: Report = silent,
+    ) -> Analyzer:
         """`known` are labelled images of known classes: they set the threshold, unless `limit` gives it."""
         if limit is not None:
-            return cls(model, limit, 0)
+            return cls(model, np.empty(0), limit)
         if known is None:
             raise BranchoutError(
                 "Images of known classes tell which score counts as unknown: add --memory OLD/, or better --test TEST/ "
                 "with images that the model was not trained with (one folder per class)."
             )
-        scores = known_scores(model, known, report=report)
-        return cls(model, threshold(scores), len(scores))
+        return cls(model, known_scores(model, known, classes_from, report))
 
     def analyze(self, inbox: Inbox, photos: Sequence[Photo], *, report: Report = silent) -> Analysis:
         self._compute(inbox, photos, report)
+        share = inbox.false_alarms or FALSE_ALARMS
+        found = Analysis(
+            threshold=threshold(self.known_scores, share) if self.threshold is None else self.threshold,
+            known_images=len(self.known_scores),
+            false_alarms=share if self.threshold is None else None,
+            photos=[],
+            groups=[],
+            unreadable={photo.file: self._unreadable[photo.id] for photo in photos if photo.id in self._unreadable},
+        )
         usable = [photo for photo in photos if photo.id in self._features]
         if not usable:
-            return Analysis(threshold=self.limit, known_images=self.known_images, photos=[], groups=[],
-                            unreadable=self._reasons(photos))  # fmt: skip
+            return found
         outputs = Outputs.of(self.model.classifier, torch.stack([self._features[photo.id] for photo in usable]))
         scores = energy(outputs.logits)
         probabilities = torch.from_numpy(outputs.logits).softmax(1).max(1)
-        seen = [
+        found.photos = [
             SeenPhoto(photo=photo.id, file=photo.file, score=value, answer=self.model.classes[answer], probability=p)
             for photo, value, answer, p in zip(
                 usable, scores.tolist(), probabilities.indices.tolist(), probabilities.values.tolist(), strict=True
             )
         ]
-        unknown = np.flatnonzero(scores > self.limit)
+        unknown = np.flatnonzero(scores > found.threshold)
         numbers = group(outputs.features[unknown])
-        groups = [[seen[n].photo for n in unknown[numbers == number]] for number in range(numbers.max(initial=-1) + 1)]
-        return Analysis(threshold=self.limit, known_images=self.known_images, photos=seen,
-                        groups=sorted(groups, key=len, reverse=True), unreadable=self._reasons(photos))  # fmt: skip
-
-    def _reasons(self, photos: Sequence[Photo]) -> dict[str, str]:
-        return {photo.file: self._unreadable[photo.id] for photo in photos if photo.id in self._unreadable}
+        groups = [[usable[n].id for n in unknown[numbers == number]] for number in range(numbers.max(initial=-1) + 1)]
+        found.groups = sorted(groups, key=len, reverse=True)
+        return found
 
     @torch.no_grad()
     def _compute(self, inbox: Inbox, photos: Sequence[Photo], report: Report) -> None:
@@ -92,9 +106,9 @@ class Analyzer:
             report(Event("Looking at photos", min(start + BATCH, len(new)), len(new)))
 
 
-def known_scores(model: Model, known: Source, *, report: Report = silent) -> npt.NDArray[np.float64]:
+def known_scores(model: Model, known: Source, classes_from: str | None, report: Report) -> npt.NDArray[np.float64]:
     """The scores of labelled images of known classes."""
-    samples = samples_in(known, known=model.classes)
+    samples = samples_in(known, known=model.classes, classes_from=classes_from)
     classifier = model.classifier
     images = open_images(samples, classifier.preprocessing, model.device, cache=cache_folder())
     features = extract(classifier, images, device=model.device, cache=cache_folder(),

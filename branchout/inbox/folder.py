@@ -3,6 +3,7 @@
     photos/IMG_1.jpg                            a photo; it is never moved or changed
     photos/.inbox/decisions/0f3a….json          its class, or that it was dismissed
     photos/.inbox/groups.json                   the groups that were listed last
+    photos/.inbox/settings.json                 the share of false alarms, if it was changed
     photos/.inbox/runs/1/                       an extension with decided photos (see runs.py)
 
 A photo is identified by its content: a copy that arrives under another name has the same decision.
@@ -18,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from branchout.data.decode import looks_like_image
 from branchout.errors import BranchoutError, printable
@@ -48,6 +49,13 @@ class Decision(BaseModel):
     name: str | None
     """The class of the photo; None if it was dismissed."""
     when: str
+
+
+class InboxSettings(BaseModel):
+    """What settings.json holds."""
+
+    false_alarms: float | None = Field(None, gt=0, lt=1)
+    """The share of known images that may count as unknown; None for the default."""
 
 
 class Inbox:
@@ -88,6 +96,14 @@ class Inbox:
 
     def path(self, photo: Photo) -> Path:
         return self.folder / photo.file
+
+    @property
+    def false_alarms(self) -> float | None:
+        file = self.state / "settings.json"
+        return read_as(InboxSettings, file).false_alarms if file.exists() else None
+
+    def set_false_alarms(self, share: float) -> None:
+        write_json(self.state / "settings.json", InboxSettings(false_alarms=share).model_dump())
 
     # Decisions.
 

@@ -28,6 +28,8 @@ class Analysis(BaseModel):
     threshold: float
     known_images: int
     """How many images of known classes set the threshold; 0 if it was given."""
+    false_alarms: float | None = None
+    """The share of these images above the threshold."""
     photos: list[SeenPhoto]
     groups: list[list[str]]
     """Photos that fit no class, by their ids; the largest group first."""

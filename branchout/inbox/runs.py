@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from pydantic import BaseModel
 from branchout.errors import BranchoutError
 from branchout.files import copy_file, lock, read_json, write_json
 from branchout.inbox.folder import Decision, Inbox, Photo, by_class, now, read_as
-from branchout.model.manifest import MANIFEST
+from branchout.model.manifest import is_saved_model, read_manifest
 
 FEWEST = 3
 """Photos that a class needs: one is held out to measure with."""
@@ -48,6 +48,8 @@ class Settings(BaseModel):
     out: str
     memory: str | None
     epochs: int | None
+    classes_from: str | None = None
+    """How nested folders of `memory` are read."""
     when: str
     classes: dict[str, int] = {}
     """How many photos each class has."""
@@ -57,7 +59,7 @@ class Settings(BaseModel):
     """What a person decided about the finished model."""
 
 
-COMPARED = ("model", "out", "memory", "epochs")
+COMPARED = ("model", "out", "memory", "epochs", "classes_from")
 """The settings that make two runs the same."""
 
 
@@ -128,12 +130,24 @@ def open_run(inbox: Inbox) -> Run | None:
     return next((run for run in runs(inbox) if run.settings.decision is None), None)
 
 
-def taught(inbox: Inbox) -> set[str]:
-    """Photos that a live model was trained with."""
-    return {photo for run in runs(inbox) if run.settings.decision == "live" for photo in run.settings.photos}
+def taught(inbox: Inbox, known: Collection[str] | None = None) -> set[str]:
+    """Photos that a live model was trained with. With `known`, the classes of a model: those it has learned too."""
+    return {
+        photo
+        for run in runs(inbox)
+        if run.settings.decision == "live" and (known is None or set(run.settings.classes) <= set(known))
+        for photo in run.settings.photos
+    }
 
 
-def check_free(inbox: Inbox, photos: Iterable[Photo]) -> None:
+def known_classes(model: str | None) -> set[str] | None:
+    """The classes of a saved model, without importing torch; None for any other."""
+    if model is None or not is_saved_model(Path(model)):
+        return None
+    return {name for names in read_manifest(Path(model))[0].classes for name in names}
+
+
+def check_free(inbox: Inbox, photos: Iterable[Photo], known: Collection[str] | None = None) -> None:
     """Raise if a run has copied some of these photos: another decision about them would have no effect."""
     chosen = {photo.id for photo in photos}
     run = open_run(inbox)
@@ -142,7 +156,7 @@ def check_free(inbox: Inbox, photos: Iterable[Photo]) -> None:
             f"{count} of these photos are part of run {run.number} into {run.out.name}. Go live with its model or "
             "throw it away first."
         )
-    if count := len(chosen & taught(inbox)):
+    if count := len(chosen & taught(inbox, known)):
         raise BranchoutError(f"{count} of these photos were taught already; their class cannot be changed here.")
 
 
@@ -151,9 +165,11 @@ def live_model(inbox: Inbox) -> str | None:
     return next((run.settings.out for run in reversed(runs(inbox)) if run.settings.decision == "live"), None)
 
 
-def ready(inbox: Inbox) -> tuple[dict[str, list[Decision]], dict[str, list[Decision]]]:
+def ready(
+    inbox: Inbox, known: Collection[str] | None = None
+) -> tuple[dict[str, list[Decision]], dict[str, list[Decision]]]:
     """Decided photos by class: the classes that have enough of them, and those that wait for more."""
-    done, here = taught(inbox), {photo.id for photo in inbox.photos()}
+    done, here = taught(inbox, known), {photo.id for photo in inbox.photos()}
     decided = by_class({k: d for k, d in inbox.decisions().items() if k not in done and k in here})
     enough = {name: found for name, found in decided.items() if len(found) >= FEWEST}
     return enough, {name: found for name, found in decided.items() if name not in enough}
@@ -162,7 +178,14 @@ def ready(inbox: Inbox) -> tuple[dict[str, list[Decision]], dict[str, list[Decis
 # Starting and running.
 
 
-def plan(inbox: Inbox, model: str, out: Path, memory: Path | None, epochs: int | None = None) -> Run:
+def plan(
+    inbox: Inbox,
+    model: str,
+    out: Path,
+    memory: Path | None,
+    epochs: int | None = None,
+    classes_from: str | None = None,
+) -> Run:
     """Write down a run with all decided photos. An unfinished run with the same settings is returned instead."""
     from branchout.training.work import check_out, work_folder
 
@@ -172,6 +195,7 @@ def plan(inbox: Inbox, model: str, out: Path, memory: Path | None, epochs: int |
             out=str(out.absolute()),
             memory=None if memory is None else str(memory.absolute()),
             epochs=epochs,
+            classes_from=classes_from,
             when=now(),
         )
         unfinished = open_run(inbox)
@@ -182,7 +206,7 @@ def plan(inbox: Inbox, model: str, out: Path, memory: Path | None, epochs: int |
                 f"Run {unfinished.number} into {unfinished.out} is {unfinished.state()}. Go live with its model "
                 "(--accept), throw it away (--discard) or resume it (--resume) first."
             )
-        enough, waiting = ready(inbox)
+        enough, waiting = ready(inbox, known_classes(model))
         if not enough:
             few = ", ".join(f"{name} has {len(found)}" for name, found in waiting.items())
             raise BranchoutError(
@@ -255,7 +279,7 @@ def discard(run: Run) -> Run:
             raise BranchoutError(f"Run {run.number} is running; it cannot be thrown away.")
         (run.folder / "result.json").unlink(missing_ok=True)  # first: without a model the run is not finished any more
         shutil.rmtree(work_folder(run.out), ignore_errors=True)
-        if is_model(run.out):
+        if is_saved_model(run.out):
             shutil.rmtree(run.out)
         return _decided(run, "discarded")
 
@@ -275,7 +299,7 @@ def next_name(model: str) -> Path:
     from branchout.training.work import work_folder
 
     place = Path(model)
-    if not place.name or not is_model(place):
+    if not place.name or not is_saved_model(place):
         place = Path("v1")
     found = re.fullmatch(r"(.*?)(\d+)", place.name)
     stem, number = (found[1], int(found[2])) if found else (f"{place.name}-", 1)
@@ -286,10 +310,5 @@ def next_name(model: str) -> Path:
             return free
 
 
-def is_model(folder: Path) -> bool:
-    """As `manifest.is_saved_model`, without importing torch."""
-    return (folder / MANIFEST).is_file()
-
-
 def _absolute(model: str) -> str:
-    return str(Path(model).absolute()) if is_model(Path(model)) else model
+    return str(Path(model).absolute()) if is_saved_model(Path(model)) else model

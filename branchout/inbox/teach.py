@@ -13,8 +13,9 @@ from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
 from branchout.files import lock, write_json, write_text
 from branchout.inbox.folder import read_as
-from branchout.inbox.runs import Result, Run, Settings, is_model, runs_in
+from branchout.inbox.runs import Result, Run, Settings, runs_in
 from branchout.method.config import ExtendConfig
+from branchout.model.manifest import is_saved_model
 from branchout.training.loop import Report, silent
 
 
@@ -53,7 +54,7 @@ def _exclusively(run: Run) -> Iterator[None]:
 def _extend(run: Run, device: str | None, report: Report) -> Result:
     warnings: tuple[str, ...] = ()
     new = api.samples_in(run.folder / "new")
-    if is_model(run.out):  # killed after the model was saved
+    if is_saved_model(run.out):  # killed after the model was saved
         grown = api.load(run.out, device=device)
     else:
         model = api.load(run.settings.model, device=device)
@@ -78,7 +79,11 @@ def _accuracies(found: Mapping[str, object]) -> dict[str, float | None]:
 
 def _memory(run: Run, model: api.Model) -> Samples | None:
     """The memory folder, and the photos of earlier runs: images of every class that must not be forgotten."""
-    parts = [] if run.settings.memory is None else [api.samples_in(run.settings.memory, known=model.classes)]
+    parts = (
+        []
+        if run.settings.memory is None
+        else [api.samples_in(run.settings.memory, known=model.classes, classes_from=run.settings.classes_from)]
+    )
     for earlier in runs_in(run.folder.parent):
         if earlier.settings.decision == "live" and earlier.number < run.number:
             kept = api.samples_in(earlier.folder / "new").of_classes(model.classes)

@@ -22,6 +22,7 @@ CURL = {
     "GET /classes": "'{}/classes?search=robin'",
     "GET /progress/events": "-N {}/progress/events",
     "POST /inbox/decisions": f"""{_JSON} -d '{{{{"photos": ["ID"], "action": "dismiss"}}}}' {{}}/inbox/decisions""",
+    "PUT /inbox/false-alarms": f"""-X PUT {_JSON} -d '{{{{"share": 0.2}}}}' {{}}/inbox/false-alarms""",
     "POST /inbox/runs": f"{_JSON} -d '{{{{}}}}' {{}}/inbox/runs",
     "POST /inbox/run": f"""{_JSON} -d '{{{{"action": "accept"}}}}' {{}}/inbox/run""",
 }
@@ -40,7 +41,7 @@ class Operation:
     rows: list[Row]
 
 
-def documentation(api: Schema, base: str) -> str:
+def documentation(api: Schema, base: str, *, has_inbox: bool) -> str:
     """The page of an OpenAPI description: all paths with curl lines for the server at `base`, all objects."""
     info, schemas = api["info"], sorted(api["components"]["schemas"].items())
     return rendered(
@@ -52,13 +53,14 @@ def documentation(api: Schema, base: str) -> str:
             _operation(path, method, each, base) for path, m in api["paths"].items() for method, each in m.items()
         ],
         schemas=[(name, _fields(schema)) for name, schema in schemas],
+        has_inbox=has_inbox,
     )
 
 
-def not_found(path: str) -> str:
+def not_found(path: str, *, has_inbox: bool) -> str:
     """The page for an address that does not exist."""
     lead = f"{path} does not exist on this server. These pages do:"
-    return rendered("docs.html", title="Page not found", lead=lead, operations=[], schemas=[])
+    return rendered("docs.html", title="Page not found", lead=lead, operations=[], schemas=[], has_inbox=has_inbox)
 
 
 def _operation(path: str, method: str, each: Schema, base: str) -> Operation:

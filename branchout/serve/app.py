@@ -25,9 +25,10 @@ from branchout.serve.inbox import InboxSettings, ServedInbox
 from branchout.serve.inbox import page_router as inbox_page_router
 from branchout.serve.inbox import router as inbox_router
 from branchout.serve.limits import BodyLimits, Limits, Refused
+from branchout.serve.live_report import LiveReport
 from branchout.serve.model_info import matching
 from branchout.serve.progress import progress_of
-from branchout.serve.responses import HANDLERS, FiniteJSON, event
+from branchout.serve.responses import HANDLERS, FiniteJSON, event, has_inbox
 from branchout.serve.service import Service
 from branchout.serve.uploads import uploaded_files
 from branchout.training.loop import Report, silent
@@ -53,15 +54,17 @@ def create_app(
     device: str | None = None,
     report: Report = silent,
     inbox: InboxSettings | None = None,
+    classes_from: str | None = None,
 ) -> FastAPI:
     """The app that serves one model. Without a model it waits for the one that is being made in `watch`.
 
     With `test`, labelled images, it also shows accuracies before and after the last step. `typed` is how commands on
     the page name the model. With `token`, every request must carry it. `device` is for a model that is loaded later.
-    `report` gets the progress of reading the labelled images. `inbox` is a folder of new photos.
+    `report` gets the progress of reading the labelled images; `classes_from` says how their nested folders are read.
+    `inbox` is a folder of new photos.
     """
     limits = limits or Limits()
-    service = Service(model, limits, watch, test, typed, device, report)
+    service = Service(model, limits, LiveReport(test, typed, report, classes_from), watch, device)
     served_inbox = None if inbox is None else ServedInbox(inbox, service)
 
     @asynccontextmanager
@@ -338,14 +341,15 @@ HTML = "text/html; charset=utf-8"
 @page_router.get("/docs")
 async def docs(request: Request) -> Response:
     base = str(request.base_url).rstrip("/")
-    return Response(documentation(request.app.openapi(), base), media_type=HTML)
+    return Response(documentation(request.app.openapi(), base, has_inbox=has_inbox(request)), media_type=HTML)
 
 
 @page_router.get("/")
-async def page(service: Served) -> Response:
+async def page(request: Request, service: Served) -> Response:
     """The page with what is known already, so that the first thing a browser draws is not empty."""
     parts = await asyncio.to_thread(service.report.parts) if service.ready else None
-    return Response(rendered("served.html", report=parts, waiting_for=service.watch), media_type=HTML)
+    html = rendered("served.html", report=parts, waiting_for=service.watch, has_inbox=has_inbox(request))
+    return Response(html, media_type=HTML)
 
 
 @page_router.get("/style.css")

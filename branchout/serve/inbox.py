@@ -52,6 +52,10 @@ class NewRun(schema.Shape):
     out: str | None = Field(None, max_length=100, description="The new model's name; v3 if v2 is extended.")
 
 
+class FalseAlarms(schema.Shape):
+    share: float = Field(gt=0, lt=1, description="The share of known images that may count as unknown, such as 0.2.")
+
+
 class RunAction(schema.Shape):
     action: Literal["resume", "stop", "accept", "discard"]
 
@@ -81,6 +85,9 @@ class InboxInfo(schema.Shape):
     model: str
     threshold: float | None
     known_images: int
+    false_alarms: float | None = Field(
+        description="The share of known images above the threshold; null if it was given."
+    )
     groups: list[list[SeenPhoto]] = Field(description="Undecided photos that fit no class, grouped by look.")
     fitting: list[SeenPhoto] = Field(description="Undecided photos that fit a class.")
     decided: list[DecidedClass]
@@ -102,6 +109,7 @@ class InboxSettings:
     """Other labelled images of known classes for the threshold, which the model was not trained with."""
     threshold: float | None = None
     epochs: int | None = None
+    classes_from: str | None = None
 
 
 class ServedInbox:
@@ -113,7 +121,6 @@ class ServedInbox:
         self.inbox = Inbox(settings.folder)
         self.thumbnails = ThreadPoolExecutor(2, "thumbnails")
         self._analysis: Analysis | None = None
-        self._known: frozenset[str] = frozenset()
         self._work = "Opening the model"
         self._error: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -129,6 +136,12 @@ class ServedInbox:
         self._thread.join(5)
         self.thumbnails.shutdown(cancel_futures=True)
 
+    @property
+    def _known(self) -> frozenset[str]:
+        """The classes of the served model."""
+        model = self.service.model
+        return frozenset(() if model is None else model.classes)
+
     # Looking at photos.
 
     def _watch(self) -> None:
@@ -137,25 +150,28 @@ class ServedInbox:
             try:
                 served = self.service.model
                 if served is not None and served is not model:  # the first one, or one that went live
-                    self._known = frozenset(served.classes)
-                    analyzer = self._analyzer(served)
+                    asked = self.settings
+                    analyzer = Analyzer.of(
+                        served,
+                        asked.known or asked.memory,
+                        asked.threshold,
+                        classes_from=asked.classes_from,
+                        report=self._note,
+                    )
                     model, before = served, None
                 if analyzer is not None:
-                    done = runs.taught(self.inbox)
+                    done = runs.taught(self.inbox, self._known)
                     photos = [photo for photo in self.inbox.photos() if photo.id not in done]
-                    if photos != before:
+                    now = photos, self.inbox.false_alarms
+                    if now != before:
                         self._analysis = analyzer.analyze(self.inbox, photos, report=self._note)
-                        before = photos
+                        before = now
                     self._work, self._error = "", None
             except _Stopped:
                 return
             except Exception as error:  # whatever it is, the server goes on; it is tried again
                 self._error = str(error) if isinstance(error, BranchoutError) else f"{type(error).__name__}: {error}"
             self._stopping.wait(LOOK_EVERY)
-
-    def _analyzer(self, model: api.Model) -> Analyzer:
-        asked = self.settings
-        return Analyzer.of(model, asked.known or asked.memory, asked.threshold, report=self._note)
 
     def _note(self, event: Event) -> None:
         if self._stopping.is_set():
@@ -166,10 +182,10 @@ class ServedInbox:
 
     def info(self) -> InboxInfo:
         found = self._analysis or Analysis(threshold=0, known_images=0, photos=[], groups=[])
-        decisions, done = self.inbox.decisions(), runs.taught(self.inbox)
+        decisions, done = self.inbox.decisions(), runs.taught(self.inbox, self._known)
         open_ = {each.photo: each for each in found.photos if each.photo not in done and each.photo not in decisions}
         unknown = [[open_[photo] for photo in group if photo in open_] for group in found.groups]
-        enough, waiting = runs.ready(self.inbox)
+        enough, waiting = runs.ready(self.inbox, self._known)
         here = {photo.id for photo in self.inbox.photos()}
         return InboxInfo(
             state="failed" if self._error else "starting" if self._analysis is None else "ready",
@@ -179,6 +195,7 @@ class ServedInbox:
             model=Path(self._model_name()).name,
             threshold=found.threshold,
             known_images=found.known_images,
+            false_alarms=found.false_alarms,
             groups=[group for group in unknown if group],
             fitting=[each for each in found.fitting if each.photo in open_],
             decided=[self._decided(name, photos) for name, photos in sorted({**enough, **waiting}.items())],
@@ -196,7 +213,7 @@ class ServedInbox:
     def _model_name(self) -> str:
         """As `branchout.load` takes it. What was typed comes first: a built-in model lies in the package."""
         model = self.service.model
-        return self.service.typed or str(model.folder if model is not None else "")
+        return self.service.report.typed or str(model.folder if model is not None else "")
 
     def _run_info(self) -> RunInfo | None:
         run = runs.open_run(self.inbox)
@@ -249,7 +266,7 @@ class ServedInbox:
             raise Refused(404, f"{len(missing)} of these photos are no longer in the inbox.")
         photos = [here[photo] for photo in choice.photos]
         with self._changing:
-            runs.check_free(self.inbox, photos)
+            runs.check_free(self.inbox, photos, self._known)
             if choice.action == "undo":
                 self.inbox.undo(photos)
             else:
@@ -263,7 +280,8 @@ class ServedInbox:
             out = beside if wanted.out is None else beside.with_name(class_name(wanted.out))  # a name, never a path
             if runs.open_run(self.inbox) is not None:
                 raise Refused(409, "A run is not decided about yet. Go live with its model or throw it away first.")
-            run = runs.plan(self.inbox, model, out, self.settings.memory, self.settings.epochs)
+            asked = self.settings
+            run = runs.plan(self.inbox, model, out, asked.memory, asked.epochs, asked.classes_from)
             self._process = runs.start(self.inbox, run, device=self.service.device)
         return self.info()
 
@@ -331,6 +349,13 @@ async def decide(inbox: Served, choice: Choice) -> object:
     return await asyncio.to_thread(inbox.decide, choice)
 
 
+@router.put("/false-alarms", summary="Set the share of false alarms", response_model=InboxInfo)
+async def false_alarms(inbox: Served, wanted: FalseAlarms) -> object:
+    """With a larger share more photos are listed as unknown, known ones among them. It is kept in the folder."""
+    await asyncio.to_thread(inbox.inbox.set_false_alarms, wanted.share)
+    return await asyncio.to_thread(inbox.info)
+
+
 @router.post("/runs", summary="Teach the named photos", response_model=InboxInfo)
 async def teach(inbox: Served, wanted: NewRun) -> object:
     """Starts `extend` in a process of its own, which goes on when the page or the server is closed."""
@@ -349,7 +374,7 @@ async def act(inbox: Served, wanted: RunAction) -> object:
 
 @page_router.get("/inbox")
 async def page() -> Response:
-    return Response(rendered("inbox.html"), media_type="text/html; charset=utf-8")
+    return Response(rendered("inbox.html", has_inbox=True), media_type="text/html; charset=utf-8")
 
 
 @page_router.get("/inbox.js")

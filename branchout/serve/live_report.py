@@ -29,13 +29,20 @@ class _Stopped(Exception):  # noqa: N818 – not an error
 class LiveReport:
     """The report of one model, first without labelled images, then with those of `test`."""
 
-    def __init__(self, test: Path | Samples | None = None, typed: str | None = None, report: Report = silent) -> None:
+    def __init__(
+        self,
+        test: Path | Samples | None = None,
+        typed: str | None = None,
+        report: Report = silent,
+        classes_from: str | None = None,
+    ) -> None:
         self.test = test
+        self.classes_from = classes_from
         self.state: dict[str, Any] = {
             "state": "none", "work": "", "done": 0, "total": 0, "error": None, "problems": [],
         }  # fmt: skip
         """The progress of reading the labelled images: see schema.LabelledImages."""
-        self._typed = typed
+        self.typed = typed
         self._report = report
         self._model: Model | None = None
         self._facts: ReportData | None = None
@@ -55,14 +62,14 @@ class LiveReport:
             self._thread.start()
 
     def _gather(self, model: Model, samples: Samples | None) -> ReportData:
-        facts = model.facts(samples, typed=self._typed, report=self._note)
+        facts = model.facts(samples, typed=self.typed, report=self._note)
         # The command that adds labelled images to this page, not to a report file.
         return replace(facts, command=f"branchout serve {shlex.quote(facts.path)} TEST/")
 
     def _read(self, model: Model, test: Path | Samples) -> None:
         try:
             problems: list[str] = []
-            samples = samples_in(test, problems)
+            samples = samples_in(test, problems, model.classes, self.classes_from)
             facts = self._gather(model, samples)
         except _Stopped:
             return

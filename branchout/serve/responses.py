@@ -51,6 +51,10 @@ def event(content: Mapping[str, Any]) -> str:
     return f"data: {json.dumps(finite(content), ensure_ascii=False)}\n\n"
 
 
+def has_inbox(request: Request) -> bool:
+    return request.app.state.inbox is not None
+
+
 def _refused(_: Request, error: Refused) -> JSONResponse:
     return FiniteJSON({"error": error.detail}, error.status_code, error.headers)
 
@@ -58,7 +62,7 @@ def _refused(_: Request, error: Refused) -> JSONResponse:
 def _http(request: Request, error: HTTPException) -> Response:
     path = request.url.path[:80]
     if error.status_code == 404 and "text/html" in request.headers.get("accept", ""):
-        return Response(not_found(path), 404, media_type="text/html; charset=utf-8")
+        return Response(not_found(path, has_inbox=has_inbox(request)), 404, media_type="text/html; charset=utf-8")
     close = difflib.get_close_matches(path, request.app.openapi()["paths"], n=1)
     hint = f"Did you mean {close[0]}? " if close else ""
     sentences = {

@@ -14,7 +14,6 @@ from torch import Tensor
 from branchout import api
 from branchout.data.decode import Kind, UnreadableImage
 from branchout.data.images import cores
-from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.model.manifest import is_saved_model
 from branchout.serve.batching import Batcher, Closed, Full
@@ -24,7 +23,6 @@ from branchout.serve.live_report import LiveReport
 from branchout.serve.model_info import model_info
 from branchout.serve.schema import ModelInfo
 from branchout.serve.uploads import UNNAMED
-from branchout.training.loop import Report, silent
 
 BUSY = "Too many images are waiting. Try again in a second."
 CHECK_EVERY = 0.5
@@ -38,20 +36,17 @@ class Service:
         self,
         model: api.Model | None,
         limits: Limits,
+        report: LiveReport,
         watch: Path | None = None,
-        test: Path | Samples | None = None,
-        typed: str | None = None,
         device: str | None = None,
-        report: Report = silent,
     ) -> None:
         self.limits = limits
-        self.typed = typed
+        self.report = report
         self.watch = watch
         self.failure: str | None = None
         """Why the awaited model cannot be opened."""
         self.stopping: Callable[[], bool] = lambda: False
         """Whether the server is about to stop; endless responses ask it."""
-        self.report = LiveReport(test, typed, report)
         self.point_lock = asyncio.Lock()
         """Held while the operating point changes."""
         self._model = model
@@ -95,8 +90,8 @@ class Service:
     def replace(self, model: api.Model) -> None:
         """Serve another model from now on, as if the server had been started with it."""
         earlier, batcher = self.report, self._batcher
-        self.typed = str(model.folder or self.typed)
-        self.report = LiveReport(earlier.test, self.typed)
+        typed = str(model.folder or earlier.typed)
+        self.report = LiveReport(earlier.test, typed, classes_from=earlier.classes_from)
         self._open(model)
         earlier.stop()
         if batcher is not None:

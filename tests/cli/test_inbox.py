@@ -35,7 +35,7 @@ def test_from_ten_photos_to_a_model_that_knows_both_classes(case: Case, drawn: t
     said = well(run("inbox", case.photos, "--model", case.model, "--memory", case.old))
     assert "10 photos" in said
     assert "group 1: " in said
-    assert "100 images of known classes" in said
+    assert "10% of 100 known images" in said
     found = listed(Inbox(case.photos))
     file_of = {each.photo: each.file for each in found.photos}
     words: list[str] = []
@@ -75,6 +75,16 @@ def test_the_list_for_programs_and_decisions_that_are_undone(case: Case) -> None
     assert Inbox(case.photos).decisions() == {}
     said = well(run("inbox", case.photos, "--name", "a-1.png=telephone"))
     assert "telephone has 1 photo" in said
+
+
+def test_the_share_of_false_alarms_is_kept_and_nested_folders_are_read_as_asked(case: Case) -> None:
+    case.old.rename(case.root / "signs")
+    case.old.mkdir()
+    (case.root / "signs").rename(case.old / "signs")
+    words = ["inbox", case.photos, "--model", case.model, "--memory", case.old]
+    refused(run(*words), "--classes-from")
+    assert "20% of 100 known images" in well(run(*words, "--classes-from", "leaves", "--false-alarms", "0.2"))
+    assert "20% of 100 known images" in well(run(*words, "--classes-from", "leaves"))
 
 
 def test_undoing_a_group_undoes_what_was_decided_of_it(case: Case) -> None:

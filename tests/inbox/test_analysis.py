@@ -32,6 +32,11 @@ def test_photos_above_the_threshold_are_grouped_and_the_others_fit(
     assert found.known_images == len(val.of_classes(base.classes))
     found.save(inbox)
     assert listed(inbox) == found
+    inbox.set_false_alarms(0.5)
+    more = Analyzer.of(base, val.of_classes(base.classes)).analyze(inbox, inbox.photos())
+    assert (found.false_alarms, more.false_alarms) == (0.1, 0.5)
+    assert more.threshold < found.threshold
+    assert set(grouped) <= {photo for members in more.groups for photo in members}
 
 
 def test_only_new_photos_are_computed(

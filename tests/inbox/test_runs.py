@@ -140,6 +140,13 @@ def test_photos_of_a_run_keep_their_decision(case: Case) -> None:
     write_json(run.folder / "run.json", {**run.settings.model_dump(), "decision": "live"})
     with pytest.raises(BranchoutError, match="2 of these photos were taught already"):
         runs.check_free(inbox, [first, *others[:2]])
+    # A model that does not know the class was not taught these photos.
+    known = runs.known_classes(str(case.model))
+    assert known == set(api.load(case.model).classes)
+    assert runs.taught(inbox, known) == set()
+    assert runs.taught(inbox, [*known, "infinity"]) == {photo.id for photo in others}
+    runs.check_free(inbox, others, known)
+    assert len(runs.ready(inbox, known)[0]["infinity"]) == 9
     write_json(run.folder / "run.json", {**run.settings.model_dump(), "decision": "discarded"})
     runs.check_free(inbox, others)
 

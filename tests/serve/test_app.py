@@ -702,6 +702,7 @@ def test_the_documentation_names_every_path(server: Caller) -> None:
         ("/inbox/state", "get"),
         ("/inbox/photo/{photo}", "get"),
         ("/inbox/decisions", "post"),
+        ("/inbox/false-alarms", "put"),
         ("/inbox/runs", "post"),
         ("/inbox/run", "post"),
     }

@@ -15,6 +15,7 @@ from serving import Caller, Reply, png, running, wait_for
 
 from branchout import api
 from branchout.data.samples import Samples
+from branchout.files import write_json
 from branchout.inbox import runs
 from branchout.inbox.folder import Inbox
 from branchout.inbox.teach import execute
@@ -142,6 +143,39 @@ def test_a_model_that_goes_live_answers_at_once(server: Caller, case: Case, val:
     wait_for(lambda: server.get("/inbox/state").json["groups"] == [])
 
 
+def test_after_a_restart_with_the_earlier_model_taught_photos_can_be_taught_again(case: Case) -> None:
+    inbox = Inbox(case.photos)
+    taken = inbox.photos()[:3]
+    inbox.decide(taken, "robin")
+    run = runs.plan(inbox, str(case.model), case.root / "v2", None, 1)
+    run.out.mkdir()
+    write_json(run.folder / "run.json", {**run.settings.model_dump(), "decision": "live"})
+    settings = InboxSettings(case.photos, threshold=-100.0)
+    with running(create_app(api.load(case.model), inbox=settings, typed=str(case.model))) as caller:
+        wait_for(lambda: caller.get("/inbox/state").json["state"] == "ready", 60)
+        found = caller.get("/inbox/state").json
+        assert (found["taught"], found["next"]) == (0, "v3")
+        assert [(each["class"], len(each["photos"])) for each in found["decided"]] == [("robin", 3)]
+        again = {"photos": [taken[0].id], "action": "undo"}
+        assert post(caller, "/inbox/decisions", again).status == 200
+        assert len(ids(caller)) == 8
+
+
+def test_a_larger_share_of_false_alarms_lists_more_photos_and_is_kept(case: Case) -> None:
+    with running(create_app(api.load(case.model), inbox=InboxSettings(case.photos, case.old))) as caller:
+        wait_for(lambda: caller.get("/inbox/state").json["state"] == "ready", 60)
+        first = caller.get("/inbox/state").json
+        assert (first["false_alarms"], first["known_images"]) == (0.1, 40)
+        wanted = json.dumps({"share": 0.9})
+        assert caller.ask("PUT", "/inbox/false-alarms", wanted, Content_Type="application/json").status == 200
+        wait_for(lambda: caller.get("/inbox/state").json["false_alarms"] == 0.9)
+        second = caller.get("/inbox/state").json
+        assert second["threshold"] < first["threshold"]
+        assert sum(map(len, second["groups"])) >= sum(map(len, first["groups"]))
+        assert caller.ask("PUT", "/inbox/false-alarms", '{"share": 2}', Content_Type="application/json").status == 422
+    assert Inbox(case.photos).false_alarms == 0.9
+
+
 def test_a_run_can_be_stopped_while_its_process_starts(server: Caller, case: Case) -> None:
     taken = ids(server)[:3]
     post(server, "/inbox/decisions", {"photos": taken, "action": "name", "class": "robin"})
@@ -197,4 +231,5 @@ def test_every_action_of_the_page_is_one_of_the_api() -> None:
     assert all(f'"{action}"' in script for action in RunAction.model_fields["action"].annotation.__args__)
     assert {route.path for route in router.routes} == {
         "/inbox/state", "/inbox/photo/{photo}", "/inbox/decisions", "/inbox/runs", "/inbox/run",
+        "/inbox/false-alarms",
     }  # fmt: skip

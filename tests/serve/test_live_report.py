@@ -48,6 +48,22 @@ def is_read(caller: Caller) -> None:
     wait_for(lambda: caller.get("/report-data?brief=true").json["state"] == "ready")
 
 
+def test_nested_folders_of_labelled_images_are_read_as_asked(
+    copied: api.Model, tested: Samples, tmp_path: Path
+) -> None:
+    for name in tested.classes[:2]:
+        place = tmp_path / "test" / "signs" / name
+        place.mkdir(parents=True)
+        for row in np.flatnonzero(tested.names == name)[:3].tolist():
+            Image.fromarray(tested.read(row)[:, :, 0]).save(place / f"{row}.png")
+    with running(create_app(copied, test=tmp_path / "test")) as caller:
+        wait_for(lambda: caller.get("/report-data?brief=true").json["state"] == "failed")
+        assert "--classes-from leaves" in caller.get("/report-data?brief=true").json["error"]
+    with running(create_app(copied, test=tmp_path / "test", classes_from="leaves")) as caller:
+        is_read(caller)
+        assert len(caller.get("/report-data").json["data"]["labels"]) == 6
+
+
 def test_it_is_the_report_of_python(server: Caller, copied: api.Model, tested: Samples) -> None:
     is_read(server)
     told = server.get("/report-data").json

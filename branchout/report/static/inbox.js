@@ -26,8 +26,8 @@ const percent = (share) => (100 * share).toFixed(1);
 
 // Talking to the server.
 
-async function ask(path, body) {
-  const options = body && { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
+async function ask(path, body, method = "POST") {
+  const options = body && { method, headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
   const response = await fetch(path, options);
   const answer = await response.json();
   if (!response.ok) throw new Error(answer.error);
@@ -39,9 +39,9 @@ function complain(text) {
   byId("message").textContent = text;
 }
 
-async function change(path, body) {
+async function change(path, body, method) {
   try {
-    const answer = await ask(path, body);
+    const answer = await ask(path, body, method);
     complain("");
     show(answer, true);
     return true;
@@ -181,6 +181,8 @@ function show(found, mine) {
   byId("summary").textContent = live + summary(found, unknown);
   if (found.state === "failed") complain(found.error);
   byId("unknown-note").textContent = unknown ? noteOnGroups(found) : "None at the moment. New photos in the folder appear here.";
+  byId("alarms").hidden = found.false_alarms === null;
+  byId("share").value = [...byId("share").options].map((each) => each.value).find((value) => Math.abs(value - found.false_alarms) < 0.01) ?? "";
   byId("groups").replaceChildren(...found.groups.map(groupOf));
   byId("decided").hidden = !found.decided.length;
   byId("classes-named").replaceChildren(...found.decided.map(namedClass));
@@ -208,7 +210,8 @@ function summary(found, unknown) {
 }
 
 function noteOnGroups(found) {
-  const source = found.known_images ? `a threshold that 1 in 10 of ${found.known_images} known images exceeds` : "the threshold that was given";
+  const share = Number((100 * found.false_alarms).toPrecision(3));
+  const source = found.known_images ? `a threshold that ${share}% of ${found.known_images.toLocaleString("en-US")} known images exceed` : "the threshold that was given";
   return `Unlike the known classes by ${source}. Under each photo is the nearest class. Groups look alike; two groups may get the same name.`;
 }
 
@@ -273,9 +276,12 @@ byId("teach").onclick = async () => {
   byId("run-title").focus();
   byId("run").scrollIntoView();
 };
+byId("share").onchange = () => change("/inbox/false-alarms", { share: Number(byId("share").value) }, "PUT");
 byId("send-cancel").onclick = () => byId("send").close("");
 byId("send").addEventListener("close", () => {
-  if (byId("send").returnValue === "send") decide([sending], "name", byId("send-class").value);
+  const answer = byId("send").returnValue;
+  if (answer === "send") decide([sending], "name", byId("send-class").value);
+  else if (answer === "dismiss") decide([sending], "dismiss");
   else focusPhoto(sending);
 });
 poll();
