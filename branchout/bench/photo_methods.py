@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,6 +56,8 @@ class Answers:
     """Logits without the dial, from which the predictions at any other operating point follow."""
     space: LabelSpace
     """Of the columns. Class numbers are the same for every number of steps."""
+    trained: dict[str, Any] | None = None
+    """What Branchout trained in its last step, and how long each stage took."""
 
 
 Method = Callable[["Case", int], Callable[[], Answers]]
@@ -99,9 +102,11 @@ class Case:
             plan = Plan(branch, self.effort, engine_for(prepared.base, model.device, passes))
         return model.extend_prepared(prepared, plan=plan, report=self.report)
 
-    def answers(self, model: Classifier) -> Answers:
+    def answers(self, extended: Model) -> Answers:
+        model, event = extended.classifier, extended.saved.history[-1]
         features = self.features(model, self.test)
-        return Answers(predictions(model, features), logit_columns(model, features), model.space)
+        trained = {key: event[key] for key in ("branch", "effort", "engine", "seconds")}
+        return Answers(predictions(model, features), logit_columns(model, features), model.space, trained)
 
     def features(self, model: Classifier, samples: Samples) -> Tensor:
         device = self.base.device
@@ -121,7 +126,7 @@ class Case:
 def extended(case: Case, seed: int, *, memory: bool = True, branch: str = "last") -> Callable[[], Answers]:
     branch = case.base.classifier.backbone.names[-2] if branch == "deeper" else branch
     model = case.extended(case.base, case.new, case.old if memory else None, branch, seed)
-    return partial(case.answers, model.classifier)
+    return partial(case.answers, model)
 
 
 def last_classes(case: Case) -> int:
@@ -147,7 +152,7 @@ def in_steps(case: Case, seed: int, steps: Sequence[Sequence[str]]) -> Callable[
         images = case.new.of_classes(names)
         model = case.extended(model, images, concatenate(kept), "last", seed)
         kept.append(keep(images, per_class=KEPT, seed=seed))
-    return partial(case.answers, model.classifier)
+    return partial(case.answers, model)
 
 
 def baseline(case: Case, seed: int, *, name: str) -> Callable[[], Answers]:

@@ -141,6 +141,7 @@ def measured(case: Case, method: str, seed: int, reference: float) -> dict[str, 
     return {
         "seed": seed, **figures(case, answers.predicted, reference), "two_fold": halves,
         "seconds": seconds, "peak_memory_bytes": peak, "peak_gpu_memory_bytes": on_gpu,
+        **({"trained": answers.trained} if answers.trained else {}),
     }  # fmt: skip
 
 

@@ -13,7 +13,8 @@ OPTION_GROUPS = {
     "Images": "--memory, --val, --images, --data, --new, --test, --scenario, --features, --classes-from, --threshold, "
     "--false-alarms",
     "Model": "--base, --model, --arch, --head, --classes, --width, --size, --half, --pooler, --branches",
-    "Training": "--branch, --goal, --recipe, --fuse, --schedule, --faithful, --epochs, --branch-epochs, --minutes",
+    "Training": "--branch, --goal, --recipe, --fuse, --schedule, --faithful, --epochs, --branch-epochs, --minutes, "
+    "--plan",
     "Scenario": "bench --scenario, --base-classes, --novel-classes, --overlap, --steps, --scale, --exemplars, "
     "--memory-total, --split, --seeds, --all-seeds, scenario --base, --novel, scenario --classes",
     "Decisions": "inbox --name, --dismiss, --undo",
@@ -22,7 +23,7 @@ OPTION_GROUPS = {
     "Address": "--host, --port, --public, --token, --name",
     "Limits": "--max-mb, --batch",
     "Predictions": "--expect, --top, --nearest, --flip, --two-fold",
-    "Output": "--out, --json, --csv, --images-csv, --tensorboard, --results, --gallery",
+    "Output": "--out, bench --name, --json, --csv, --images-csv, --tensorboard, --results, --gallery",
     "Run": "--list, --method, --stale, --watch, --workers, --dask, --seed, --device",
 }
 """Options by their heading, all others under Run; after the name of a command, the option of this command only."""

@@ -14,7 +14,7 @@ from PIL import Image
 
 from branchout import api
 from branchout.bench import photo_methods, photos
-from branchout.bench.photo_methods import METHODS, Answers, Case
+from branchout.bench.photo_methods import BRANCHOUT, METHODS, Answers, Case
 from branchout.bench.photos import open_case, parse_effort
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
@@ -48,6 +48,9 @@ def test_every_method_answers_for_every_test_image(case: Case, tmp_path: Path, m
         assert kept == row
         assert (kept["base_classes"], kept["novel_classes"], kept["test_images"]) == (8, 3, len(case.test))
         assert kept["peak_memory_bytes"] > 10**7
+        ours = name in BRANCHOUT or name == "layer3"
+        trained = kept["per_seed"][0].get("trained")
+        assert (trained["effort"]["epochs"] if ours else trained) == (2 if ours else None)
     assert found["fine-tuning"]["metrics"]["avg"] > 20
 
 
@@ -85,7 +88,8 @@ def test_a_row_is_measured_once_and_continued_with_more_seeds(
 
 
 def test_a_plan_is_used_as_it_is_given(base: api.Model, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert parse_effort("views=8,exemplar_views=2,exemplar_share=0.5,epochs=20") == BRANCHES[-2]
+    given = parse_effort("views=4,exemplar_views=1,exemplar_share=0.5,epochs=15")
+    assert given == BRANCHES[1]  # as on a CPU
     assert parse_effort("views=3,stops=0,half=0") == Effort(3)
     for wrong in ("views", "speed=3", "epochs=3", "views=many"):
         with pytest.raises(BranchoutError, match="exemplar_share"):

@@ -48,7 +48,11 @@ BRANCHES = tuple(
     for effort in (
         replace(LARGE_INPUTS, epochs=10),
         LARGE_INPUTS,
-        Effort(8, exemplar_views=2, exemplar_share=0.5, epochs=20),
+        Effort(6, exemplar_views=1, exemplar_share=0.5, epochs=20),
+        Effort(8, exemplar_views=1, exemplar_share=0.5, epochs=20),
+        Effort(10, exemplar_views=1, exemplar_share=0.5, epochs=20),
+        Effort(10, exemplar_views=1, exemplar_share=0.5, epochs=30),
+        Effort(12, exemplar_views=2, exemplar_share=0.5, epochs=30),
         Effort(VIEWS["cuda"], epochs=30),
     )
 )

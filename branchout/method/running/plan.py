@@ -1,6 +1,6 @@
 """What an extension trains in the time it is given: which branch, with how many views and epochs.
 
-Without `minutes`, networks with large inputs on a CPU get ten, and clone their last stage or less; everything else is
+Without `minutes`, networks with large inputs on a CPU get seven, and clone their last stage or less; everything else is
 trained as `effort_for` says, without a measurement. The plan of a run is kept in its work folder: it rests on measured
 times, and a run that was stopped must resume with the same one.
 """
@@ -34,7 +34,8 @@ from branchout.model.classifier import Classifier
 from branchout.training.loop import Report, silent
 
 FILE = "plan.json"
-DEFAULT_MINUTES = 10.0
+DEFAULT_MINUTES = 7.0
+"""An extension of photos on a CPU takes at most eight minutes in all, with imports and reading the folders."""
 MOST_CACHED = 320_000_000
 """Bytes of cached outputs on a CPU, so that an extension takes less than 1.5 GB in all."""
 MEMORY_SHORT = f"for a branch, more than {MOST_CACHED // 10**6} MB of outputs would be cached"

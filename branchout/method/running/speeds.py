@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from branchout.data.images import cores
 from branchout.method.config import ExtendConfig
@@ -20,9 +20,13 @@ from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier
 from branchout.model.staged import Branch, branch_point
 from branchout.training.loop import Event, Report, silent
+from branchout.training.optimisation import scale_to_dataset
 
 HEAD_ITERATIONS = 170
 """Evaluations of the loss of a head alone: those of L-BFGS and of its line searches."""
+
+LONG_STEP = 0.4
+"""Seconds of a training step from which on no larger batch is measured."""
 
 
 @dataclass(frozen=True)
@@ -137,24 +141,36 @@ def measure_speeds(
         model.trunk = None
 
 
-def _training(model: Classifier, split: DataSplit, where: str, device: torch.device, count: int = 16) -> float:
-    """Seconds for one image forwards and backwards through the branch, and through its losses."""
+def _training(model: Classifier, split: DataSplit, where: str, device: torch.device) -> float:
+    """Seconds for one image forwards and backwards through the branch, and through its losses.
+
+    A small batch takes longer for each image, so the batch grows towards that of stage I while a step is short.
+    """
     point = branch_point(model.backbone, where)
     branch = Branch.clone(model.backbone, point).to(device, memory_format=model.backbone.layout(device))  # type: ignore[call-overload]
     prep = model.preprocessing
-    count = count if branch.parameter_count else 512
-    images = torch.rand(min(count, 16), prep.channels, prep.size, prep.size, device=device)
+    images = torch.rand(16, prep.channels, prep.size, prep.size, device=device)
     with torch.no_grad():
         entering = model.activations(model.backbone.arrange(images), [point.start])[point.start]
-        entering = entering.repeat(-(-count // len(entering)), *[1] * (entering.ndim - 1))[:count]
     head = nn.Linear(model.backbone.features, len(split.new.classes), device=device)
-    old = torch.rand(count, len(model.space.classes), device=device)
+    copied = nn.Linear(model.backbone.features, len(model.space.classes), device=device)
+    count = 16 if branch.parameter_count else 512
+    most = 2 * scale_to_dataset(BRANCHOUT.stage_one.optimisation, len(split.new)).batch  # new images and exemplars
+    while True:
+        x = entering.repeat(-(-count // 16), *[1] * (entering.ndim - 1))
+        old = torch.rand(count, len(model.space.classes), device=device)
 
-    def step() -> None:
-        new = head(branch.train()(entering))
-        torch.cat([old, new], 1).logsumexp(1).sum().backward()  # type: ignore[no-untyped-call]
+        def step(x: Tensor = x, old: Tensor = old) -> None:
+            h = branch.train()(x)
+            loss = torch.cat([old, head(h)], 1).logsumexp(1).sum()
+            if branch.parameter_count:
+                loss = loss + copied(h).logsumexp(1).sum()
+            loss.backward()  # type: ignore[no-untyped-call]
 
-    return _timed(step, device) / count
+        seconds = _timed(step, device)
+        if seconds > LONG_STEP or 2 * count > most:
+            return seconds / count
+        count *= 2
 
 
 @torch.no_grad()
@@ -201,7 +217,7 @@ def _timed(work: Callable[[], object], device: torch.device) -> float:
     """The median of a few times, after one to warm up: what the machine gives now, while others use it too."""
     work()
     times = []
-    for _ in range(5):
+    for _ in range(3):
         start = time.perf_counter()
         work()
         if device.type == "cuda":

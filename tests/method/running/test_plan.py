@@ -17,12 +17,14 @@ from branchout.errors import BranchoutError
 from branchout.method.config import ExtendConfig
 from branchout.method.extend import Extension
 from branchout.method.running import plan as planning
+from branchout.method.running import speeds
 from branchout.method.running.effort import BRANCHES, HEADS, LARGE_INPUTS, SMALL_INPUTS, Effort, Plan
 from branchout.method.running.forecast import added_bytes
 from branchout.method.running.plan import choose, keep_plan, kept_plan, make_plan, options
 from branchout.method.running.speeds import HEAD_ITERATIONS, Counts, Speeds, frozen_passes, seconds_for
 from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier
+from branchout.training.optimisation import Optimisation
 
 CPU = torch.device("cpu")
 FLOWERS = Counts(1224, 1600, 706, 400, 102, 1000, fused=False, linear=True)
@@ -94,12 +96,12 @@ def test_what_more_time_would_train_is_what_it_trains(linear: Classifier) -> Non
     assert (most.branch, most.effort, most.more) == ("layer3", BRANCHES[-1], "")
 
 
-def test_without_minutes_a_cpu_gets_ten_and_clones_the_last_stage_at_most(linear: Classifier) -> None:
+def test_without_minutes_a_cpu_gets_seven_and_clones_the_last_stage_at_most(linear: Classifier) -> None:
     config = ExtendConfig()
     for slower in (0.01, 1, 3, 10):
         chosen = choose(timed(linear, config, slower), config)
         assert chosen.branch in ("fc", "last")
-        assert (chosen.seconds or 0) <= 600 or slower == 10
+        assert (chosen.seconds or 0) <= 420 or slower == 10
         assert "--minutes" in chosen.more
     assert choose(timed(linear, config, 0.01), config).effort == BRANCHES[-1]
 
@@ -124,13 +126,13 @@ def test_what_takes_too_much_memory_on_a_cpu_is_no_option(
     split = DataSplit.of(linear.space, train.of_classes(NEW), exemplars(train), None, 0)
     rows = planning.table_rows(BRANCHES[0], Counts.of(linear, split, ExtendConfig()))
     for room, expected in ((rows, BRANCHES[1]), (100 * rows, BRANCHES[-1])):
-        speeds = replace(QUIET, table_bytes={"fc": 0, "last": planning.MOST_CACHED // room, "layer3": 10**12})
+        found = replace(QUIET, table_bytes={"fc": 0, "last": planning.MOST_CACHED // room, "layer3": 10**12})
         with monkeypatch.context() as patch:
-            patch.setattr(planning, "measure_speeds", lambda *_, found=speeds, **__: found)
+            patch.setattr(planning, "measure_speeds", lambda *_, found=found, **__: found)
             plan = make_plan(linear, split, ExtendConfig(minutes=1000), CPU)
         assert (plan.branch, plan.effort, plan.more) == ("last", expected, "")
-    speeds = replace(QUIET, table_bytes={"fc": 0, "last": 10**12, "layer3": 10**12})
-    monkeypatch.setattr(planning, "measure_speeds", lambda *_, **__: speeds)
+    found = replace(QUIET, table_bytes={"fc": 0, "last": 10**12, "layer3": 10**12})
+    monkeypatch.setattr(planning, "measure_speeds", lambda *_, **__: found)
     plan = make_plan(linear, split, ExtendConfig(minutes=1000), CPU)
     assert (plan.branch, plan.effort) == ("fc", HEADS[-1])
     assert "320 MB" in plan.more
@@ -198,3 +200,20 @@ def test_a_plan_that_cannot_be_read_is_made_again(content: str, tmp_path: Path) 
     (tmp_path / "plan.json").write_text(content)
     assert kept_plan(tmp_path) is None
     assert kept_plan(None) is None
+
+
+def test_training_is_measured_in_batches_as_large_as_those_of_stage_one(
+    linear: Classifier, train: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = DataSplit.of(linear.space, train.of_classes(NEW), exemplars(train), None, 0)
+    steps: list[object] = []
+
+    def timed(work: object, _: torch.device) -> float:
+        steps.append(work)
+        return 0.5 if len(steps) == 5 else 0.01
+
+    monkeypatch.setattr(speeds, "_timed", timed)
+    monkeypatch.setattr(speeds, "scale_to_dataset", lambda *_: Optimisation(1, batch=30))
+    assert speeds._training(linear, split, "last", CPU) == 0.01 / 32  # 16, 32; 64 is more than 30 + 30
+    monkeypatch.setattr(speeds, "scale_to_dataset", lambda *_: Optimisation(1, batch=3000))
+    assert speeds._training(linear, split, "last", CPU) == 0.5 / 64  # 16, 32 and 64, which takes too long to go on
