@@ -127,7 +127,7 @@ async def beside_large(port: int, files: Sequence[bytes], pixels: int, count: in
 
 def start(model: str, words: Sequence[str]) -> tuple[subprocess.Popen[str], int]:
     process = subprocess.Popen(
-        [Path(sys.executable).parent / "branchout", "serve", model, "--port", "0", *words],
+        [sys.executable, "-c", "from branchout.cli import main; main()", "serve", model, "--port", "0", *words],
         stdout=subprocess.PIPE,
         encoding="utf-8",
     )

@@ -17,19 +17,23 @@ import torch
 from benchmarks.speed.common import Settings, write
 from branchout.training.loop import best_device
 
-NAMES = ("training-step",)
+ON_GPU = ("training-step", "fusion-grid", "extension", "input-pipeline", "growth", "inference", "branches")
+"""Measured on the device; all of them take a GPU less than five minutes."""
+ON_CPU = ("many-steps", "folder-scan", "engines")
+"""Always measured on the CPU, so not run by default where there is a GPU."""
+NAMES = (*ON_GPU, *ON_CPU)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument("--only", nargs="+", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--device", default=str(best_device()))
     parser.add_argument("--tiny", action="store_true", help="try the scripts on tiny inputs; the figures mean nothing")
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     options = parser.parse_args()
     settings = Settings(torch.device(options.device), options.tiny)
     failed = []
-    for name in options.only:
+    for name in options.only or (ON_GPU if settings.gpu else NAMES):
         start = time.perf_counter()
         try:
             for file, row in importlib.import_module(f"benchmarks.speed.{name.replace('-', '_')}").rows(settings):

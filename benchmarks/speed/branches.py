@@ -1,26 +1,20 @@
 """How long a model with t branches takes for a batch, against its arithmetic: the trunk once, and t + 1 last stages.
 
-    python benchmarks/speed/branches.py --out results
-
 Measures a ResNet10 of half the usual width for 64-pixel images with 1, 5, 10 and 50 branches, in turns with its parts:
 the trunk alone and one branch alone, of which the bound is the sum. Also measures the branches as one batched
-computation (torch.func.vmap over their stacked weights). Writes OUT/speed/branches-DEVICE.json.
+computation (torch.func.vmap over their stacked weights).
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
-import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
-from branchout.bench import rows as results
+from benchmarks.speed.common import Rows, Settings, compared, in_turns
 from branchout.data.preprocess import Preprocessing
 from branchout.model import architectures
 from branchout.model.bases import rebuild
@@ -48,21 +42,6 @@ def model_with(branches: int, device: torch.device) -> Classifier:
     return Classifier(arch, backbone, head, old, SIZES, steps=steps).placed(device)
 
 
-def seconds_of(works: dict[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, float]:
-    """The median seconds of each, in turns; on a CPU those of this process, so that a busy machine changes little."""
-    clock = time.perf_counter if device.type == "cuda" else time.process_time
-    taken: dict[str, list[float]] = {name: [] for name in works}
-    for number in range(repeats + 2):  # the first two warm up
-        for name, work in works.items():
-            start = clock()
-            work()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            if number > 1:
-                taken[name].append(clock() - start)
-    return {name: statistics.median(values) for name, values in taken.items()}
-
-
 def batched(model: Classifier) -> Callable[[Tensor], Tensor]:
     """All branches as one computation."""
     branches = [step.branch for step in model.steps]
@@ -78,7 +57,7 @@ def measure(count: int, batch: int, repeats: int, device: torch.device) -> dict[
     start = model.steps[0].start
     trunk = model.backbone.run(images, 0, start)
     together = batched(model)
-    found = seconds_of(
+    found = in_turns(
         {
             "whole": lambda: model(images),
             "trunk": lambda: model.backbone.run(images, 0, start),
@@ -99,32 +78,21 @@ def measure(count: int, batch: int, repeats: int, device: torch.device) -> dict[
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--out", type=Path, default=Path("results"))
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    device = torch.device(options.device)
-    rows = []
-    for count in STEPS:
-        rows.append(measure(count, options.batch, options.repeats, device))
-        print({name: round(value, 4) for name, value in rows[-1].items()}, flush=True)
-    row = {
-        "of": f"ResNet10 with {STEPS[-1]} branches, {options.batch} images",
-        "against": "its trunk once and its last stage once for the base and for each branch, measured alone",
-        "ratio": rows[-1]["ratio"],
-        "of_seconds": rows[-1]["whole_seconds"],
-        "against_seconds": rows[-1]["bound_seconds"],
-        "rows": rows,
-        "threads": options.threads,
-        **results.provenance(),
-    }
-    print(results.write(options.out / "speed", f"branches-{device.type}", row))
-
-
-if __name__ == "__main__":
-    main()
+def rows(settings: Settings) -> Rows:
+    batch = 8
+    found = []
+    for count in STEPS[: settings.pick(4, 2)]:
+        found.append(measure(count, batch, settings.pick(7, 1), settings.device))
+        print({name: round(value, 4) for name, value in found[-1].items()}, flush=True)
+    last = found[-1]
+    yield (
+        f"branches-{settings.device.type}",
+        compared(
+            f"ResNet10 with {last['branches']} branches, {batch} images",
+            "its trunk once and its last stage once for the base and for each branch, measured alone",
+            last["whole_seconds"],
+            last["bound_seconds"],
+            rows=found,
+            threads=torch.get_num_threads(),
+        ),
+    )

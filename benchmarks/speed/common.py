@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -35,6 +35,11 @@ class Settings:
 
     def pick(self, usual: int, tiny: int) -> int:
         return tiny if self.tiny else usual
+
+    @property
+    def width(self) -> int | None:
+        """Of a ResNet: narrower on a CPU, where one of the usual 64 channels takes minutes."""
+        return None if self.gpu else 16
 
     @property
     def gpu(self) -> bool:
@@ -104,3 +109,29 @@ def random_images(count: int, model: Classifier, device: torch.device, seed: int
     coarse = torch.randint(0, 256, (count, 3, size // 8, size // 8), generator=generator).float()
     pixels = torch.nn.functional.interpolate(coarse, size=(size, size), mode="bilinear").byte()
     return ResidentImages(pixels.to(device), model.preprocessing, device)
+
+
+class Peak:
+    """The memory a piece of work takes at its highest: of the GPU, or by which this process grows (Linux)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def __enter__(self) -> Self:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self.before = torch.cuda.memory_allocated(self.device)
+        else:
+            Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+            self.before = resident_bytes()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        gpu = self.device.type == "cuda"
+        after = torch.cuda.max_memory_allocated(self.device) if gpu else resident_bytes()
+        self.bytes = max(0, after - self.before)
+
+
+def resident_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))

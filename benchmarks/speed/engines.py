@@ -1,14 +1,11 @@
 """How long a CPU takes for the frozen part of a network: torch in two memory layouts, torch.compile, onnxruntime.
 
-    python benchmarks/speed/engines.py --out results
-
 Weights are random. The engines take turns, so that a busy machine slows all of them; the smallest of their times is
-what each takes when nothing disturbs it. Writes OUT/speed/engines.json; the ratio is that of the first network.
+what each takes when nothing disturbs it. The ratio is that of the first network.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import os
 import resource
@@ -16,16 +13,18 @@ import tempfile
 import time
 from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 
-from branchout.bench import rows as results
+from benchmarks.speed.common import Rows, Settings, compared
 from branchout.data.preprocess import Preprocessing
 from branchout.method.running.engine import OnnxTrunk
 from branchout.model.bases import rebuild
 from branchout.model.classifier import Classifier
+
+NETWORKS = ("efficientnet_lite0", "resnet50")
 
 
 class Times(NamedTuple):
@@ -83,40 +82,29 @@ def _cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", nargs="+", default=["efficientnet_lite0", "resnet50"])
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--out", type=Path, default=Path("results"))
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+def rows(settings: Settings) -> Rows:
+    if find_spec("onnxruntime") is None:
+        print("no engines: the extra 'export' is not installed")
+        return
     os.environ["BRANCHOUT_CACHE"] = tempfile.mkdtemp()
-    rows = []
+    batch, found = settings.pick(16, 1), []
     with torch.no_grad():
-        for name in options.networks:
-            times = in_turns(engines(network(name), options.batch), options.batch, options.repeats)
+        for name in NETWORKS[: settings.pick(2, 1)]:
+            times = in_turns(engines(network(name), batch), batch, settings.pick(15, 1))
             for engine, each in times.items():
                 print(f"{name}, {engine}: {each.wall:.1f} ms, {each.cpu:.1f} ms of CPU time", flush=True)
-            rows.append({"network": name, "milliseconds": {engine: each._asdict() for engine, each in times.items()}})
-    first = rows[0]["milliseconds"]
-    ours, theirs = first["onnxruntime"]["wall"] / 1000, first["torch channels_last"]["wall"] / 1000
-    about = results.provenance()
-    about["versions"] |= {"onnxruntime": version("onnxruntime")}
-    row = {
-        "of": f"onnxruntime, one image of 224 pixels through {options.networks[0]}",
-        "against": "torch in channels_last",
-        "ratio": ours / theirs,
-        "of_seconds": ours,
-        "against_seconds": theirs,
-        "networks": rows,
-        "batch": options.batch,
-        "threads": options.threads,
-        **about,
-    }
-    print(f"ratio {ours / theirs:.2f}; written to {results.write(options.out / 'speed', 'engines', row)}")
-
-
-if __name__ == "__main__":
-    main()
+            found.append({"network": name, "milliseconds": {engine: each._asdict() for engine, each in times.items()}})
+    first = found[0]["milliseconds"]
+    yield (
+        "engines",
+        compared(
+            f"onnxruntime, one image of 224 pixels through {NETWORKS[0]}",
+            "torch in channels_last",
+            first["onnxruntime"]["wall"] / 1000,  # type: ignore[index]
+            first["torch channels_last"]["wall"] / 1000,  # type: ignore[index]
+            networks=found,
+            batch=batch,
+            threads=torch.get_num_threads(),
+            packages={"onnxruntime": version("onnxruntime")},
+        ),
+    )

@@ -1,45 +1,85 @@
-"""How long an extension takes against training jointly from scratch, from rows that one `bench` run measured.
+"""A whole extension against joint training of all classes from scratch, both alone on the device.
 
-branchout bench disjoint-40 --data TINY_IMAGENET_DIR --method joint --method branchout
-python benchmarks/speed/extension.py --rows results/tiny-imagenet-200/disjoint-40/resnet10 --out results
+Random images of the size and number of Tiny-ImageNet: 180 old and 20 new classes of 500 images, ten exemplars of each
+old class. Both start from arrays of pixels. Joint training is measured for some of its 40 epochs; the others are added
+at the median time of an epoch.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
+import os
+import tempfile
+import time
 
-from branchout.bench import rows as results
+import numpy as np
+
+from benchmarks.speed.common import Rows, Settings, compared, synchronize
+from branchout import api
+from branchout.data.samples import ArrayPixels, Samples
+from branchout.training.loop import Event
+from branchout.training.pretrain import FAST
+
+OLD, NEW, EXEMPLARS = 180, 20, 10
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=Path, required=True, help="the folder of one table's rows")
-    parser.add_argument("--out", type=Path, default=Path("results"))
-    options = parser.parse_args()
-    ours, joint = (
-        json.loads((options.rows / f"{name}.json").read_text())
-        for name in ("score-fusion-branchout-balanced", "joint-plain")
-    )
-    if ours["hardware"] != joint["hardware"] or ours["commit"] != joint["commit"]:
-        raise SystemExit("these rows were measured on different machines or commits; run both again, together")
-    if ours.get("gpu_shared") or joint.get("gpu_shared"):
-        raise SystemExit(
-            "these rows were measured while others used the GPU, so that their times say little; use --out"
-        )
-    taken, against = sum(ours["seconds"].values()), sum(joint["seconds"].values())
-    content = {
-        "of": "whole extension: stage I, features, fusion, choice (median over seeds)",
-        "against": "joint training from scratch, in the same run",
-        "ratio": taken / against,
-        "of_seconds": taken,
-        "against_seconds": against,
-        **{key: ours[key] for key in ("versions", "hardware", "commit", "command", "settings")},
+def samples(classes: range, each: int, size: int) -> Samples:
+    rng = np.random.default_rng(classes.start)
+    coarse = rng.integers(0, 256, (len(classes) * each, size // 8, size // 8, 3), dtype=np.uint8)
+    names = np.repeat([f"class {n:03}" for n in classes], each)
+    ids = [f"{classes.start}-{n}" for n in range(len(names))]
+    return Samples.build(ArrayPixels(coarse.repeat(8, axis=1).repeat(8, axis=2)), names, ids)
+
+
+def rows(settings: Settings) -> Rows:
+    each, size, measured = (500, 64, 8) if settings.gpu else (20, 32, 2)
+    old, new = (settings.pick(OLD, 6), settings.pick(NEW, 2)) if settings.gpu else (OLD // 3, NEW // 2)
+    epochs = {"base": 1, "joint": measured, "extension": None if settings.gpu else 4}
+    if settings.tiny:
+        old, new, each = 6, 2, 16
+    images = {
+        name: samples(range(*span), each, size)
+        for name, span in {"joint": (0, old + new), "base": (0, old), "new": (old, old + new)}.items()
     }
-    path = results.write(options.out / "speed", "extension", content)
-    print(f"extension / joint = {taken:.1f} s / {against:.1f} s = {taken / against:.3f}; written to {path}")
+    memory = samples(range(old), EXEMPLARS, size)
+    times: list[float] = []
 
+    def report(event: Event) -> None:
+        if "loss" in event.figures:
+            times.append(time.perf_counter())
 
-if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["BRANCHOUT_CACHE"] = cache  # nothing is decoded or computed before
+        how = {"arch": "resnet10", "width": settings.width, "size": size, "kind": "photo", "device": settings.device}
+        base = api.pretrain(images["base"], epochs=epochs["base"], **how)
+        base.extend(images["new"].select(np.arange(0, len(images["new"]), 4)), memory=memory, epochs=1)  # warms up
+        start = time.perf_counter()
+        extended = base.extend(images["new"], memory=memory, seed=1, epochs=epochs["extension"])
+        synchronize(settings.device)
+        ours = time.perf_counter() - start
+        start = time.perf_counter()
+        api.pretrain(images["joint"], epochs=measured, report=report, **how)
+        synchronize(settings.device)
+        whole = time.perf_counter() - start
+    epoch = float(np.median(np.diff(times[-measured:])))
+    full = FAST.epochs if settings.gpu else round(FAST.epochs * (epochs["extension"] or 30) / 30)
+    joint = whole + (full - measured) * epoch
+    assert extended.outcome is not None
+    yield (
+        f"extension-{settings.device.type}",
+        compared(
+            f"whole extension, {old}+{new} classes of {each} images, {size} px",
+            "joint training from scratch",
+            ours,
+            joint,
+            parts=extended.outcome.seconds,
+            goal="1/12 on a GPU",
+            settings={
+                "exemplars": EXEMPLARS,
+                "joint_epochs": full,
+                "joint_epochs_measured": measured,
+                "joint_epoch_seconds": epoch,
+                "extension_epochs": epochs["extension"] or 30,
+                "width": settings.width,
+            },
+        ),
+    )

@@ -1,7 +1,5 @@
 """How long a folder of a million files takes to list, and how much memory the list needs, against torchvision.
 
-    python benchmarks/speed/folder_scan.py --files 1000000 --out results/speed
-
 The files are empty; nothing is decoded, as for published datasets. Every way to list them runs in a process of its own,
 once before it is measured, so that the file system's cache is warm for all, and then three times; the fastest counts.
 A second row has what the perceptual hash of near-duplicates adds to the check that decodes each file.
@@ -9,7 +7,6 @@ A second row has what the perceptual hash of near-duplicates adds to the check t
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
@@ -18,9 +15,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
+
+if TYPE_CHECKING:
+    from benchmarks.speed.common import Row, Rows, Settings
 
 CLASSES = 1000
 
@@ -64,7 +65,7 @@ def peak_kilobytes() -> int:
 
 
 def measured(way: str, folder: str) -> dict[str, float]:
-    command = [sys.executable, __file__, "--measure", way, "--folder", folder]
+    command = [sys.executable, "-m", "benchmarks.speed.folder_scan", way, folder]
     found = [json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(4)]
     return dict(min(found[1:], key=lambda each: each["seconds"]))
 
@@ -77,9 +78,9 @@ def make(folder: Path, files: int) -> None:
             os.close(os.open(place / f"n{number:08}_{image:05}.JPEG", os.O_CREAT | os.O_WRONLY))
 
 
-def hash_row() -> dict[str, object]:
+def hash_row() -> Row:
     """The perceptual hash of a JPEG of 256 pixels, against the check that decodes it."""
-    from branchout.bench.rows import provenance
+    from benchmarks.speed.common import compared
     from branchout.data.decode import measure
     from branchout.data.near_duplicates import image_hash
 
@@ -97,48 +98,33 @@ def hash_row() -> dict[str, object]:
         image_hash(copies[number % 20])
     end = time.perf_counter()
     seconds = (end - middle) / repeats, (middle - start) / repeats
-    return {
-        "of": "perceptual hash of an image of 341 × 256 pixels",
-        "against": "the check that decodes it",
-        "ratio": seconds[0] / seconds[1],
-        "of_seconds": seconds[0],
-        "against_seconds": seconds[1],
-        **provenance(),
-    }
+    return compared("perceptual hash of an image of 341 × 256 pixels", "the check that decodes it", *seconds)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--files", type=int, default=1_000_000)
-    parser.add_argument("--out", type=Path, default=Path("results/speed"))
-    parser.add_argument("--measure", choices=WAYS, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.measure:
-        print(json.dumps(measure_here(options.measure, options.folder)))
-        return
-    from branchout.bench import rows as results
+def rows(settings: Settings) -> Rows:
+    from benchmarks.speed.common import compared  # imports torch, which the processes that list need not
 
+    files = settings.pick(1_000_000, 2000)
     with tempfile.TemporaryDirectory() as work:
-        make(Path(work, "images"), options.files)
+        make(Path(work, "images"), files)
         make(Path(work, "images-small"), CLASSES)
         found = {way: measured(way, str(Path(work, "images"))) for way in WAYS}
-    row = {
-        "of": f"listing {options.files:,} files in {CLASSES:,} class folders",
-        "against": "torchvision ImageFolder",
-        "ratio": found["branchout"]["seconds"] / found["torchvision"]["seconds"],
-        "of_seconds": found["branchout"]["seconds"],
-        "against_seconds": found["torchvision"]["seconds"],
-        "scandir_seconds": found["os.scandir"]["seconds"],
-        "of_megabytes": found["branchout"]["megabytes"],
-        "against_megabytes": found["torchvision"]["megabytes"],
-        **results.provenance(),
-    }
-    results.write(options.out, "folder-scan", row)
-    results.write(options.out, "image-hash", hash_row())
     for way, figures in found.items():
         print(f"{way}: {figures['seconds']:.1f} s, {figures['megabytes']:.0f} MB")
+    yield (
+        "folder-scan",
+        compared(
+            f"listing {files:,} files in {CLASSES:,} class folders",
+            "torchvision ImageFolder",
+            found["branchout"]["seconds"],
+            found["torchvision"]["seconds"],
+            scandir_seconds=found["os.scandir"]["seconds"],
+            of_megabytes=found["branchout"]["megabytes"],
+            against_megabytes=found["torchvision"]["megabytes"],
+        ),
+    )
+    yield "image-hash", hash_row()
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(measure_here(*sys.argv[1:])))

@@ -1,16 +1,12 @@
 """How the time of a step, and the size of the model, grow over many steps.
 
-    python benchmarks/speed/many_steps.py --steps 60 --out results
-
 Extends a small model of glyphs again and again, two classes a step, with deltas between all branches (--fuse) and
-exemplars of every earlier class. Writes OUT/speed/many-steps.json: for each step its seconds of CPU time (so that a
-busy machine changes little) and the model's bytes on disk; and the exponents: the slope of log(value) against log(step)
-over the second half of the steps.
+exemplars of every earlier class, on a CPU. For each step: its seconds of CPU time, so that a busy machine changes
+little, and the model's bytes on disk.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -18,14 +14,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.speed.common import Rows, Settings, exponent
 from branchout import api
-from branchout.bench import rows as results
 from branchout.data.glyphs import glyphs
 from branchout.data.memory import keep
 from branchout.data.samples import ArrayPixels, Samples
 
 BASE, NEW = 20, 2
 """Classes of the base and of each step."""
+EXPECTED = {"seconds": 1.0, "bytes": 1.0, "load_seconds": 1.0, "fusion_seconds": 2.0}
+"""The t-th step runs t branches on as many exemplars as classes: 1 for networks of fixed cost, 2 where deltas between
+all branches are learned; a model has t branches on disk."""
 
 
 def drawn(classes: int) -> Samples:
@@ -33,13 +32,6 @@ def drawn(classes: int) -> Samples:
     table = glyphs(20, 1).train
     table = table.of_classes(table.classes[:classes])
     return Samples.build(ArrayPixels(np.stack([table.read(n) for n in range(len(table))])), table.names, table.ids)
-
-
-def exponent(values: list[float]) -> float:
-    """The slope of log(value) against log(step) over the second half."""
-    half = len(values) // 2
-    steps = np.arange(1, len(values) + 1)
-    return float(np.polyfit(np.log(steps[half:]), np.log(values[half:]), 1)[0])
 
 
 def measure(steps: int, folder: Path) -> list[dict[str, float]]:
@@ -74,27 +66,23 @@ def measure(steps: int, folder: Path) -> list[dict[str, float]]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("results"))
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+def rows(settings: Settings) -> Rows:
+    steps = settings.pick(60, 4)
     with tempfile.TemporaryDirectory() as folder:
-        rows = measure(options.steps, Path(folder))
-    last = rows[-1]
-    row = {
-        "of": f"bytes of a model after {options.steps} steps of {NEW} classes",
-        "against": "bytes of its base, branches and heads",
-        "ratio": last["bytes"] / last["branches_and_heads_bytes"],
-        "exponents": {name: exponent([each[name] for each in rows]) for name in rows[0] if name != "step"},
-        "steps": rows,
-        "threads": options.threads,
-        **results.provenance(),
-    }
-    print(row["ratio"], row["exponents"], results.write(options.out / "speed", "many-steps", row))
-
-
-if __name__ == "__main__":
-    main()
+        found = measure(steps, Path(folder))
+    sizes = [float(row["step"]) for row in found]
+    last, first = found[-1], found[0]
+    yield (
+        "many-steps",
+        {
+            "of": f"bytes of a model after {steps} steps of {NEW} classes",
+            "against": "bytes of its base, branches and heads",
+            "ratio": last["bytes"] / last["branches_and_heads_bytes"],
+            "of_seconds": last["seconds"],
+            "against_seconds": first["seconds"],
+            "expected_exponents": EXPECTED,
+            "exponents": {name: exponent(sizes, [row[name] for row in found]) for name in first if name != "step"},
+            "steps": found,
+            "threads": torch.get_num_threads(),
+        },
+    )

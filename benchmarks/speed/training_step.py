@@ -69,7 +69,7 @@ Run = Callable[[], tuple[Epochs, int]]
 def stage_one(arch: str, settings: Settings) -> Run:
     """Stage I with exemplars and distillation."""
     device = settings.device
-    model = base_model(arch, OLD, device, width=None if settings.gpu else 16)
+    model = base_model(arch, OLD, device, width=settings.width)
     count, batch, epochs = settings.pick(8000, 64), settings.pick(256, 8), settings.pick(10, 4)
     new, old = random_images(count, model, device), random_images(settings.pick(1800, OLD), model, device, 1)
     fresh = Labelled(new, OLD + np.arange(count) % NEW)
@@ -87,7 +87,7 @@ def stage_one(arch: str, settings: Settings) -> Run:
 def whole_network(arch: str, settings: Settings, optimiser: str = "sgd") -> Run:
     """Fine-tuning of a whole network with distillation from a frozen copy, on augmented images."""
     device = settings.device
-    model = base_model(arch, OLD + NEW, device, width=None if settings.gpu else 16)
+    model = base_model(arch, OLD + NEW, device, width=settings.width)
     count, batch, epochs = settings.pick(8000, 32), settings.pick(256, 8), settings.pick(10, 4)
     images = random_images(count, model, device)
     labels = torch.arange(count, device=device) % (OLD + NEW)
@@ -132,7 +132,7 @@ def pretraining(arch: str, settings: Settings) -> Run:
             model.space.classes,
             model.preprocessing,
             arch=arch,
-            width=None if settings.gpu else 16,
+            width=settings.width,
             optimisation=optimisation,
             device=settings.device,
             report=taken,

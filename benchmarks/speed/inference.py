@@ -1,0 +1,162 @@
+"""Inference: torch eager, torch.compile, onnxruntime and onnxruntime with 8-bit integers; and the server.
+
+`engines`: the built-in model of 800 characters, one image and a batch of 64, in turns. Accuracies on the same 1,600
+drawn images say what each engine costs. The 8-bit model is quantised statically, with scales from 256 other images.
+`server`: `branchout serve` in a process of its own, with 1, 16 and 64 clients, against `predict` in a loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks import serve
+from benchmarks.speed.common import Row, Rows, Settings, compared, in_turns
+from branchout import api
+from branchout.data.glyphs import glyphs
+from branchout.data.images import in_order, open_images
+from branchout.evaluate.compare import logits
+
+Run = Callable[[Tensor], Tensor]
+
+
+def rows(settings: Settings) -> Rows:
+    yield engines(settings)
+    if find_spec("uvicorn"):
+        yield server(settings)
+    else:
+        print("no server: the extra 'serve' is not installed")
+
+
+class Images:
+    """Images of the model's classes, as its network reads them."""
+
+    def __init__(self, model: api.Model, classes: int, part: str) -> None:
+        drawn = getattr(glyphs(1, 2, classes=list(model.classes[:classes])), part)
+        sizes = model.classifier.preprocessing
+        opened = open_images(drawn, sizes, torch.device("cpu"))
+        self.images = torch.cat(list(opened.plain(in_order(len(drawn), 256))))
+        self.labels = model.classifier.space.index(drawn.classes)[drawn.labels]
+
+
+def engines(settings: Settings) -> tuple[str, Row]:
+    device = settings.device
+    model = api.Model(api.load("glyphs").saved, None, device)
+    classifier = model.classifier.placed(device).eval()
+    test = Images(model, settings.pick(800, 20), "val")
+    usual: Run = lambda images: logits(classifier, images.to(device)).cpu()  # noqa: E731
+    found: dict[str, Run] = {"torch eager": usual}
+    found |= compiled(classifier, usual, test.images, device)
+    with tempfile.TemporaryDirectory() as folder:
+        if find_spec("onnxruntime") and find_spec("onnx"):
+            found |= onnx_engines(model, Path(folder), Images(model, settings.pick(256, 20), "train").images, device)
+        results: dict[str, dict[str, float]] = {name: {"accuracy": accuracy(run, test)} for name, run in found.items()}
+        for batch in (1, 64):
+            works = {name: partial(run, test.images[:batch]) for name, run in found.items()}
+            for name, seconds in in_turns(works, settings.pick(30, 2), device).items():
+                results[name][f"ms_batch_{batch}"] = 1e3 * seconds
+    for name, figures in results.items():
+        print(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in figures.items()), flush=True)
+    fastest = min(results, key=lambda name: results[name]["ms_batch_1"])
+    row = compared(
+        f"one image of the model of 800 characters, {fastest}",
+        "torch eager",
+        results[fastest]["ms_batch_1"] / 1e3,
+        results["torch eager"]["ms_batch_1"] / 1e3,
+        engines=results,
+        settings={"threads": torch.get_num_threads(), "images": len(test.labels)},
+        packages={name: version(name) for name in ("onnx", "onnxruntime") if find_spec(name)},
+    )
+    return f"inference-{device.type}", row
+
+
+def accuracy(run: Run, test: Images) -> float:
+    answers = torch.cat([run(part).argmax(1) for part in test.images.split(64)])
+    return float((answers.numpy() == test.labels).mean())
+
+
+def compiled(classifier: torch.nn.Module, usual: Run, images: Tensor, device: torch.device) -> dict[str, Run]:
+    mode = "reduce-overhead" if device.type == "cuda" else "default"
+    forward = torch.compile(classifier, mode=mode)
+
+    @torch.inference_mode()
+    def run(images: Tensor) -> Tensor:
+        return forward(images.to(device)).float().cpu()  # type: ignore[no-any-return]
+
+    try:
+        for batch in (1, 64):
+            run(images[:batch])
+    except Exception as error:  # no compiler
+        print(f"torch.compile does not run here: {str(error).splitlines()[0]}")
+        return {}
+    return {"torch.compile": run}
+
+
+def onnx_engines(model: api.Model, folder: Path, calibration: Tensor, device: torch.device) -> dict[str, Run]:
+    import onnxruntime
+    from onnxruntime import quantization
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    plain, prepared, small = (folder / f"{name}.onnx" for name in ("float", "prepared", "int8"))
+    model.export(plain)
+
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
+        left = iter(calibration.split(1))
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            image = next(self.left, None)
+            return None if image is None else {"images": image.numpy()}
+
+    quant_pre_process(plain, prepared, skip_symbolic_shape=True)
+    quantization.quantize_static(prepared, small, Reader(), per_channel=True)
+    found: dict[str, Run] = {}
+    gpu = device.type == "cuda" and "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+    provider = "CUDAExecutionProvider" if gpu else "CPUExecutionProvider"
+    for name, file in (("onnxruntime", plain), ("onnxruntime int8", small)):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        session = onnxruntime.InferenceSession(file, options, providers=[provider])
+        label = f"{name} ({provider.removesuffix('ExecutionProvider')}, {file.stat().st_size / 1e6:.1f} MB)"
+        found[label] = lambda images, session=session: torch.from_numpy(  # type: ignore[misc]
+            session.run(["logits"], {"images": images.numpy()})[0]
+        )
+    return found
+
+
+def server(settings: Settings) -> tuple[str, Row]:
+    model = api.load("glyphs", device=str(settings.device))
+    files = serve.image_files(model, 64)
+    seconds = settings.pick(3, 1)
+    levels: list[Row] = []
+    process, port = serve.start("glyphs", ["--device", str(settings.device)])
+    try:
+        serve.direct(model, files, 1.0)  # both warm up
+        asyncio.run(serve.served(port, files, 4, 1.0))
+        for clients in (1, 16, 64):
+            loop = serve.direct(model, files, seconds)
+            served = asyncio.run(serve.served(port, files, clients, seconds))
+            levels.append({"clients": clients, "served": served, "loop": loop})
+            print(f"{clients} clients: {served}; loop: {loop}", flush=True)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+    best = max(levels, key=lambda level: level["served"]["per_second"] / level["loop"]["per_second"])
+    row = compared(
+        f"one image served over HTTP to {best['clients']} clients (1 / throughput)",
+        "the same model called in a loop",
+        1 / best["served"]["per_second"],
+        1 / best["loop"]["per_second"],
+        levels=levels,
+        settings={"seconds": seconds, "model": "glyphs", "clients_on_the_same_machine": True},
+    )
+    return f"server-{settings.device.type}", row
