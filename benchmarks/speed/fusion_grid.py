@@ -26,8 +26,8 @@ from branchout.data.images import ResidentImages, class_balanced, shuffled
 from branchout.labels import LabelSpace
 from branchout.method.features import extract
 from branchout.method.recipes import GRID, REFERENCE, Stage2
-from branchout.method.score_fusion import FusionData, Problem, fused_columns, fusion_data, problem_of, stage2_loss
-from branchout.method.stage2 import Fused, fuse, grid_answers, initial_deltas
+from branchout.method.score_fusion import HeadLayout, Stage2Data, fused_columns, head_layout, stage2_data, stage2_loss
+from branchout.method.stage2 import TrainedDeltas, grid_answers, initial_deltas, train_grid
 from branchout.model.classifier import Classifier, Step
 from branchout.model.heads import CosineHead, Pooler
 from branchout.model.staged import Branch, branch_point
@@ -88,7 +88,7 @@ class Task:
     def orders(self, epoch: int) -> list[np.ndarray]:
         return class_balanced(self.labels.numpy(), PER_CLASS, SETTINGS.optimisation.batch, epoch)
 
-    def accuracy(self, fused: Fused, point: int) -> float:
+    def accuracy(self, fused: TrainedDeltas, point: int) -> float:
         features = extract(self.model, self.others, device=self.device)[0]
         return float((grid_answers(self.model, features, fused, 0)[point].cpu() == self.labels).float().mean())
 
@@ -106,29 +106,29 @@ def extended(network: Network, model: Classifier, old: int) -> Classifier:
     return base.extended(step).placed(network.head.weight.device).eval().requires_grad_(False)
 
 
-def one_pass(task: Task) -> Fused:
+def one_pass(task: Task) -> TrainedDeltas:
     """Features of ten views, then all points."""
     device = task.device
     features = extract(task.model, task.exemplars, views=VIEWS, device=device)
-    data = fusion_data(task.model, features, task.labels.to(device), task.origin.to(device))
-    return fuse(problem_of(task.model), [data], SETTINGS, per_class=PER_CLASS)
+    data = stage2_data(task.model, features, task.labels.to(device), task.origin.to(device))
+    return train_grid(head_layout(task.model), [data], SETTINGS, per_class=PER_CLASS)
 
 
 def alone(task: Task, point: tuple[float, float], epochs: int, batches: Batches) -> list[Tensor]:
     """One point, the frozen network run on new views in every epoch."""
-    problem, device = problem_of(task.model), task.device
+    layout, device = head_layout(task.model), task.device
     labels, origin = task.labels.to(device), task.origin.to(device)
     like = torch.zeros(1, task.model.backbone.features, device=device)
-    deltas = initial_deltas(problem, like.shape[-1], 1, 1, SETTINGS, 0, like)
+    deltas = initial_deltas(layout, like.shape[-1], 1, 1, SETTINGS, 0, like)
     optimiser = torch.optim.SGD(deltas, lr=SETTINGS.optimisation.lr, momentum=0.9, weight_decay=1e-4)
-    pooler, alpha = Pooler(problem.space, problem.pooler).to(device), torch.tensor([point[0]], device=device)
+    pooler, alpha = Pooler(layout.space, layout.pooler).to(device), torch.tensor([point[0]], device=device)
     for epoch in range(epochs):
         for pictures, index in batches(epoch):
             with torch.no_grad():
                 features = torch.stack(task.model.features(task.model.backbone.arrange(pictures)), dim=1).float()
-            data = fusion_data(task.model, features[None], labels[index][None], origin[index][None])
-            columns = fused_columns(problem, data, deltas, [point], SETTINGS.beta_on_head)
-            loss = stage2_loss(problem.space, data, columns, alpha, pooler, None)
+            data = stage2_data(task.model, features[None], labels[index][None], origin[index][None])
+            columns = fused_columns(layout, data, deltas, [point], SETTINGS.beta_on_head)
+            loss = stage2_loss(layout.space, data, columns, alpha, pooler, None)
             optimiser.zero_grad(set_to_none=True)
             loss.sum().backward()  # type: ignore[no-untyped-call]
             optimiser.step()
@@ -181,7 +181,7 @@ def loader_batches(task: Task) -> Batches:
 
 def published(settings: Settings) -> tuple[str, dict[str, object]]:
     task = Task(settings)
-    found: list[Fused] = []
+    found: list[TrainedDeltas] = []
     ours = in_turns({"": lambda: found.append(one_pass(task))}, settings.pick(3, 1) if settings.gpu else 1, task.device)
     points = [0, 14, 35] if settings.gpu else [14]
     epochs = settings.pick(SETTINGS.optimisation.epochs, 2)
@@ -199,7 +199,7 @@ def published(settings: Settings) -> tuple[str, dict[str, object]]:
             accuracy = {
                 str(GRID[n]): {
                     "of": task.accuracy(found[-1], n),
-                    "against": task.accuracy(Fused((GRID[n],), tuple(deltas)), 0),
+                    "against": task.accuracy(TrainedDeltas((GRID[n],), tuple(deltas)), 0),
                 }
                 for n, deltas in zip(points, trained, strict=True)
             }
@@ -230,12 +230,14 @@ def one_point(settings: Settings) -> Rows:
     for base, novel in ((18, 2),) if settings.tiny else ((180, 20), (800, 40)):
         epochs = SETTINGS.optimisation.epochs if settings.gpu else 2
         fewer = replace(SETTINGS, optimisation=replace(SETTINGS.optimisation, epochs=epochs))
-        problem, data = random_data(base, novel, device)
+        layout, data = random_data(base, novel, device)
 
-        def train(grid: tuple[tuple[float, float], ...], of: tuple[Problem, FusionData, Stage2]) -> Callable[[], Fused]:
-            return lambda: fuse(of[0], [of[1]], replace(of[2], grid=grid), per_class=PER_CLASS)
+        def train(
+            grid: tuple[tuple[float, float], ...], of: tuple[HeadLayout, Stage2Data, Stage2]
+        ) -> Callable[[], TrainedDeltas]:
+            return lambda: train_grid(of[0], [of[1]], replace(of[2], grid=grid), per_class=PER_CLASS)
 
-        works = {"one": train(GRID[:1], (problem, data, fewer)), "all": train(GRID, (problem, data, fewer))}
+        works = {"one": train(GRID[:1], (layout, data, fewer)), "all": train(GRID, (layout, data, fewer))}
         taken = in_turns(works, 3, device)
         yield (
             f"fusion-grid-{device.type}-{base}+{novel}",
@@ -250,15 +252,15 @@ def one_point(settings: Settings) -> Rows:
         )
 
 
-def random_data(base: int, novel: int, device: torch.device) -> tuple[Problem, FusionData]:
+def random_data(base: int, novel: int, device: torch.device) -> tuple[HeadLayout, Stage2Data]:
     space = LabelSpace.of((f"b{n}" for n in range(base)), (f"n{n}" for n in range(novel)))
     generator = torch.Generator(device).manual_seed(0)
     count = (base + novel) * PER_CLASS
     labels = torch.arange(base + novel, device=device).repeat_interleave(PER_CLASS)
-    data = FusionData(
+    data = Stage2Data(
         u=torch.randn(VIEWS, count, 2, K, generator=generator, device=device) * (4 / K**0.5),
         z=torch.randn(VIEWS, count, base + novel, generator=generator, device=device) * 3,
         labels=labels,
         origin=(labels >= base).long(),
     )
-    return Problem(space, (0, 1)), data
+    return HeadLayout(space, (0, 1)), data

@@ -28,8 +28,8 @@ from benchmarks.speed.common import Peak, Row, Rows, Settings, base_model, compa
 from branchout.labels import LabelSpace
 from branchout.method.dial import dial_frontier
 from branchout.method.recipes import REFERENCE
-from branchout.method.score_fusion import FusionData, Problem
-from branchout.method.stage2 import fuse
+from branchout.method.score_fusion import HeadLayout, Stage2Data
+from branchout.method.stage2 import train_grid
 from branchout.model import checkpoint
 from branchout.training.loop import fit
 from branchout.training.optimisation import Optimisation
@@ -63,8 +63,8 @@ def stage_two(old: int, per_class: int, device: torch.device) -> Callable[[], ob
     u = torch.randn(shape, generator=generator, device=device) * (4 / K**0.5)
     # Frozen logits of every image would take more memory than stage II itself; a view of one row costs none.
     z = torch.zeros((1, 1, old + NEW), device=device).expand(1, len(labels), -1)
-    data = FusionData(u, z, labels, (labels >= old).long())
-    return lambda: fuse(Problem(space, (0, 1)), [data], ONE_EPOCH, per_class=per_class)
+    data = Stage2Data(u, z, labels, (labels >= old).long())
+    return lambda: train_grid(HeadLayout(space, (0, 1)), [data], ONE_EPOCH, per_class=per_class)
 
 
 def curve(images: int, old: int) -> Callable[[], object]:
@@ -82,7 +82,7 @@ def head_epoch(images: int, device: torch.device) -> Callable[[], object]:
 
     def batches(epoch: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         order = torch.randperm(images, generator=torch.Generator().manual_seed(epoch)).to(device)
-        return [(x[part], y[part]) for part in order.split(1000)[:steps]]
+        return [(x[part], y[part]) for part in torch.split(order, 1000)[:steps]]
 
     return lambda: fit(
         head,

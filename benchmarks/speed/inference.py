@@ -81,7 +81,7 @@ def engines(settings: Settings) -> tuple[str, Row]:
 
 
 def accuracy(run: Run, test: Images) -> float:
-    answers = torch.cat([run(part).argmax(1) for part in test.images.split(64)])
+    answers = torch.cat([run(part).argmax(1) for part in torch.split(test.images, 64)])
     return float((answers.numpy() == test.labels).mean())
 
 
@@ -111,7 +111,7 @@ def onnx_engines(model: api.Model, folder: Path, calibration: Tensor, device: to
     model.export(plain)
 
     class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
-        left = iter(calibration.split(1))
+        left = iter(torch.split(calibration, 1))
 
         def get_next(self) -> dict[str, np.ndarray] | None:
             image = next(self.left, None)
