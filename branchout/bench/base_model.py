@@ -43,8 +43,7 @@ class SavedBase:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        names: tuple[str, ...] = self.classifier.space.classes
-        return names
+        return self.classifier.space.classes
 
     @cached_property
     def weights(self) -> str:
@@ -96,16 +95,7 @@ class SavedBase:
             if self._made_for(plan):
                 return made
             sides = dict(made.sides)
-        return draw_scenario(
-            plan.scenario,
-            dataset,
-            base=plan.base,
-            novel=plan.novel,
-            overlap=plan.overlap,
-            steps=plan.steps,
-            seed=plan.split,
-            given=TrainedBase(self.classes, sides),
-        )
+        return plan.draw(dataset, given=TrainedBase(self.classes, sides))
 
 
 def open_base(place: str) -> SavedBase:

@@ -20,7 +20,7 @@ from torch import Tensor
 from branchout.baselines.published import cifar_style
 from branchout.baselines.task import Task
 from branchout.bench import scenario_file
-from branchout.bench.base_model import SavedBase, open_base
+from branchout.bench.base_model import open_base
 from branchout.bench.plan import Plan
 from branchout.data import augment
 from branchout.data import memory as memory_rules
@@ -49,7 +49,6 @@ from branchout.training.loop import Event, Report, best_device, silent
 from branchout.training.optimisation import Optimisation, settings_dict
 from branchout.training.pretrain import pretrain
 
-MEMORIES = ("random", "herding")
 CLUSTERING = "resnet10"
 """The network that clusters the images of a clustered scenario."""
 KEPT_FEATURES = 1 << 30
@@ -70,15 +69,17 @@ class Experiment:
         report: Report = silent,
     ) -> None:
         """`scenario_file` keeps the scenario if it is clustered."""
-        if plan.memory not in MEMORIES:
-            raise BranchoutError(f"exemplars are chosen by {' or '.join(MEMORIES)}, not by {plan.memory!r}")
         self.plan = plan
         self.scenario_file = scenario_file if plan.scenario in CLUSTERED else None
         self.dataset = dataset
         self.device = device or best_device()
         self.cache = cache or cache_folder()
         self.report = report
-        self.saved_base = None if plan.model is None else _unchanged(open_base(plan.model), plan)
+        self.saved_base = None if plan.model is None else open_base(plan.model)
+        if self.saved_base is not None and self.saved_base.weights != plan.weights:
+            raise BranchoutError(
+                f"the base model {plan.model} was replaced since this experiment was planned; run the command again"
+            )
         self.kind = dataset.kind if self.saved_base is None else self.saved_base.classifier.kind
         channels = 1 if self.kind == "glyph" else 3
         self.preprocessing = (
@@ -96,24 +97,22 @@ class Experiment:
 
     @cached_property
     def scenario(self) -> Scenario:
-        def drawn() -> Scenario:
-            return scenario_file.draw(self.plan, self.dataset, self.saved_base, self._features_of_all)
-
         place = self.scenario_file
-        found = (
-            drawn() if place is None else scenario_file.draw_once(place, self.plan, self._training(CLUSTERING), drawn)
-        )
+        if place is None:
+            found = self._drawn()
+        else:
+            found = scenario_file.draw_once(place, self.plan, self._training(CLUSTERING), self._drawn)
         return scenario_file.with_fewer_base_classes(found, self.plan)
 
-    def _features_of_all(self) -> np.ndarray:
-        """For clustered scenarios: features of every training image from a ResNet10 trained on all classes.
-
-        The same network for all rows, so that they share one split.
-        """
-        everything = self.dataset.train
-        network = self.trained(everything, CLUSTERING)
-        found: np.ndarray = extract(network, self.images(everything), device=self.device)[0, :, 0].cpu().numpy()
-        return found
+    def _drawn(self) -> Scenario:
+        """A clustered scenario by the features of a ResNet10 trained on all classes: one split for all rows."""
+        if self.saved_base is not None:
+            return self.saved_base.scenario(self.plan, self.dataset)
+        everything, features = self.dataset.train, None
+        if self.plan.scenario in CLUSTERED:
+            network = self.trained(everything, CLUSTERING)
+            features = extract(network, self.images(everything), device=self.device)[0, :, 0].cpu().numpy()
+        return self.plan.draw(self.dataset, features=features)
 
     @cached_property
     def train(self) -> Samples:
@@ -177,9 +176,6 @@ class Experiment:
     def labels(self, samples: Samples, step: int) -> np.ndarray:
         return self.space(step).index(list(samples.classes))[samples.labels]
 
-    def labelled(self, samples: Samples, step: int) -> Labelled:
-        return Labelled(self.images(samples), self.labels(samples, step))
-
     def halves(self, step: int) -> tuple[Samples, Samples]:
         """Dev and test images of the classes known after `step` steps."""
         return self.scenario.dev(self.dataset, step), self.scenario.test(self.dataset, step)
@@ -225,7 +221,7 @@ class Experiment:
         if self.saved_base is None or self.plan.kept is not None:
             return self.trained(self.training_images(0))
         self.scenario  # noqa: B018 – fails here if the model does not fit the data
-        return self._placed(self.saved_base.classifier)
+        return self.saved_base.classifier.placed(self.device)
 
     @cached_property
     def base_weights(self) -> str:
@@ -281,7 +277,7 @@ class Experiment:
         saved = checkpoint.load(kept)
         if not fresh:
             self._earlier += float(saved.history[0]["seconds"])
-        return self._placed(saved.model())
+        return saved.model().placed(self.device)
 
     def _training(self, arch: str | None = None) -> dict[str, Any]:
         """All that a network trained from scratch depends on, but its images."""
@@ -298,9 +294,6 @@ class Experiment:
         if not plan.last_relu and arch is None:
             settings["last_relu"] = False
         return settings
-
-    def _placed(self, model: Classifier) -> Classifier:
-        return model.placed(self.device)
 
     def fusion(self, optimisation: Optimisation) -> Optimisation:
         """The schedule of stage II, and of heads that are trained as long, with the plan's epochs."""
@@ -321,11 +314,11 @@ class Experiment:
         for t in range(1, step + 1):
             key = (settings, where, seed, t)
             if key not in self._branches:
-                start = self.now()
+                start, new = self.now(), self.training_images(t)
                 learned, _ = train_branch(
                     model,
                     self.scenario.branches[t],
-                    self.labelled(self.training_images(t), t),
+                    Labelled(self.images(new), self.labels(new, t)),
                     settings,
                     where=where,
                     seed=seed,
@@ -381,11 +374,3 @@ class Experiment:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() + self._earlier
-
-
-def _unchanged(given: SavedBase, plan: Plan) -> SavedBase:
-    if given.weights != plan.weights:
-        raise BranchoutError(
-            f"the base model {plan.model} was replaced since this experiment was planned; run the command again"
-        )
-    return given

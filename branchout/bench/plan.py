@@ -7,6 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from branchout.data.datasets import Dataset
+from branchout.data.draw_scenario import TrainedBase, draw_scenario
+from branchout.data.scenarios import Scenario
 from branchout.method.recipes import PAPER
 from branchout.training.optimisation import Optimisation
 from branchout.training.pretrain import FAST
@@ -53,6 +58,22 @@ class Plan:
     """Train methods that have one by their authors' own recipe, from a base of their own."""
     memory: str = "random"
     """How exemplars are chosen: `random`, the same for every method, or `herding` on each method's own features."""
+
+    def draw(
+        self, dataset: Dataset, *, features: np.ndarray | None = None, given: TrainedBase | None = None
+    ) -> Scenario:
+        """The classes and images of its scenario; a clustered one needs `features` of all training images."""
+        return draw_scenario(
+            self.scenario,
+            dataset,
+            base=self.base,
+            novel=self.novel,
+            overlap=self.overlap,
+            steps=self.steps,
+            seed=self.split,
+            features=features,
+            given=given,
+        )
 
 
 def flat(settings: Mapping[str, Any], within: str = "") -> dict[str, Any]:

@@ -145,19 +145,13 @@ def outdated(folder: Path) -> dict[Path, dict[str, Any]]:
 def read_row(path: Path) -> dict[str, Any]:
     """A row from its file; a file that is no row is an error that names it."""
     try:
-        row = read_json(path)
-        check_row(row)
+        row: dict[str, Any] = read_json(path)
+        if not isinstance(row, dict) or not {"settings", "seeds", "metrics"} <= set(row):
+            raise ValueError("it has no settings, seeds or metrics")
+        check_figures(row)
     except (BranchoutError, ValueError) as error:
         raise BranchoutError(f"{path} cannot be read as a row ({error}); delete it and run this again") from None
-    found: dict[str, Any] = row
-    return found
-
-
-def check_row(row: object) -> None:
-    """A ValueError says what is missing in a row, or which of its figures are no numbers."""
-    if not isinstance(row, dict) or not {"settings", "seeds", "metrics"} <= set(row):
-        raise ValueError("it has no settings, seeds or metrics")
-    check_figures(row)
+    return row
 
 
 def check_figures(row: Mapping[str, Any]) -> None:

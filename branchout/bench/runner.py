@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,10 @@ from branchout.metrics import PAPER_GOALS, average_over_steps, incremental, part
 from branchout.training.loop import Event, Report, silent
 from branchout.training.optimisation import settings_dict
 
+Opened = dict[tuple[str, Plan], Experiment]
+"""The last experiment, with what its jobs have trained, by its data and plan."""
+_OPENED: Opened = {}
+"""That of a worker, for its next group of jobs."""
 _ALONE = threading.Lock()
 """Jobs of one process run one at a time: they share torch's random number generator."""
 
@@ -157,7 +161,7 @@ def run_all(
     """
     missing = [job for job in jobs if job.missing()]
     if executor is None:
-        opened: dict[tuple[str, Plan], Experiment] = {}
+        opened: Opened = {}
         finished: list[Done] = []
         # First the jobs that no other process runs, then the others: they are finished by now, or were stopped.
         for wait in (False, True):
@@ -190,16 +194,11 @@ def grouped(jobs: Sequence[Job], workers: int) -> list[list[Job]]:
 def run_group(jobs: Sequence[Job]) -> list[Done]:
     """Run jobs one after the other in a worker; a worker with several threads runs one group at a time."""
     with _ALONE:
-        return [done for done in (run(job) for job in jobs) if done is not None]
+        return [done for done in (run(job, _OPENED) for job in jobs) if done is not None]
 
 
-def run(
-    job: Job, opened: dict[tuple[str, Plan], Experiment] | None = None, report: Report = silent, *, wait: bool = True
-) -> Done | None:
-    """Measure the missing rows of one job; without `wait`, None if another process is measuring them.
-
-    `opened` keeps experiments between jobs.
-    """
+def run(job: Job, opened: Opened, report: Report = silent, *, wait: bool = True) -> Done | None:
+    """Measure the missing rows of one job; without `wait`, None if another process is measuring them."""
     if not job.missing():
         return Done(job)
     with lock(job.folder / f".{job.method}.lock", wait=False) as free:
@@ -213,15 +212,12 @@ def run(
         missing = job.missing()  # another process may have written them meanwhile
         if not missing:
             return Done(job)
-        if opened is None:
-            experiment = _experiment(job.data, job.plan, job.scenario_file)
-        else:
-            if (job.data, job.plan) not in opened:
-                opened.clear()  # images and models of one experiment at a time
-                opened[job.data, job.plan] = Experiment(
-                    job.plan, resolve(job.data), scenario_file=job.scenario_file, report=report
-                )
-            experiment = opened[job.data, job.plan]
+        if (job.data, job.plan) not in opened:
+            opened.clear()  # images and models of one experiment at a time
+            opened[job.data, job.plan] = Experiment(
+                job.plan, resolve(job.data), scenario_file=job.scenario_file, report=report
+            )
+        experiment = opened[job.data, job.plan]
         method = method_named(job.method)
         forget_peak_memory()
         shared = others_beside()
@@ -257,12 +253,6 @@ def keep_partial(job: Job, made_by: Mapping[str, Any], measured: Measured) -> No
     steps = {point: [[figures(each) for each in seed] for seed in seeds] for point, seeds in measured.points.items()}
     about = {"method": job.method, "table": job.table, "seeds": list(job.seeds), "settings": settings_dict(job.plan)}
     write_json(job.partial, {**about, "points": steps, **made_by})
-
-
-@lru_cache(maxsize=1)
-def _experiment(data: str, plan: Plan, scenario_file: Path) -> Experiment:
-    """The last experiment of a worker, with what its earlier jobs have trained."""
-    return Experiment(plan, resolve(data), scenario_file=scenario_file)
 
 
 def row(job: Job, method: Method, experiment: Experiment, measured: Measured, point: str) -> dict[str, Any]:

@@ -13,29 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from branchout.bench.base_model import SavedBase
 from branchout.bench.plan import Plan, difference, flat
-from branchout.data.datasets import Dataset
-from branchout.data.draw_scenario import draw_scenario
-from branchout.data.scenarios import CLUSTERED, Scenario
+from branchout.data.scenarios import Scenario
 from branchout.errors import BranchoutError
 from branchout.files import atomic_write, lock
-
-
-def draw(plan: Plan, dataset: Dataset, base: SavedBase | None, features: Callable[[], np.ndarray]) -> Scenario:
-    """The scenario of a plan; `features` computes those of all training images where samples are clustered."""
-    if base is not None:
-        return base.scenario(plan, dataset)
-    return draw_scenario(
-        plan.scenario,
-        dataset,
-        base=plan.base,
-        novel=plan.novel,
-        overlap=plan.overlap,
-        steps=plan.steps,
-        seed=plan.split,
-        features=features() if plan.scenario in CLUSTERED else None,
-    )
 
 
 def with_fewer_base_classes(scenario: Scenario, plan: Plan) -> Scenario:

@@ -27,7 +27,8 @@ from branchout.baselines.registry import Baseline
 from branchout.baselines.task import Task
 from branchout.bench import experiment as module
 from branchout.bench import measure as measuring
-from branchout.bench import runner, scenario_file
+from branchout.bench import plan as plan_module
+from branchout.bench import runner
 from branchout.bench.experiment import Experiment
 from branchout.bench.measure import measure
 from branchout.bench.methods import method_named
@@ -221,11 +222,6 @@ def test_every_kind_of_method_works_with_herded_exemplars(
     assert sorted(ranked) == [0, 1]  # the base's by the base, and the first step's by whoever learned it
     network = method_named(name).baseline is not None and method_named(name).baseline.on == "network"  # type: ignore[union-attr]
     assert set(experiment._ranked) == ({0} if network else {0, 1})
-
-
-def test_no_other_choice_of_exemplars_is_known(folder: Path) -> None:
-    with pytest.raises(BranchoutError, match="random or herding, not by 'best'"):
-        Experiment(replace(PLAN, memory="best"), resolve(str(folder)), device=CPU)
 
 
 # What counts.
@@ -598,7 +594,7 @@ def test_a_row_made_otherwise_is_not_taken_for_the_one_asked_for(
         (replace(asked, seeds=(2,)), r"seeds \[1\], and \[2\]"),
     ):
         with pytest.raises(BranchoutError, match=words):
-            run(other)
+            run(other, {})
     assert asked.missing() == []
 
 
@@ -876,7 +872,7 @@ def test_two_runners_keep_one_split(
     folder: Path, clustered: tuple[Plan, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, _ = clustered
-    whole, drawing = scenario_file.draw_scenario, []
+    whole, drawing = plan_module.draw_scenario, []
 
     def slow(*words: Any, **options: Any) -> Any:
         found = whole(*words, **options)
@@ -885,7 +881,7 @@ def test_two_runners_keep_one_split(
         turned = str.maketrans("01", "10" if len(drawing) > 1 else "01")  # no two trainings cluster alike
         return replace(found, sides={name: text.translate(turned) for name, text in found.sides.items()})
 
-    monkeypatch.setattr(scenario_file, "draw_scenario", slow)
+    monkeypatch.setattr(plan_module, "draw_scenario", slow)
     runners = [
         Experiment(plan, resolve(str(folder)), device=CPU, scenario_file=tmp_path / "scenario.json") for _ in "ab"
     ]
@@ -966,7 +962,7 @@ def test_a_group_opens_its_experiment_once(folder: Path, tmp_path: Path, monkeyp
     opened: list[str] = []
     monkeypatch.setattr(module, "resolve", lambda data: opened.append(data) or resolve(data))
     jobs = [job(folder, tmp_path, name, seeds=(1,)) for name in ("ncm", "logitcat-max", "logitcat-average")]
-    module._experiment.cache_clear()
+    module._OPENED.clear()
     assert [done.job for done in run_group(jobs)] == jobs
     assert opened == [str(folder)]
     assert not [each for each in jobs if each.missing()]
@@ -993,13 +989,13 @@ def test_a_process_runs_one_group_at_a_time(folder: Path, tmp_path: Path, monkey
     """Two at once would share torch's random stream, and neither row would be what it is alone."""
     at_it: list[Job] = []
 
-    def maps_and_features(asked: Job) -> None:
+    def noted(asked: Job, opened: runner.Opened) -> None:
         at_it.append(asked)
         time.sleep(0.1)
         assert at_it == [asked]
         at_it.remove(asked)
 
-    monkeypatch.setattr(runner, "run", maps_and_features)
+    monkeypatch.setattr(runner, "run", noted)
     groups = [[job(folder, tmp_path, name)] * 2 for name in ("ncm", "fecam", "ranpac")]
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(run_group, groups)) == [[], [], []]
