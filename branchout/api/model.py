@@ -32,6 +32,7 @@ from branchout.model.staged import branch_point
 from branchout.report import page as reports
 from branchout.report.data import ReportData, collect
 from branchout.report.other_methods import read_results
+from branchout.training import processes
 from branchout.training.loop import Report, silent
 from branchout.training.progress_file import recorded
 from branchout.training.work import check_out, working_on
@@ -64,7 +65,8 @@ class Model(Predictor):
         return sum(file.stat().st_size for file in files) or checkpoint.weight_bytes(self.saved)
 
     def save(self, out: str | Path, *, half: bool = False) -> Model:
-        checkpoint.save(self.saved, Path(out), source=self.folder, half=half)
+        if processes.is_main():
+            checkpoint.save(self.saved, Path(out), source=self.folder, half=half)
         self.folder = Path(out)
         return self
 
@@ -253,10 +255,8 @@ class Model(Predictor):
         out = None if out is None else Path(out)
         with working_on(out, prepared.settings()) as work:
             with recorded(work, report) as reported:
-                plan = plan or kept_plan(work)
-                if plan is None:
-                    plan = make_plan(prepared.base, prepared.split, prepared.config, self.device, report=reported)
-                    keep_plan(work, plan)
+                plan = processes.from_main(plan or self._plan(prepared, work, reported))
+                assert plan is not None
                 for line in plan.lines():
                     announce(line)
                 outcome = Extension(
@@ -271,11 +271,22 @@ class Model(Predictor):
                 ).run()
             classifier = outcome.model.rebuilt(outcome.model.steps).to(self.device)
             grown = self.saved.extended(classifier, outcome.fusion, prepared.event(outcome, plan))
-            if out is not None:
+            if out is not None and processes.is_main():
                 checkpoint.save(grown, out, source=self.folder)
         model = Model(grown, out, self.device)
         model.outcome = outcome
         return model
+
+    def _plan(self, prepared: Prepared, work: Path | None, report: Report) -> Plan | None:
+        """What to train; None in all processes but the first, which rests it on measured times."""
+        if not processes.is_main():
+            return None
+        with processes.independent():
+            plan = kept_plan(work)
+            if plan is None:
+                plan = make_plan(prepared.base, prepared.split, prepared.config, self.device, report=report)
+                keep_plan(work, plan)
+        return plan
 
     def compact(
         self,

@@ -23,6 +23,7 @@ from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
 from branchout.model.manifest import is_saved_model
 from branchout.training import pretrain as pretraining
+from branchout.training import processes
 from branchout.training.device import Device, device_named
 from branchout.training.loop import Report, silent
 from branchout.training.optimisation import Optimisation, settings_dict
@@ -100,9 +101,11 @@ def pretrain(
                 "optimisation": repr(optimisation), "images": train.fingerprint()}  # fmt: skip
     with working_on(out, settings) as work:
         start = time.perf_counter()
+        with processes.first_on_machine():
+            images = open_images(train, preprocessing, place, cache=cache_folder())
         with recorded(work, report) as reported:
             trained = pretraining.pretrain(
-                open_images(train, preprocessing, place, cache=cache_folder()),
+                images,
                 train.labels,
                 train.classes,
                 preprocessing,

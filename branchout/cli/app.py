@@ -15,6 +15,7 @@ from rich.segment import Segment
 from rich.text import Text
 from typer.core import TyperGroup
 
+from branchout.cli import launched
 from branchout.cli.help import App
 from branchout.errors import BranchoutError, explain_os_error, printable
 
@@ -93,11 +94,13 @@ def main() -> None:
     resume = "; run the same command again to resume" if resumable else ""
     try:
         try:
-            app()
+            with launched.one_prints(" ".join(sys.argv[1:2])):
+                app()
         finally:
             sys.stdout.flush()  # here, where it is known what to do if nobody reads it
     except (Interrupted, KeyboardInterrupt):
-        say(f"interrupted{resume}", error=True)
+        if launched.number() == 0:
+            say(f"interrupted{resume}", error=True)
         sys.exit(130)
     except (OutputClosed, BrokenPipeError):
         _close_output()
@@ -105,6 +108,7 @@ def main() -> None:
             say(f"stopped: nobody reads the output{resume}", error=True)
         sys.exit(1 if resumable else 0)
     except Exception as error:
+        launched.let_first_speak()
         message = explained(error)
         if message is None:
             raise

@@ -8,8 +8,9 @@ discoloured character is another character, so glyphs are cropped, shifted and r
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -65,9 +66,29 @@ def for_kind(kind: str, size: int, *, few: bool = False, named: str | None = Non
     raise BranchoutError(f"no augmentation is known for images of kind {kind!r}; known are: photo, glyph")
 
 
-def crop_boxes(count: int, area: tuple[float, float], generator: torch.Generator) -> Tensor:
+@dataclass(frozen=True)
+class Shared:
+    """Random numbers for a batch that several processes share: drawn for all its images, kept for some."""
+
+    generator: torch.Generator
+    images: int
+    """How many the whole batch has."""
+    rows: slice
+    """Those that are kept."""
+
+
+Random = torch.Generator | Shared
+
+
+def _drawn(draw: Callable[..., Tensor], shape: tuple[int, ...], random: Random) -> Tensor:
+    if isinstance(random, torch.Generator):
+        return draw(shape, generator=random, device=random.device)
+    return _drawn(draw, (random.images, *shape[1:]), random.generator)[random.rows]
+
+
+def crop_boxes(count: int, area: tuple[float, float], random: Random) -> Tensor:
     """`count` random boxes (left, top, width, height) as shares of the image, on the generator's device."""
-    draw = torch.rand(count, 4, generator=generator, device=generator.device)
+    draw = _drawn(torch.rand, (count, 4), random)
     share = area[0] + (area[1] - area[0]) * draw[:, 0]
     low, high = math.log(RATIO[0]), math.log(RATIO[1])
     ratio = torch.exp(low + (high - low) * draw[:, 1])
@@ -78,6 +99,8 @@ def crop_boxes(count: int, area: tuple[float, float], generator: torch.Generator
 
 def crop(images: Tensor, boxes: Tensor, mirrored: Tensor, size: int | None = None) -> Tensor:
     """Cut each image (N, C, H, W; float) to its box, scale it to `size` or back, and mirror where asked."""
+    if not len(images):  # a process may have no part of a small batch
+        return images if size is None else images.new_empty(0, images.shape[1], size, size)
     left, top, width, height = boxes.to(images.dtype).unbind(1)
     sign = torch.where(mirrored, -1.0, 1.0).to(images.dtype)
     zero = torch.zeros_like(left)
@@ -104,27 +127,26 @@ def shift(images: Tensor, places: Tensor, pad: int, mirrored: Tensor) -> Tensor:
     return padded[each[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
-def cut(images: Tensor, augmentation: Augmentation, generator: torch.Generator, size: int | None = None) -> Tensor:
+def cut(images: Tensor, augmentation: Augmentation, random: Random, size: int | None = None) -> Tensor:
     """A random part of each image, scaled or shifted as the augmentation has it, and maybe mirrored."""
     count = len(images)
     if augmentation.pad:
         high = 2 * augmentation.pad + 1
-        places = torch.randint(high, (count, 2), generator=generator, device=generator.device)
-        return shift(images, places, augmentation.pad, mirrors(count, augmentation, generator))
-    boxes = crop_boxes(count, augmentation.area, generator)
-    return crop(images, boxes, mirrors(count, augmentation, generator), size)
+        places = _drawn(partial(torch.randint, high), (count, 2), random)
+        return shift(images, places, augmentation.pad, mirrors(count, augmentation, random))
+    boxes = crop_boxes(count, augmentation.area, random)
+    return crop(images, boxes, mirrors(count, augmentation, random), size)
 
 
-def mirrors(count: int, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
+def mirrors(count: int, augmentation: Augmentation, random: Random) -> Tensor:
     """Which of `count` images to mirror."""
-    draw = torch.rand(count, generator=generator, device=generator.device)
-    return draw < (0.5 if augmentation.flip else 0.0)
+    return _drawn(torch.rand, (count,), random) < (0.5 if augmentation.flip else 0.0)
 
 
-def recolour(images: Tensor, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
+def recolour(images: Tensor, augmentation: Augmentation, random: Random) -> Tensor:
     """Colour jitter of images with values 0–1: brightness, contrast, saturation, then hue, clipped at the end."""
     count, channels = images.shape[:2]
-    draw = torch.rand(count, 4, generator=generator, device=generator.device) * 2 - 1
+    draw = _drawn(torch.rand, (count, 4), random) * 2 - 1
     light = 1 + augmentation.brightness * draw[:, 0]
     contrast = 1 + augmentation.contrast * draw[:, 1]
     gain = (light * contrast).view(-1, 1, 1, 1)

@@ -28,6 +28,8 @@ from branchout.errors import BranchoutError
 from branchout.files import load_cached, store_cached
 
 Ints = npt.NDArray[np.int64]
+Part = tuple[int, int]
+"""Which of how many processes: each takes every n-th image of a batch."""
 SMALL = 128
 """Up to this input size images are kept decoded: 100,000 of them take 5 GB at 128×128, 1.2 GB at 64×64."""
 
@@ -44,8 +46,13 @@ class Images(Protocol):
     def plain(self, batches: Sequence[Ints]) -> Iterator[Tensor]:
         """The images at each batch of positions as the network sees them at test time, on the device."""
 
-    def views(self, batches: Sequence[Ints], augmentation: Augmentation, seed: int) -> Iterator[Tensor]:
-        """A random view of each; the same seed and batches give the same views."""
+    def views(
+        self, batches: Sequence[Ints], augmentation: Augmentation, seed: int, part: Part = (0, 1)
+    ) -> Iterator[Tensor]:
+        """A random view of each; the same seed and batches give the same views.
+
+        With `part` (r, n) only positions r, r + n, r + 2n, … of each batch, as they are in the whole batch.
+        """
 
 
 def open_images(
@@ -84,11 +91,13 @@ class ResidentImages:
         for images in self._gather(batches):
             yield self.preprocessing.normalise(images)
 
-    def views(self, batches: Sequence[Ints], augmentation: Augmentation, seed: int) -> Iterator[Tensor]:
-        generator = torch.Generator(self.device).manual_seed(seed)
-        for images in self._gather(batches):
-            images = augment.cut(images, augmentation, generator)
-            yield self.preprocessing.normalise(augment.recolour(images, augmentation, generator))
+    def views(
+        self, batches: Sequence[Ints], augmentation: Augmentation, seed: int, part: Part = (0, 1)
+    ) -> Iterator[Tensor]:
+        draws = _draws(torch.Generator(self.device).manual_seed(seed), batches, part)
+        for random, images in zip(draws, self._gather(part_of(batches, part)), strict=True):
+            images = augment.cut(images, augmentation, random)
+            yield self.preprocessing.normalise(augment.recolour(images, augmentation, random))
 
 
 class Gallery:
@@ -153,21 +162,23 @@ class StreamedImages:
         for images in self._load(whole(batches), len(batches)):
             yield self.preprocessing.normalise(images.to(self.device, non_blocking=True).float() / 255)
 
-    def views(self, batches: Sequence[Ints], augmentation: Augmentation, seed: int) -> Iterator[Tensor]:
+    def views(
+        self, batches: Sequence[Ints], augmentation: Augmentation, seed: int, part: Part = (0, 1)
+    ) -> Iterator[Tensor]:
         if self.device.type == "cuda" and not augmentation.pad and self._fit():
-            yield from self._views_of_thumbnails(batches, augmentation, seed)
+            yield from self._views_of_thumbnails(batches, augmentation, seed, part)
             return
-        generator = torch.Generator(self.device).manual_seed(seed)
+        draws = _draws(torch.Generator(self.device).manual_seed(seed), batches, part)
         # With padding, whole images are shifted on the device.
-        jobs = whole(batches) if augmentation.pad else _cropped(batches, augmentation, seed)
-        for images in self._load(jobs, len(batches)):
+        jobs = whole(part_of(batches, part)) if augmentation.pad else _cropped(batches, augmentation, seed, part)
+        for random, images in zip(draws, self._load(jobs, len(batches)), strict=True):
             batch = images.to(self.device, non_blocking=True).float() / 255
             if augmentation.pad:
-                batch = augment.cut(batch, augmentation, generator)
+                batch = augment.cut(batch, augmentation, random)
             else:
-                mirrored = augment.mirrors(len(batch), augmentation, generator)
+                mirrored = augment.mirrors(len(batch), augmentation, random)
                 batch = torch.where(mirrored.view(-1, 1, 1, 1), batch.flip(3), batch)
-            yield self.preprocessing.normalise(augment.recolour(batch, augmentation, generator))
+            yield self.preprocessing.normalise(augment.recolour(batch, augmentation, random))
 
     def _load(self, jobs: Jobs, count: int) -> Iterator[Tensor]:
         workers = min(self.workers, count)
@@ -190,12 +201,14 @@ class StreamedImages:
         loaded = load(self.samples, larger, whole(batches, WHOLE), workers)
         return torch.cat([batch.to(self.device) for batch in loaded])
 
-    def _views_of_thumbnails(self, batches: Sequence[Ints], augmentation: Augmentation, seed: int) -> Iterator[Tensor]:
-        generator = torch.Generator(self.device).manual_seed(seed)
-        for index in on_device(batches, self.device):
+    def _views_of_thumbnails(
+        self, batches: Sequence[Ints], augmentation: Augmentation, seed: int, part: Part
+    ) -> Iterator[Tensor]:
+        draws = _draws(torch.Generator(self.device).manual_seed(seed), batches, part)
+        for random, index in zip(draws, on_device(part_of(batches, part), self.device), strict=True):
             images = self._thumbnails[index].float() / 255
-            images = augment.cut(images, augmentation, generator, self.preprocessing.size)
-            yield self.preprocessing.normalise(augment.recolour(images, augmentation, generator))
+            images = augment.cut(images, augmentation, random, self.preprocessing.size)
+            yield self.preprocessing.normalise(augment.recolour(images, augmentation, random))
 
 
 WHOLE = (0.0, 0.0, 1.0, 1.0)
@@ -216,10 +229,10 @@ def whole(batches: Sequence[Ints], box: tuple[float, ...] | None = None) -> Jobs
     return ([(int(i), box) for i in positions] for positions in batches)
 
 
-def _cropped(batches: Sequence[Ints], augmentation: Augmentation, seed: int) -> Jobs:
-    generator = torch.Generator().manual_seed(seed)
-    for positions in batches:
-        boxes = augment.crop_boxes(len(positions), augmentation.area, generator).tolist()
+def _cropped(batches: Sequence[Ints], augmentation: Augmentation, seed: int, part: Part) -> Jobs:
+    draws = _draws(torch.Generator().manual_seed(seed), batches, part)
+    for random, positions in zip(draws, part_of(batches, part), strict=True):
+        boxes = augment.crop_boxes(len(positions), augmentation.area, random).tolist()
         yield [(int(i), tuple(box)) for i, box in zip(positions, boxes, strict=True)]
 
 
@@ -237,7 +250,9 @@ class CroppedSamples(torch.utils.data.Dataset[Tensor]):
     def __getitems__(self, jobs: list[Job]) -> Tensor | BranchoutError:
         """A whole batch. An error is returned: raised in a worker, it would arrive as a traceback."""
         try:
-            return torch.stack([self[job] for job in jobs])
+            size = self.preprocessing.size
+            none = torch.empty(0, self.preprocessing.channels, size, size, dtype=torch.uint8)
+            return torch.stack([self[job] for job in jobs]) if jobs else none
         except BranchoutError as error:
             return error
 
@@ -289,6 +304,17 @@ def decoded(samples: Samples, preprocessing: Preprocessing, cache: Path | None) 
 
 
 # The order in which samples are seen.
+
+
+def part_of(batches: Sequence[Ints], part: Part) -> Sequence[Ints]:
+    """The positions of each batch that one of several processes takes."""
+    return batches if part[1] == 1 else [batch[part[0] :: part[1]] for batch in batches]
+
+
+def _draws(generator: torch.Generator, batches: Sequence[Ints], part: Part) -> Iterator[augment.Random]:
+    """What the views of each batch are drawn from."""
+    for batch in batches:
+        yield generator if part[1] == 1 else augment.Shared(generator, len(batch), slice(part[0], None, part[1]))
 
 
 def on_device(batches: Sequence[Ints], device: torch.device) -> Sequence[Tensor]:

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from branchout.data import augment
 from branchout.data.augment import Augmentation
-from branchout.data.images import Images, forward_batch, in_order
+from branchout.data.images import Images, forward_batch, in_order, part_of
 from branchout.data.samples import digest
 from branchout.errors import BranchoutError
 from branchout.files import load_cached, store_cached
 from branchout.model.classifier import Classifier
+from branchout.training import processes
 from branchout.training.loop import Event, Report, seed_for, silent
 
 BATCH = 500
@@ -67,23 +68,27 @@ def extract(
         key = _cache_key(model, fingerprint, repr((views, augmentation, seed, *engine)))
         shape = (rounds, len(images), 1 + max(model.fused.feature_of), model.backbone.features)
         stored = load_cached(cache, key, shape, np.float32)
-        if stored is not None:
+        if processes.all_have(stored is not None):
+            assert stored is not None
             return torch.from_numpy(stored).to(device)
     batches = in_order(len(images), forward_batch(images, BATCH))
     features = []
     for view in range(rounds):
         stream: Iterator[Tensor] = (
-            images.views(batches, augmentation, seed_for(seed, view)) if views else images.plain(batches)
+            images.views(batches, augmentation, seed_for(seed, view), processes.part())
+            if views
+            else images.plain(part_of(batches, processes.part()))
         )
         rows: list[Tensor] = []
         for order, batch in zip(batches, stream, strict=True):
-            rows.append(torch.stack(model.features(model.backbone.arrange(batch)), dim=1).float())
+            found = model.features(model.backbone.arrange(processes.never_empty(batch)))
+            rows.append(torch.stack(found, dim=1).float()[: len(batch)])
             report(Event(work, view * len(images) + int(order[-1]) + 1, rounds * len(images)))
-        features.append(torch.cat(rows))
-    found = _finite(torch.stack(features))
-    if key is not None:
-        store_cached(cache, key, found.cpu().numpy())
-    return found
+        features.append(processes.gather(torch.cat(rows), [len(batch) for batch in batches]))
+    whole = _finite(torch.stack(features))
+    if key is not None and processes.local_rank() == 0:
+        store_cached(cache, key, whole.cpu().numpy())
+    return whole
 
 
 def _cache_key(model: Classifier, fingerprint: str, settings: str) -> str:

@@ -20,6 +20,7 @@ from branchout.method.recipes import HEAD_DECAY, HEAD_ITERATIONS, Stage1
 from branchout.method.stage1 import Batch, cross_entropy
 from branchout.method.trunk_cache import Frozen, TrunkOutputs
 from branchout.model.classifier import Classifier, Step
+from branchout.training import processes
 from branchout.training.loop import Event, Report, silent
 
 
@@ -53,7 +54,7 @@ def train_head(
 
 def minimise(trained: NewBranch, trunk: TrunkOutputs, labels: list[Tensor], report: Report = silent) -> list[float]:
     """Train the head on the cached views of all images; returns the loss before and after."""
-    outputs = [torch.cat(parts) for parts in zip(*trunk.tables, strict=True)]
+    outputs = [torch.cat(parts) for parts in zip(*trunk.tables, strict=True)]  # complete in every process
     y = torch.cat([of.repeat(views) for of, views in zip(labels, trunk.cached_views, strict=True)])
     batch = Batch(outputs[0].float(), outputs[1], y, len(labels[0]) * trunk.cached_views[0])
     weight = trained.head.weight
@@ -73,7 +74,8 @@ def minimise(trained: NewBranch, trunk: TrunkOutputs, labels: list[Tensor], repo
         report(Event("Training the new head", min(len(losses), HEAD_ITERATIONS), HEAD_ITERATIONS, {"loss": losses[-1]}))
         return losses[-1]
 
-    optimiser.step(closure)  # type: ignore[no-untyped-call]
+    with processes.independent():
+        optimiser.step(closure)  # type: ignore[no-untyped-call]
     if not torch.isfinite(weight).all():
         raise BranchoutError("The new head has NaN or infinite weights. Check the images with: branchout data FOLDER")
     report(Event("Training the new head", HEAD_ITERATIONS, HEAD_ITERATIONS, {"loss": losses[-1]}))

@@ -32,6 +32,7 @@ from branchout.method.recipes import Stage1
 from branchout.method.trunk_cache import CHUNK, Frozen, TrunkOutputs, as_cached, as_computed
 from branchout.model.classifier import Classifier, Step
 from branchout.model.staged import branch_point
+from branchout.training import processes
 from branchout.training.loop import Report, fit, seed_for, silent
 from branchout.training.optimisation import scale_to_dataset
 
@@ -41,7 +42,7 @@ class Batch:
     """What the frozen part makes of some new images, followed by exemplars where they are replayed."""
 
     x: Tensor
-    """What enters the branch."""
+    """What enters the branch; of several processes, each has its part of the batch."""
     z: Tensor
     """The logits of all earlier branches (n, columns); without replay, no columns."""
     y: Tensor
@@ -51,7 +52,7 @@ class Batch:
 
 def stage1_loss(batch: Batch, new: NewBranch, settings: Stage1) -> Tensor:
     """The loss of one batch: cross-entropies, and distillation where the recipe has it."""
-    h = new.features(batch.x)
+    h = processes.gather(new.features(batch.x), [batch.new, len(batch.y) - batch.new])
     loss = cross_entropy(new.head(h), batch, new)
     if settings.distillation:
         loss = loss + settings.distillation * settings.temperature**2 * distillation(h, batch, new, settings)

@@ -23,6 +23,7 @@ from branchout.method.recipes import Stage2
 from branchout.method.score_fusion import HeadLayout, Stage2Data, fused_columns, stage2_loss
 from branchout.model.classifier import Classifier
 from branchout.model.heads import Pooler, sources, to_norm
+from branchout.training import processes
 from branchout.training.loop import learning_rate, seed_for
 
 MEMORY_LIMIT = {"cpu": 256 << 20, "cuda": 2 << 30}
@@ -63,9 +64,14 @@ def train_grid(
     memory_limit: int | None = None,
     on_epoch: Callable[[int, int], None] | None = None,
 ) -> TrainedDeltas:
-    """Train all grid points for all exemplar seeds. `data[s]` belongs to seed s; batches are drawn from seed + s."""
+    """Train all grid points for all exemplar seeds. `data[s]` belongs to seed s; batches are drawn from seed + s.
+
+    Several processes divide the points among them.
+    """
     points = _points_per_pass(layout, data, settings, per_class, memory_limit)
-    chunks = [settings.grid[start : start + points] for start in range(0, len(settings.grid), points)]
+    divided = len(settings.grid) >= processes.count()
+    own = settings.grid[processes.rank() :: processes.count()] if divided else settings.grid
+    chunks = [own[start : start + points] for start in range(0, len(own), points)]
     epochs = settings.optimisation.epochs * len(chunks)
     trained = []
     for number, chunk in enumerate(chunks):
@@ -73,6 +79,8 @@ def train_grid(
         report = None if on_epoch is None else lambda epoch, done=done: on_epoch(done + epoch, epochs)
         trained.append(_train(layout, data, settings, chunk, seed, per_class, report))
     deltas = tuple(torch.cat([part[d] for part in trained], dim=1) for d in range(len(layout.space.branches)))
+    if divided:
+        deltas = tuple(processes.gather(each.transpose(0, 1), [len(settings.grid)]).transpose(0, 1) for each in deltas)
     if not all(bool(torch.isfinite(delta).all()) for delta in deltas):
         raise BranchoutError("Stage II diverged: its weights are not finite numbers. Check the images of --memory.")
     return TrainedDeltas(settings.grid, deltas)

@@ -18,6 +18,7 @@ from branchout.method.new_branch import Labelled
 from branchout.method.pseudo import Exemplars, pseudo_exemplars
 from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier
+from branchout.training import processes
 from branchout.training.loop import Report, silent
 
 
@@ -40,9 +41,13 @@ class StepData:
         self.config = config
         self.device = device
         self.cache = cache
-        self.images = images or (lambda samples: open_images(samples, base.preprocessing, device, cache=cache))
+        self.images = images or self.open_images
         self.report = report
         self.space: LabelSpace = base.space.extend(split.new.classes)
+
+    def open_images(self, samples: Samples) -> Images:
+        with processes.first_on_machine():
+            return open_images(samples, self.base.preprocessing, self.device, cache=self.cache)
 
     def labels(self, samples: Samples) -> np.ndarray:
         """Class numbers of the label space after this step."""

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from branchout.data import augment
 from branchout.data.augment import Augmentation
-from branchout.data.images import Images, forward_batch, in_order, on_device
+from branchout.data.images import Images, forward_batch, in_order, on_device, part_of
 from branchout.method.recipes import Stage1
 from branchout.model.classifier import Classifier
+from branchout.training import processes
 from branchout.training.loop import Event, Report, precision, seed_for, silent
 
 Ints = npt.NDArray[np.int64]
@@ -72,11 +73,12 @@ class Frozen:
         return [passed[self.start], self.model.fused.frozen_columns([h.float() for h in features])]
 
     def live(self, images: Images, order: Sequence[Ints], seed: int) -> Iterator[list[Tensor]]:
-        for batch in images.views(order, self.augmentation, seed):
-            yield self(batch)
+        for batch in images.views(order, self.augmentation, seed, processes.part()):
+            yield [output[: len(batch)] for output in self(processes.never_empty(batch))]
 
     def bytes_per_image(self, images: Images) -> int:
-        (outputs,) = self.live(images, [np.zeros(1, dtype=np.int64)], 0)
+        with processes.independent():
+            (outputs,) = self.live(images, [np.zeros(1, dtype=np.int64)], 0)
         return sum(output.numel() * output.element_size() for output in outputs)
 
 
@@ -113,18 +115,25 @@ class TrunkOutputs:
         self.report = report
 
     def batches(self, epoch: int, orders: Sequence[Sequence[Ints]]) -> Iterator[list[Tensor]]:
-        """The outputs for one epoch's batches; `orders` holds, for each source, the images of every batch."""
+        """The outputs for one epoch's batches; `orders` holds, for each source, the images of every batch.
+
+        Several processes each get what enters the branch for their part of a batch, and the logits of all of it.
+        """
         if self.cached_views:
             streams = [
                 _rows(table, rows) for table, rows in zip(self.tables, self._rows_of(epoch, orders), strict=True)
             ]
         else:
             streams = [
-                self.frozen.live(images, order, seed_for(self.seed, epoch, 2 + n))
+                self._live(images, order, seed_for(self.seed, epoch, 2 + n))
                 for n, (images, order) in enumerate(zip(self.sources, orders, strict=True))
             ]
         for parts in zip(*streams, strict=True):
             yield [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
+
+    def _live(self, images: Images, order: Sequence[Ints], seed: int) -> Iterator[list[Tensor]]:
+        for batch, (x, *logits) in zip(order, self.frozen.live(images, order, seed), strict=True):
+            yield [x, *(processes.gather(z, [len(batch)]) for z in logits)]
 
     def _rows_of(self, epoch: int, orders: Sequence[Sequence[Ints]]) -> list[list[Ints]]:
         """Rows of the tables: new images in view `epoch` modulo the number of views, exemplars each in any view."""
@@ -165,21 +174,23 @@ class TrunkOutputs:
             for view in range(views):
                 seed = seed_for(self.seed, view, 7 + number)
                 order = in_order(len(images), forward_batch(images, CHUNK))
-                for batch in self.frozen.live(images, order, seed):
-                    outputs = [as_cached(output, half=self.half) for output in batch]
+                for batch, found in zip(order, self.frozen.live(images, order, seed), strict=True):
+                    outputs = [as_cached(output, half=self.half) for output in found]
                     table = table or [self._empty(views * len(images), output) for output in outputs]
+                    own = slice(filled + processes.rank(), filled + len(batch), processes.count())
                     for whole, part in zip(table, outputs, strict=True):
-                        whole[filled : filled + len(part)] = part
-                    filled += len(outputs[0])
+                        whole[own] = part
+                    filled += len(batch)
                     self.report(Event("Computing frozen features", done + filled, total))
             done += filled
-            tables.append(table)
+            tables.append([processes.sum_up(whole) for whole in table])
         return tables
 
     def _empty(self, rows: int, like: Tensor) -> Tensor:
         """A table for `rows` outputs; feature maps have the network's memory layout."""
         layout = self.frozen.model.backbone.layout(like.device) if like.ndim == 4 else torch.contiguous_format
-        return torch.empty((rows, *like.shape[1:]), dtype=like.dtype, device=like.device, memory_format=layout)
+        table = torch.empty((rows, *like.shape[1:]), dtype=like.dtype, device=like.device, memory_format=layout)
+        return table if processes.count() == 1 else table.zero_()  # the other processes' rows will be added
 
 
 def as_cached(output: Tensor, *, half: bool) -> Tensor:
@@ -211,5 +222,7 @@ def views_per_source(views: int, sizes: Sequence[int], exemplar_views: int | Non
 
 
 def _rows(table: Sequence[Tensor], order: Sequence[Ints]) -> Iterator[list[Tensor]]:
-    for index in on_device(order, table[0].device):
-        yield [as_computed(tensor[index]) for tensor in table]
+    device = table[0].device
+    parts = on_device(part_of(order, processes.part()), device)
+    for own, index in zip(parts, on_device(order, device), strict=True):
+        yield [as_computed(table[0][own]), *(as_computed(tensor[index]) for tensor in table[1:])]

@@ -9,6 +9,7 @@ from functools import cache
 import torch
 
 from branchout.errors import BranchoutError
+from branchout.training import processes
 from branchout.training.loop import best_device
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as in malloc.h
@@ -22,12 +23,15 @@ def device_named(device: Device) -> torch.device:
         device = best_device()
     try:
         found = torch.device(device)
+        if found.type == "cuda" and processes.count() > 1:
+            found = torch.device("cuda", processes.local_rank())
         if found.type not in ("cpu", "cuda"):
             raise RuntimeError
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError):  # the latter from a torch without CUDA
         there = ", ".join(["cpu", *(f"cuda:{n}" for n in range(torch.cuda.device_count()))])
-        raise BranchoutError(f"There is no device {str(device)!r}. This machine has: {there}") from None
+        raise BranchoutError(f"There is no device {str(found)!r}. This machine has: {there}") from None
+    processes.join(found)
     if found.type == "cpu":
         keep_freed_memory()
     return found

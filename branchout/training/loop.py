@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from branchout.errors import BranchoutError, unknown
-from branchout.training import checkpoints
+from branchout.training import checkpoints, processes
 from branchout.training.graphs import training_step
 from branchout.training.optimisation import Optimisation
 
@@ -129,12 +129,15 @@ def fit(
 
     `epoch_batches(e)` yields epoch e's batches, always the same ones, so that a resumed run sees what an uninterrupted
     one would have seen. `modules` holds all state that training changes; a checkpoint keeps it. With `held_out_loss`,
-    training ends in its last third, when the learning rate is lowest, once that loss stops improving.
+    training ends in its last third, when the learning rate is lowest, once that loss stops improving. Where several
+    processes train, a batch is this one's part, and `loss_of` the loss of the whole batch.
     """
     optimiser = optimiser_for(parameters, optimisation, device)
     losses, held_out = (
         ([], []) if not checkpoint else checkpoints.resume(checkpoint, modules, parameters, optimiser, optimisation)
     )
+    processes.check_same((losses, held_out), "checkpoint")
+    loss_of = processes.shared_loss(modules, loss_of, optimisation.batch)
     steps = steps_per_epoch * optimisation.epochs
     most_norm = 1.0 if optimisation.optimiser == "adamw" else None
     step_of = training_step(modules, parameters, optimiser, loss_of, most_norm=most_norm, device=device, steps=steps)
@@ -152,8 +155,8 @@ def fit(
             if not (math.isfinite(losses[-1]) and all(bool(torch.isfinite(p).all()) for p in parameters)):
                 raise diverged(epoch + 1, checkpoint)
             if held_out_loss is not None and 3 * (epoch + 1) > 2 * optimisation.epochs:
-                held_out.append(held_out_loss())
-            if checkpoint:
+                held_out.append(processes.from_main(held_out_loss()))
+            if checkpoint and processes.is_main():
                 checkpoints.save(checkpoint, modules, parameters, optimiser, optimisation, losses, held_out)
             last = epoch + 1 if stopped_improving(held_out) else optimisation.epochs
             report(Event(work, epoch + 1, last, {"loss": losses[-1]}))

@@ -18,6 +18,7 @@ from branchout.errors import BranchoutError, unknown
 from branchout.model import architectures, bases
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead
+from branchout.training import processes
 from branchout.training.loop import Report, fit, precision, seed_for, silent
 from branchout.training.optimisation import Optimisation, scale_to_dataset
 
@@ -78,7 +79,7 @@ def pretrain(
     backbone = backbone.to(device, memory_format=backbone.layout(device))  # type: ignore[call-overload]
     head = CosineHead(backbone.features, len(classes)).to(device)
     network = nn.ModuleDict({"backbone": backbone, "head": head})
-    forward = torch.compile(backbone) if device.type == "cuda" else backbone
+    forward = torch.compile(backbone) if device.type == "cuda" and processes.count() == 1 else backbone
     seen = augmentation or augment.for_kind(kind, preprocessing.size)
     optimisation = scale_to_dataset(optimisation or schedule_for(arch), len(images))
     targets = torch.from_numpy(labels).to(device)
@@ -86,14 +87,14 @@ def pretrain(
     def epoch_batches(epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
         seed_now = seed_for(seed, epoch)
         batches = shuffled(len(images), optimisation.batch, seed_now, drop_last=True)
-        views = images.views(batches, seen, seed_now)
+        views = images.views(batches, seen, seed_now, processes.part())
         return zip(views, (targets[index] for index in on_device(batches, device)), strict=True)
 
     def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
         pictures, target = batch
         with precision(device):
             h = forward(backbone.arrange(pictures))
-        return F.cross_entropy(head(h.float()), target)
+        return F.cross_entropy(head(processes.gather(h.float(), [len(target)])), target)
 
     fit(
         network.train(),

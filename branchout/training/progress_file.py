@@ -12,7 +12,8 @@ from typing import Any
 
 from branchout.errors import BranchoutError
 from branchout.files import write_json
-from branchout.training.loop import Event, Report
+from branchout.training import processes
+from branchout.training.loop import Event, Report, silent
 
 NOTE = "progress.json"
 EVERY = 0.5
@@ -21,9 +22,9 @@ EVERY = 0.5
 
 @contextmanager
 def recorded(work: Path | None, report: Report) -> Iterator[Report]:
-    """A report that also writes the file; without a work folder, the same report."""
-    if work is None:
-        yield report
+    """A report that also writes the file; without a work folder, the same report; silent in other processes."""
+    if work is None or not processes.is_main():
+        yield report if processes.is_main() else silent
         return
     file = work / NOTE
     about = {"pid": os.getpid(), "host": platform.node(), "started": time.time()}

@@ -10,6 +10,7 @@ from pathlib import Path
 from branchout.errors import BranchoutError
 from branchout.files import check_output, lock, read_json, sweep_partials, write_json
 from branchout.model.manifest import is_saved_model
+from branchout.training import processes
 
 LOCK, SETTINGS = "lock", "request.json"
 
@@ -21,6 +22,8 @@ def work_folder(out: Path) -> Path:
 
 def check_out(out: Path) -> None:
     """Raise, before any work is done, if a model cannot be saved as `out`."""
+    if not processes.is_main():
+        return
     if not out.name:
         raise BranchoutError(f"{out} is not a name for a new folder. Choose another --out, such as v2")
     _remove_finished(out.parent)
@@ -32,11 +35,27 @@ def check_out(out: Path) -> None:
 def working_on(out: Path | None, settings: Mapping[str, object]) -> Iterator[Path | None]:
     """The work folder of a run, new or left by the same run when it was stopped; None without `out`.
 
-    It is locked while the block runs, and removed when the block ends without an error.
+    It is locked while the block runs, and removed when the block ends without an error. Of several processes of one
+    run, the first locks and removes it.
     """
-    if out is None:
-        yield None
-        return
+    with processes.connected():
+        processes.check_same(settings, "run (its settings or images)")
+        if out is None:
+            yield None
+        elif processes.is_main():
+            with _locked(out, settings) as work:
+                processes.wait()
+                yield work
+                processes.wait()
+            shutil.rmtree(work, ignore_errors=True)
+        else:
+            processes.wait()
+            yield work_folder(out)
+            processes.wait()
+
+
+@contextmanager
+def _locked(out: Path, settings: Mapping[str, object]) -> Iterator[Path]:
     work = work_folder(out)
     with lock(work / LOCK, wait=False) as held:
         if not held:
@@ -47,7 +66,6 @@ def working_on(out: Path | None, settings: Mapping[str, object]) -> Iterator[Pat
         _check_same_run(out, work, settings)
         write_json(work / SETTINGS, settings)
         yield work
-    shutil.rmtree(work, ignore_errors=True)
 
 
 def _check_same_run(out: Path, work: Path, settings: Mapping[str, object]) -> None:

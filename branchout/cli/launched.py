@@ -1,0 +1,49 @@
+"""Commands in several processes, as `accelerate launch -m branchout …` starts them: one prints, all end together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+
+from branchout.errors import BranchoutError
+
+COMMANDS = ("pretrain", "extend", "bench")
+SECONDS_TO_END = 5.0
+"""How long a process keeps its error back: if the first one fails too, the launcher ends the others within them."""
+
+
+def number() -> int:
+    """The number of this process in its run; 0 also if it was started alone."""
+    return int(os.environ.get("RANK", "0")) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else 0
+
+
+@contextmanager
+def one_prints(command: str) -> Iterator[None]:
+    """Refuse commands that several processes cannot share; silence all processes but the first."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    if command not in COMMANDS:
+        raise BranchoutError(
+            f"`branchout {command}` runs in one process; accelerate launch is for {', '.join(COMMANDS)}. "
+            f"Run: branchout {command} …"
+        )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # sent by the launcher when another process has ended
+    if number() == 0:
+        yield
+        return
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
+
+
+def let_first_speak() -> None:
+    """Before an error is printed: the launcher ends this process meanwhile if the first one failed too."""
+    if number() > 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(SECONDS_TO_END)
+        print(f"process {number()}:", file=sys.stderr)

@@ -1,0 +1,193 @@
+"""The processes of one run, started by `accelerate launch`: which one this is, and what they exchange.
+
+All processes run the same program with the same images and random numbers. Of each batch, process r of n computes the
+rows r, r + n, r + 2n, …; features are gathered, so that every process computes the loss of the whole batch, and
+gradients are averaged. So the model is that of one process, up to rounding. Only the first process writes files.
+
+In a program that was started alone nothing is exchanged, and neither accelerate nor torch.distributed is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import timedelta
+from importlib.util import find_spec
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from branchout.errors import BranchoutError
+
+Value = TypeVar("Value")
+PATIENCE = timedelta(minutes=30)
+"""How long a process waits for the others, for example while one of them decodes images."""
+_independent: ContextVar[bool] = ContextVar("independent", default=False)
+
+
+def count() -> int:
+    return 1 if _independent.get() else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    return int(os.environ["RANK"]) if count() > 1 else 0
+
+
+def local_rank() -> int:
+    """The number of this process on its machine."""
+    return int(os.environ.get("LOCAL_RANK", "0")) if count() > 1 else 0
+
+
+def is_main() -> bool:
+    """Whether this process writes the files and prints."""
+    return rank() == 0
+
+
+def part() -> tuple[int, int]:
+    """This process of how many."""
+    return rank(), count()
+
+
+@contextmanager
+def independent() -> Iterator[None]:
+    """Inside, this process works as if it were alone: it exchanges nothing with the others."""
+    token = _independent.set(True)
+    try:
+        yield
+    finally:
+        _independent.reset(token)
+
+
+def join(device: torch.device) -> None:
+    """Connect the processes: over NCCL for GPUs, over gloo for CPUs."""
+    if count() == 1:
+        return
+    if find_spec("accelerate") is None:
+        raise BranchoutError('Several processes need accelerate. Install it: pip install "branchout[cluster]"')
+    from accelerate import PartialState
+
+    PartialState(cpu=device.type == "cpu", timeout=PATIENCE)
+
+
+def wait() -> None:
+    """Wait until all processes are here."""
+    from_main(None)
+
+
+def from_main(value: Value) -> Value:
+    """What the first process has computed, in every process."""
+    if count() == 1:
+        return value
+    shared = [value]
+    torch.distributed.broadcast_object_list(shared)
+    return shared[0]
+
+
+def check_same(value: object, what: str) -> None:
+    """Raise if another value than that of the first process was found, for example on another machine's disk."""
+    if from_main(value) != value:
+        raise BranchoutError(
+            f"Process {rank()} of {count()} found another {what} than the first process. All machines must see the "
+            "same files at the same paths."
+        )
+
+
+def all_have(condition: bool) -> bool:
+    """Whether the condition holds in every process."""
+    if count() == 1:
+        return condition
+    found: list[bool] = [False] * count()
+    torch.distributed.all_gather_object(found, condition)
+    return all(found)
+
+
+@contextmanager
+def first_on_machine() -> Iterator[None]:
+    """Run the block in the first process of each machine, then in the others, which find its files."""
+    if local_rank() > 0:
+        wait()
+    yield
+    if count() > 1 and local_rank() == 0:
+        wait()
+
+
+def sum_up(tensor: Tensor) -> Tensor:
+    """Replace a tensor by its sum over all processes."""
+    if count() > 1:
+        # Collective operations want dense memory in order, which that of a channels-last tensor is after a permutation.
+        ordered = tensor if tensor.is_contiguous() else tensor.permute(0, 2, 3, 1)
+        torch.distributed.all_reduce(ordered)
+    return tensor
+
+
+def never_empty(batch: Tensor) -> Tensor:
+    """The batch, or one blank image where this process has none: some networks cannot compute nothing."""
+    return batch if len(batch) else batch.new_zeros(1, *batch.shape[1:])
+
+
+def gather(rows: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The rows of all processes, in the order in which one process has them.
+
+    `rows` are this process's part of batches of `sizes` images, joined. Gradients of the loss, which every process
+    computes from all rows, return to the rows of this one.
+    """
+    if count() == 1:
+        return rows
+    ends = np.cumsum(sizes)
+    own = [np.arange(end - size + rank(), end, count()) for end, size in zip(ends, sizes, strict=True)]
+    places = torch.from_numpy(np.concatenate(own)).to(rows.device)
+    whole: Tensor = _Gather.apply(rows, places, int(ends[-1]))
+    return whole
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, rows: Tensor, own: Tensor, total: int) -> Tensor:
+        ctx.save_for_backward(own)
+        return sum_up(rows.new_zeros(total, *rows.shape[1:]).index_copy_(0, own, rows))
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (own,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return gradient[own] * count(), None, None  # gradients are averaged over the processes later
+
+
+def shared_loss(modules: nn.Module, loss_of: Callable[[Value], Tensor], batch: int) -> Callable[[Value], Tensor]:
+    """The loss of a batch, with gradients averaged over the processes and BatchNorm over the whole batch."""
+    if count() == 1:
+        return loss_of
+    if batch < count():
+        raise BranchoutError(f"A batch has {batch} images, but there are {count()} processes. Start {batch} or fewer.")
+    from branchout.training.batch_norm import WholeBatchNorm
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.modules_trained = modules
+
+        def forward(self, batch: Value) -> Tensor:
+            with WholeBatchNorm():
+                return loss_of(batch)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # newer versions of torch call broadcast_buffers by another name
+        return nn.parallel.DistributedDataParallel(Loss(), broadcast_buffers=False, static_graph=True)
+
+
+@contextmanager
+def connected() -> Iterator[None]:
+    """Inside, a process that has ended while this one waited for it is explained."""
+    try:
+        yield
+    except RuntimeError as error:
+        if count() == 1 or not any(word in str(error) for word in ("gloo", "NCCL", "Connection", "TCPStore")):
+            raise
+        raise BranchoutError(
+            f"Another process of this run has ended, so process {rank()} of {count()} stops too. Run the same command "
+            f"again, with any number of processes, to resume. ({str(error).splitlines()[0][:160]})"
+        ) from error
