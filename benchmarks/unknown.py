@@ -32,8 +32,9 @@ from branchout.data.datasets import resolve
 from branchout.data.glyphs import glyphs
 from branchout.data.images import open_images
 from branchout.data.samples import Samples
+from branchout.disk_cache import cache_folder
 from branchout.evaluate.unknown import FALSE_ALARMS, Floats, Ints, Outputs, group, threshold
-from branchout.files import cache_folder, write_json
+from branchout.files import write_json
 from branchout.method.features import extract
 
 SEEDS = (0, 1, 2)

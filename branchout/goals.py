@@ -18,6 +18,10 @@ class Metric:
     name: str
     label: str
     meaning: str
+    of_part: bool = False
+    """Whether it is of one part of the classes alone: base, new or overlapping."""
+    of_old: bool = False
+    """Whether its classes are old: then the model before a step is measured on the same images."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +36,21 @@ METRICS = {
     metric.name: metric
     for metric in (
         Metric("all", "all classes", "accuracy on all images"),
-        Metric("base", "base classes", "accuracy on classes that only the base knows"),
-        Metric("novel", "new classes", "accuracy on classes that only new branches know"),
-        Metric("overlap", "overlapping classes", "accuracy on base classes that have new images too"),
+        Metric("base", "base classes", "accuracy on classes that only the base knows", of_part=True, of_old=True),
+        Metric("novel", "new classes", "accuracy on classes that only new branches know", of_part=True),
+        Metric(
+            "overlap",
+            "overlapping classes",
+            "accuracy on base classes that have new images too",
+            of_part=True,
+            of_old=True,
+        ),
         Metric("avg", "average of the parts", "mean of the accuracies on base, new and overlapping classes"),
     )
 }
 """What is measured after each step, in the order of columns."""
+PARTS_FIRST = tuple(sorted(METRICS, key=lambda name: not METRICS[name].of_part))
+"""The same in the order of headlines and axes."""
 STEP_METRICS = {
     metric.name: metric
     for metric in (

@@ -16,8 +16,8 @@ from branchout.data.problems import Problems
 from branchout.data.samples import Samples
 from branchout.data.tar_shards import Member
 from branchout.data.verify import FilePixels, verified
+from branchout.disk_cache import cache_folder
 from branchout.errors import BranchoutError
-from branchout.files import cache_folder
 from branchout.method import compact as method
 from branchout.method.compact import CompactConfig, Compacted, Compaction
 from branchout.method.features import weights_digest

@@ -12,9 +12,10 @@ import numpy as np
 
 from branchout.api.predictor import Image, Predictor, Several, Source, pixels_of, samples_in, some_of
 from branchout.data.folders import images_in
+from branchout.disk_cache import cache_folder
 from branchout.errors import BranchoutError
 from branchout.evaluate.compare import Comparison, check_classes, compare
-from branchout.files import cache_folder, write_text
+from branchout.files import write_text
 from branchout.method.choose import apply_fusion
 from branchout.method.compact import CompactConfig
 from branchout.method.config import ExtendConfig

@@ -16,7 +16,7 @@ from branchout.data.images import open_images
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples
 from branchout.data.scenarios import Scenario
-from branchout.files import cache_folder
+from branchout.disk_cache import cache_folder
 from branchout.method.running.prepared import now
 from branchout.model import architectures, bases, checkpoint, hub
 from branchout.model.checkpoint import SavedModel

@@ -14,10 +14,10 @@ from branchout.data.decode import decode
 from branchout.data.folders import scan
 from branchout.data.images import Images, open_images
 from branchout.data.samples import Samples
+from branchout.disk_cache import cache_folder
 from branchout.errors import BranchoutError
 from branchout.evaluate.compare import logits
 from branchout.evaluate.explain import Explanation, LabelledFeatures, explain
-from branchout.files import cache_folder
 from branchout.method.features import extract
 from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier

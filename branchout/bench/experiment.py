@@ -30,8 +30,9 @@ from branchout.data.images import SMALL, Gallery, Images
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples, concatenate, digest
 from branchout.data.scenarios import CLUSTERED, Scenario
+from branchout.disk_cache import cache_folder
 from branchout.errors import BranchoutError
-from branchout.files import cache_folder, lock
+from branchout.files import lock
 from branchout.labels import LabelSpace
 from branchout.method.features import extract, predictions, weights_digest
 from branchout.method.new_branch import Labelled

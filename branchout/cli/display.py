@@ -107,7 +107,7 @@ def percent(value: float | None) -> str:
 
 def operating_points(measured: Measured, chosen: str) -> Table:
     """Each goal's point on the test images, with the accuracy of old classes before → after."""
-    before = {name: getattr(measured.before, name, None) for name in ("base", "overlap")}
+    before = {name: getattr(measured.before, name, None) for name in METRICS if METRICS[name].of_old}
     shown = [name for name in METRICS if getattr(measured.after, name) is not None]
     table = Table(title=f"accuracy in % on {measured.images:,} held-out test images", title_justify="left")
     table.add_column("goal")
@@ -138,7 +138,7 @@ def before_after(before: Accuracies | None, after: Accuracies, images: int) -> T
 
     for name in METRICS:
         # Before is over old classes alone, so only the parts it knew are the same images on both sides.
-        same = before is not None and name in ("base", "overlap")
+        same = before is not None and METRICS[name].of_old
         add(name, getattr(after, name), getattr(before, name) if same else None)
         if name == "novel" and steps > 1:
             for number, now in enumerate(after.steps):

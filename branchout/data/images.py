@@ -24,8 +24,8 @@ from branchout.data import augment
 from branchout.data.augment import Augmentation
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import JoinedPixels, Pixels, Samples, digest
+from branchout.disk_cache import load_cached, store_cached
 from branchout.errors import BranchoutError
-from branchout.files import load_cached, store_cached
 
 Ints = npt.NDArray[np.int64]
 Part = tuple[int, int]

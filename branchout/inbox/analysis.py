@@ -13,10 +13,10 @@ from torch import Tensor
 from branchout.api import Model, Source, samples_in
 from branchout.data.decode import UnreadableImage, decode
 from branchout.data.images import open_images
+from branchout.disk_cache import cache_folder
 from branchout.errors import BranchoutError
 from branchout.evaluate.compare import check_classes
 from branchout.evaluate.unknown import FALSE_ALARMS, Outputs, energy, group, threshold
-from branchout.files import cache_folder
 from branchout.inbox.folder import Inbox, Photo
 from branchout.inbox.groups import Analysis, SeenPhoto
 from branchout.method.features import extract

@@ -20,8 +20,8 @@ from branchout.data import augment
 from branchout.data.augment import Augmentation
 from branchout.data.images import Images, forward_batch, in_order, part_of
 from branchout.data.samples import digest
+from branchout.disk_cache import load_cached, store_cached
 from branchout.errors import BranchoutError
-from branchout.files import load_cached, store_cached
 from branchout.model.classifier import Classifier
 from branchout.training import processes
 from branchout.training.loop import Event, Report, seed_for, silent

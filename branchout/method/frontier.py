@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from branchout.errors import BranchoutError
-from branchout.goals import GOALS, check_goal
+from branchout.goals import GOALS, METRICS, check_goal
 from branchout.labels import LabelSpace
 from branchout.method.recipes import TIE
 from branchout.metrics import from_counts, part_of_class
@@ -125,7 +125,7 @@ class Frontier:
     def pareto(self) -> Ints:
         """The points that no other beats in one part without losing in another; of equal points the first."""
         # After several steps Acc_avg counts each of them separately, which `novel` does not.
-        compared = [self.accuracies[m] for m in ("base", "novel", "overlap", "avg")]
+        compared = [self.accuracies[name] for name in METRICS if name != "all"]
         parts = np.stack([each for each in compared if not np.isnan(each).all()], 1)
         keep = []
         for n, row in enumerate(parts):

@@ -29,7 +29,6 @@ Channels = Annotated[int, Field(ge=1, le=64)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Offset = Annotated[float, Field(ge=-1e9, le=1e9)]
 Unit = Annotated[float, Field(ge=-100, le=100)]
-Metric = Literal["all", "base", "novel", "overlap", "avg"]
 Measurement = Literal["dev", "held-out", "pseudo"]
 
 
@@ -126,7 +125,7 @@ class FrontierData(Schema):
 
     kind: Literal["dial", "grid"]
     settings: list[list[Offset]]
-    figures: dict[Metric, list[Share | None]]
+    figures: dict[str, list[Share | None]]
     images: Count
     balanced_by: Literal["mean", "product"]
     measured: Measurement

@@ -62,7 +62,7 @@ def _accuracies(report: ReportData) -> tuple[str, Mapping[str, float | None], Ma
     if points is None:
         return "base model", {}, {}
     # Without old images, these metrics would be measured on pseudo-exemplars or on new images only.
-    hidden = ("base", "all", "avg") if points.measured == "pseudo" else ()
+    hidden = ("base", *(name for name in METRICS if not METRICS[name].of_part)) if points.measured == "pseudo" else ()
     if held_out is not None and held_out.after:
         found, before, source = held_out.after, held_out.before, "held-out"
     else:

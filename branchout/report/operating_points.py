@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from branchout.metrics import CHOSEN_ON, METRICS, PAPER_GOALS
+from branchout.metrics import CHOSEN_ON, METRICS, PAPER_GOALS, PARTS_FIRST
 from branchout.report.charts import Axes, Legend, Mark, Series, glyph, scatter
 from branchout.report.data import Figures, OperatingPoints, ReportData
 from branchout.units import count, percent, setting
@@ -62,7 +62,7 @@ def _goals_by_point(points: OperatingPoints) -> dict[int, list[str]]:
 
 def axes_of(points: OperatingPoints) -> tuple[str, str]:
     """The two metrics to draw: base against novel, or the next ones where a part has no images."""
-    measured = [name for name in ("base", "novel", "overlap", "all", "avg") if points.figures[name][0] is not None]
+    measured = [name for name in PARTS_FIRST if points.figures[name][0] is not None]
     return measured[0], measured[1]
 
 
@@ -175,7 +175,7 @@ def goal_tables(report: ReportData) -> list[GoalTable]:
     elif held_out is not None:
         pseudo = points.measured == "pseudo"
         # Without old images, all and avg would be accuracies on new images only.
-        shown = [name for name in METRICS if not (pseudo and name in ("all", "avg"))]
+        shown = [name for name in METRICS if METRICS[name].of_part or not pseudo]
         found: dict[str, dict[str, float | None]] = {}
         for goal in goals:
             figures = held_out.goals.get(goal) or (held_out.after if goal == points.goal else None) or {}

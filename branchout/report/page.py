@@ -18,7 +18,7 @@ from markupsafe import Markup
 from branchout import units
 from branchout.errors import BranchoutError
 from branchout.files import check_output
-from branchout.metrics import CHOSEN_ON, METRICS
+from branchout.metrics import CHOSEN_ON, METRICS, PARTS_FIRST
 from branchout.report import charts, operating_points
 from branchout.report.counts import Counts, counts_at
 from branchout.report.data import ReportData
@@ -131,6 +131,7 @@ def _environment() -> Environment:
         "measured_on": CHOSEN_ON,
         "metrics": METRICS,
         "number_columns": lambda titles: [(title, "number") for title in titles],
+        "parts_first": PARTS_FIRST,
         "percent": units.percent,
         "setting": units.setting,
     }
@@ -235,6 +236,7 @@ def _script_data(report: ReportData, most: int | None) -> dict[str, Any]:
             "saved": points.saved,
             "tune": [goal and operating_points.tune_command(report, goal) for goal in points.goal_for],
             "axes": operating_points.axes_of(points),
+            "metrics": PARTS_FIRST,
             "dev": points.figures,
             "test": test.figures if test else None,
         }

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from branchout.data.images import SMALL
 from branchout.data.samples import digest
+from branchout.disk_cache import cache_folder, load_cached, store_cached
 from branchout.errors import BranchoutError, unknown
-from branchout.files import cache_folder, load_cached, store_cached
 from branchout.method.features import weights_digest
 from branchout.model.classifier import Classifier
 from branchout.model.staged import Backbone

@@ -100,7 +100,7 @@ const showReport = (data, { start, imageAddress, onMove, explain } = {}) => {
     }
     for (const shown of all("[data-setting]")) shown.textContent = data.points[place].replace(/[bαβ] = /g, "");
     const shown = figures.test || figures.dev;
-    const measured = ["base", "novel", "overlap", "all"].filter((name) => shown[name][place] !== null).slice(0, 3);
+    const measured = data.metrics.filter((name) => shown[name][place] !== null).slice(0, 3);
     const words = measured.map((name) => `${name} ${percent(shown[name][place])}`).join(" · ");
     dial.querySelector("output").textContent = words;
     slider.setAttribute("aria-valuetext", `${data.points[place]}: ${words}`);

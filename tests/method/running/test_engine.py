@@ -12,8 +12,8 @@ from helpers import BASE, NEW, fixed_batch, logits, untrained
 
 from branchout import api
 from branchout.data.samples import Samples
+from branchout.disk_cache import cache_folder
 from branchout.errors import BranchoutError
-from branchout.files import cache_folder
 from branchout.method.config import ExtendConfig
 from branchout.method.running import engine
 from branchout.method.running.engine import ENOUGH, engine_for, use_engine

@@ -1,0 +1,96 @@
+"""The cache of arrays: what was stored comes back, what was damaged does not, and old arrays go first."""
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from branchout.disk_cache import cache_folder, cache_limit, load_cached, store_cached
+from branchout.errors import BranchoutError
+
+
+def stored(cache: Path, name: str, like: np.ndarray) -> np.ndarray | None:
+    return load_cached(cache, name, like.shape, like.dtype)
+
+
+def test_the_cache_gives_back_what_was_stored(tmp_path: Path) -> None:
+    array = np.arange(60, dtype=np.float32).reshape(3, 4, 5).transpose(2, 1, 0)
+    empty = np.zeros((0, 3), dtype=np.uint8)
+    store_cached(tmp_path, "features/a", array)
+    store_cached(tmp_path, "pixels/none", empty)
+    store_cached(None, "features/a", array)
+    again = stored(tmp_path, "features/a", array)
+    assert again is not None
+    np.testing.assert_array_equal(again, array)
+    assert stored(tmp_path, "pixels/none", empty) is not None
+    assert load_cached(None, "features/a", array.shape, array.dtype) is None
+    assert load_cached(tmp_path, "features/b", array.shape, array.dtype) is None
+    assert load_cached(tmp_path, "features/a", (60,), array.dtype) is None
+    assert load_cached(tmp_path, "features/a", array.shape, np.int32) is None
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "longer", "header"])
+def test_a_damaged_cache_file_is_not_used(tmp_path: Path, damage: str) -> None:
+    array = np.arange(1000, dtype=np.uint8)
+    store_cached(tmp_path, "pixels/a", array)
+    (file,) = tmp_path.glob("pixels/*.npy")
+    data = bytearray(file.read_bytes())
+    if damage == "flip":
+        data[600] ^= 1
+    if damage == "header":
+        data[3] ^= 255
+    file.write_bytes({"cut": data[:700], "empty": b"", "longer": data + b"1234"}.get(damage, bytes(data)))
+    assert stored(tmp_path, "pixels/a", array) is None
+    store_cached(tmp_path, "pixels/a", array)
+    assert stored(tmp_path, "pixels/a", array) is not None
+
+
+def test_the_least_recently_used_arrays_are_evicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRANCHOUT_CACHE_LIMIT", "0.000005")  # 5,000 bytes: four arrays
+    array = np.zeros(1000, dtype=np.uint8)
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "base.safetensors").write_bytes(bytes(9000))
+    for age, name in enumerate("abcd"):
+        store_cached(tmp_path, f"features/{name}", array)
+        os.utime(tmp_path / f"features/{name}.npy", (age, age))
+    assert stored(tmp_path, "features/a", array) is not None  # used again
+    store_cached(tmp_path, "pixels/e", array)
+    left = {file.stem for file in tmp_path.rglob("*.npy")}
+    assert left == {"a", "c", "d", "e"}
+    assert (tmp_path / "bench" / "base.safetensors").exists()
+    store_cached(tmp_path, "pixels/huge", np.zeros(6000, dtype=np.uint8))
+    assert left == {file.stem for file in tmp_path.rglob("*.npy")}
+
+
+def test_a_cache_that_cannot_be_written_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    store_cached(tmp_path / "file", "pixels/a", np.zeros(3))
+    assert stored(tmp_path / "file", "pixels/a", np.zeros(3)) is None
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    store_cached(tmp_path, "pixels/a", np.zeros(3))
+    assert not [*tmp_path.glob("pixels/*"), *tmp_path.glob("pixels/.*")]
+
+
+def test_the_cache_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRANCHOUT_CACHE", str(tmp_path / "mine"))
+    assert cache_folder() == tmp_path / "mine"
+    monkeypatch.delenv("BRANCHOUT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg" / "branchout"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    assert cache_folder() == tmp_path / ".cache" / "branchout"
+    monkeypatch.delenv("BRANCHOUT_CACHE_LIMIT", raising=False)
+    assert cache_limit() == 20 * 10**9
+    monkeypatch.setenv("BRANCHOUT_CACHE_LIMIT", "0.5")
+    assert cache_limit() == 5 * 10**8
+    for wrong in ("plenty", "inf", ""):
+        monkeypatch.setenv("BRANCHOUT_CACHE_LIMIT", wrong)
+        with pytest.raises(BranchoutError, match="BRANCHOUT_CACHE_LIMIT"):
+            cache_limit()
