@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from functools import partial
 
 import numpy as np
 
@@ -33,7 +34,7 @@ def samples(classes: range, each: int, size: int) -> Samples:
 def rows(settings: Settings) -> Rows:
     each, size, measured = (500, 64, 8) if settings.gpu else (20, 32, 2)
     old, new = (settings.pick(OLD, 6), settings.pick(NEW, 2)) if settings.gpu else (OLD // 3, NEW // 2)
-    epochs = {"base": 1, "joint": measured, "extension": None if settings.gpu else 4}
+    epochs = None if settings.gpu else 4
     if settings.tiny:
         old, new, each = 6, 2, 16
     images = {
@@ -49,19 +50,21 @@ def rows(settings: Settings) -> Rows:
 
     with tempfile.TemporaryDirectory() as cache:
         os.environ["BRANCHOUT_CACHE"] = cache  # nothing is decoded or computed before
-        how = {"arch": "resnet10", "width": settings.width, "size": size, "kind": "photo", "device": settings.device}
-        base = api.pretrain(images["base"], epochs=epochs["base"], **how)
+        train = partial(
+            api.pretrain, arch="resnet10", width=settings.width, size=size, kind="photo", device=settings.device
+        )
+        base = train(images["base"], epochs=1)
         base.extend(images["new"].select(np.arange(0, len(images["new"]), 4)), memory=memory, epochs=1)  # warms up
         start = time.perf_counter()
-        extended = base.extend(images["new"], memory=memory, seed=1, epochs=epochs["extension"])
+        extended = base.extend(images["new"], memory=memory, seed=1, epochs=epochs)
         synchronize(settings.device)
         ours = time.perf_counter() - start
         start = time.perf_counter()
-        api.pretrain(images["joint"], epochs=measured, report=report, **how)
+        train(images["joint"], epochs=measured, report=report)
         synchronize(settings.device)
         whole = time.perf_counter() - start
     epoch = float(np.median(np.diff(times[-measured:])))
-    full = FAST.epochs if settings.gpu else round(FAST.epochs * (epochs["extension"] or 30) / 30)
+    full = FAST.epochs if settings.gpu else round(FAST.epochs * (epochs or 30) / 30)
     joint = whole + (full - measured) * epoch
     assert extended.outcome is not None
     yield (
@@ -78,7 +81,7 @@ def rows(settings: Settings) -> Rows:
                 "joint_epochs": full,
                 "joint_epochs_measured": measured,
                 "joint_epoch_seconds": epoch,
-                "extension_epochs": epochs["extension"] or 30,
+                "extension_epochs": epochs or 30,
                 "width": settings.width,
             },
         ),

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from branchout.data import augment
 from branchout.data.images import ResidentImages, class_balanced, shuffled
 from branchout.labels import LabelSpace
 from branchout.method.features import extract
-from branchout.method.recipes import GRID, REFERENCE, Stage2
+from branchout.method.recipes import GRID, REFERENCE
 from branchout.method.score_fusion import HeadLayout, Stage2Data, fused_columns, head_layout, stage2_data, stage2_loss
 from branchout.method.stage2 import TrainedDeltas, grid_answers, initial_deltas, train_grid
 from branchout.model.classifier import Classifier, Step
@@ -171,7 +172,10 @@ def loader_batches(task: Task) -> Batches:
         workers = min(len(os.sched_getaffinity(0)), 16)
         pinned = task.device.type == "cuda"
         loader = torch.utils.data.DataLoader(
-            Read(), batch_sampler=task.orders(epoch), num_workers=workers, pin_memory=pinned
+            Read(),
+            batch_sampler=[order.tolist() for order in task.orders(epoch)],
+            num_workers=workers,
+            pin_memory=pinned,
         )
         for pictures, index in loader:
             yield pictures.to(task.device, non_blocking=True), index.to(task.device)
@@ -232,12 +236,10 @@ def one_point(settings: Settings) -> Rows:
         fewer = replace(SETTINGS, optimisation=replace(SETTINGS.optimisation, epochs=epochs))
         layout, data = random_data(base, novel, device)
 
-        def train(
-            grid: tuple[tuple[float, float], ...], of: tuple[HeadLayout, Stage2Data, Stage2]
-        ) -> Callable[[], TrainedDeltas]:
-            return lambda: train_grid(of[0], [of[1]], replace(of[2], grid=grid), per_class=PER_CLASS)
-
-        works = {"one": train(GRID[:1], (layout, data, fewer)), "all": train(GRID, (layout, data, fewer))}
+        works = {
+            name: partial(train_grid, layout, [data], replace(fewer, grid=grid), per_class=PER_CLASS)
+            for name, grid in (("one", GRID[:1]), ("all", GRID))
+        }
         taken = in_turns(works, 3, device)
         yield (
             f"fusion-grid-{device.type}-{base}+{novel}",

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -98,17 +99,14 @@ def jpegs(settings: Settings) -> Rows:
         images = StreamedImages(scan(Path(folder))[0], how, torch.device("cpu"), cores())
         batches = in_order(count, 16)
         augmentation = augment.for_kind("photo", 224)
-        for name, ours, theirs in (
-            ("plain", lambda: list(images.plain(batches)), torchvision_loader(folder, how, train=False)),
-            (
-                "views",
-                lambda: list(images.views(batches, augmentation, 0)),
-                torchvision_loader(folder, how, train=True),
-            ),
-        ):
-            taken = in_turns(
-                {"ours": ours, "theirs": lambda read=theirs: list(read)}, 1 + settings.pick(2, 0), images.device
-            )  # type: ignore[misc]
+        ours: dict[str, Callable[[], Iterator[Tensor]]] = {
+            "plain": lambda: images.plain(batches),
+            "views": lambda: images.views(batches, augmentation, 0),
+        }
+        for name, read in ours.items():
+            loader = torchvision_loader(folder, how, train=name == "views")
+            works = {"ours": partial(used_up, read), "theirs": partial(used_up, loader.__iter__)}
+            taken = in_turns(works, settings.pick(3, 1), images.device)
             yield (
                 f"pipeline-jpeg-{name}-{settings.device.type}",
                 compared(
@@ -120,6 +118,11 @@ def jpegs(settings: Settings) -> Rows:
                     settings={"processes": cores(), "batch": 16},
                 ),
             )
+
+
+def used_up(read: Callable[[], Iterator[object]]) -> None:
+    for _ in read():
+        pass
 
 
 def write_photos(folder: Path, count: int) -> None:
