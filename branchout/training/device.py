@@ -21,16 +21,16 @@ def device_named(device: Device) -> torch.device:
     """The device of this name, after checking that this machine has it."""
     if device is None:
         device = best_device()
+    if processes.count() > 1 and str(device).partition(":")[0] == "cuda":
+        device = torch.device("cuda", processes.local_rank())  # each process has a GPU of its own
     try:
         found = torch.device(device)
-        if found.type == "cuda" and processes.count() > 1:
-            found = torch.device("cuda", processes.local_rank())
         if found.type not in ("cpu", "cuda"):
             raise RuntimeError
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError):  # the latter from a torch without CUDA
         there = ", ".join(["cpu", *(f"cuda:{n}" for n in range(torch.cuda.device_count()))])
-        raise BranchoutError(f"There is no device {str(found)!r}. This machine has: {there}") from None
+        raise BranchoutError(f"There is no device {str(device)!r}. This machine has: {there}") from None
     processes.join(found)
     if found.type == "cpu":
         keep_freed_memory()
