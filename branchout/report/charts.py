@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ WIDTH, HEIGHT = 480, 340
 LEFT, RIGHT, TOP, BOTTOM = 46, 16, 14, 44
 LETTER, LINE = 8.2, 15
 """Width of a letter and height of a line in the largest size that the stylesheet gives to labels."""
+NEAR = 8
+"""How far up or down a label moves to keep clear of dots and lines."""
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom."""
 
@@ -101,12 +104,13 @@ def scatter(
     """Points of several series over two accuracies. `before` is a vertical line; the script moves `cursors`."""
     _, top, _, bottom = axes.box
     parts = [_frame(axes, names)]
-    # Labels keep clear of the marks that matter, and of each other.
+    # Labels keep clear of the marks that matter, of each other, and where there is room also of dots and lines.
     marks = [axes.place(mark.x, mark.y) for each in series for mark in each.marks if mark.shape not in ("dot", "cross")]
     used: list[Box] = [(x - 6, y - 6, x + 6, y + 6) for x, y in marks]
+    faint = [box for each in series for box in _along([axes.place(mark.x, mark.y) for mark in each.marks], each.joined)]
     if before is not None and axes.x[0] <= before <= axes.x[1]:
         x, _ = axes.place(before, axes.y[0])
-        at, anchor = _free_place(x, bottom - 12, f"before: {percent(before)}", axes, used)
+        at, anchor = _free_place(x, bottom - 12, f"before: {percent(before)}", axes, used, faint)
         parts.append(
             f'<g class="before"><line x1="{x}" x2="{x}" y1="{top}" y2="{bottom}"/>'
             f'<text x="{at[0]}" y="{at[1]}" text-anchor="{anchor}">before: {percent(before)}</text></g>'
@@ -116,7 +120,7 @@ def scatter(
         if each.joined > 1:
             way = " ".join("{},{}".format(*axes.place(mark.x, mark.y)) for mark in each.marks[: each.joined])
             parts.append(f'<polyline points="{way}"/>')
-        parts += [_mark(mark, axes, used) for mark in each.marks]
+        parts += [_mark(mark, axes, used, faint) for mark in each.marks]
         parts.append("</g>")
     parts += [
         f'<g class="cursor {name}" data-cursor="{name}" visibility="hidden"><circle r="9"/>'
@@ -184,31 +188,48 @@ def _frame(axes: Axes, names: tuple[str, str]) -> str:
     return f'<g class="frame">{"".join(parts)}</g>'
 
 
-def _mark(mark: Mark, axes: Axes, used: list[Box]) -> str:
+def _mark(mark: Mark, axes: Axes, used: list[Box], faint: list[Box]) -> str:
     x, y = axes.place(mark.x, mark.y)
     tip = f"<title>{escape(mark.tip)}</title>" if mark.tip else ""
     label = ""
     if mark.label:
-        place, anchor = _free_place(x, y, mark.label, axes, used)
+        place, anchor = _free_place(x, y, mark.label, axes, used, faint)
         label = f'<text x="{place[0]}" y="{place[1]}" text-anchor="{anchor}">{escape(mark.label)}</text>'
     return f"<g>{tip}{_shape(mark.shape, x, y)}{label}</g>"
 
 
-def _free_place(x: float, y: float, label: str, axes: Axes, used: list[Box]) -> tuple[tuple[float, float], str]:
+def _along(places: Sequence[tuple[float, float]], joined: int) -> list[Box]:
+    """Small boxes around points, and along the line through the first ones."""
+    between = [
+        (x0 + (x1 - x0) * n / count, y0 + (y1 - y0) * n / count)
+        for (x0, y0), (x1, y1) in itertools.pairwise(places[:joined])
+        for count in [int(math.hypot(x1 - x0, y1 - y0) / 8) + 1]
+        for n in range(1, count)
+    ]
+    return [(x - 3, y - 3, x + 3, y + 3) for x, y in [*places, *between]]
+
+
+def _free_place(
+    x: float, y: float, label: str, axes: Axes, used: list[Box], faint: list[Box]
+) -> tuple[tuple[float, float], str]:
     """Where a label covers no other label and no mark: beside its mark, or a few lines up or down."""
     left, top, right, bottom = axes.box
     width = LETTER * len(label) + 4
-    shifts = (-7, 5, -22, 20, -37, 35, -52, 50, -67, 65, -82, 80)
-    for shift in shifts:
-        line = y + shift
+    places = []
+    for shift in (-7, 5, -22, 20, -37, 35, -52, 50, -67, 65, -82, 80):
         for end in (x + 10 + width > right, x + 10 + width <= right):
-            start = x - 10 - width if end else x + 10
+            start, line = x - 10 - width if end else x + 10, y + shift
             box = (start, line - LINE * 0.8, start + width, line + LINE * 0.2)
             inside = left <= box[0] and box[2] <= right and top <= box[1] and box[3] <= bottom
             if inside and not any(_overlap(box, other) for other in used):
-                used.append(box)
-                return (round(x - 10 if end else x + 10, 1), round(line, 1)), "end" if end else "start"
-    return (round(x + 10, 1), round(y - 7, 1)), "start"
+                places.append((box, (round(x - 10 if end else x + 10, 1), round(line, 1)), "end" if end else "start"))
+    if not places:
+        return (round(x + 10, 1), round(y - 7, 1)), "start"
+    near = [each for each in places if abs(each[1][1] - y) <= NEAR]
+    clear = [each for each in near if not any(_overlap(each[0], other) for other in faint)]
+    box, place, anchor = (clear or places)[0]
+    used.append(box)
+    return place, anchor
 
 
 def _overlap(one: Box, other: Box) -> bool:

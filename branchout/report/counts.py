@@ -18,24 +18,13 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
-def within_noise(lost: int, gained: int) -> bool:
-    """Whether as many changed answers would often differ by chance: McNemar's test with continuity correction, 5%."""
-    return max(abs(lost - gained) - 1, 0) ** 2 < 3.84 * (lost + gained)
+@dataclass(frozen=True, kw_only=True)
+class Changed:
+    """Images that were right before the last step and are wrong now, and those that were wrong and are right."""
 
-
-@dataclass(frozen=True)
-class ClassCounts:
-    """One class with images."""
-
-    number: int
     images: int
-    before: int | None
-    """Images that were right before the last step; None for a class that was not known then."""
-    after: int
     lost: int
     gained: int
-    by_branch: list[int]
-    """Of an overlapping class: right answers by the branch whose logit was the highest."""
 
     @property
     def change(self) -> int:
@@ -43,15 +32,27 @@ class ClassCounts:
 
     @property
     def noise(self) -> bool:
-        return within_noise(self.lost, self.gained)
+        """Whether as large a change would be common by chance: McNemar's test with continuity correction, 5%."""
+        return max(abs(self.change) - 1, 0) ** 2 < 3.84 * (self.lost + self.gained)
 
 
-@dataclass(frozen=True)
-class PartCounts:
+@dataclass(frozen=True, kw_only=True)
+class ClassCounts(Changed):
+    """One class with images."""
+
+    number: int
+    before: int | None
+    """Images that were right before the last step; None for a class that was not known then."""
+    after: int
+    by_branch: list[int]
+    """Of an overlapping class: right answers by the branch whose logit was the highest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartCounts(Changed):
     """One part (base, a step, the overlap) with images."""
 
     number: int
-    images: int
     right: int
     wrong: dict[int, int]
     """Wrong answers by the part of the answered class."""
@@ -68,11 +69,10 @@ class PairCounts:
     """Those of them that were right before the last step."""
 
 
-@dataclass(frozen=True)
-class OldImages:
+@dataclass(frozen=True, kw_only=True)
+class OldImages(Changed):
     """Images of classes that were known before the last step and do not overlap: what can be forgotten."""
 
-    images: int
     before: int
     after: int
 
@@ -104,12 +104,19 @@ def counts_at(report: ReportData, point: int) -> Counts:
     return Counts(
         answers=answers.tolist(),
         classes=_classes(report, labels, right, test.branches.at(point)),
-        parts=_parts(part[labels], part[answers], right),
+        parts=_parts(part[labels], part[answers], right, were_right),
         to_later=pairs[1],
         to_earlier=pairs[-1],
-        old=OldImages(int(old.sum()), int(were_right[old].sum()), int(right[old].sum())),
+        old=OldImages(
+            before=int(were_right[old].sum()), after=int(right[old].sum()), **_changed(old, right, were_right)
+        ),
         galleries={kind: np.flatnonzero(members(kind, answers, labels, were_right)).tolist() for kind in KINDS},
     )
+
+
+def _changed(chosen: Bools, right: Bools, were_right: Bools) -> dict[str, int]:
+    lost, gained = chosen & were_right & ~right, chosen & ~were_right & right
+    return {"images": int(chosen.sum()), "lost": int(lost.sum()), "gained": int(gained.sum())}
 
 
 def _classes(report: ReportData, labels: Ints, right: Bools, branches: Ints) -> list[ClassCounts]:
@@ -126,13 +133,13 @@ def _classes(report: ReportData, labels: Ints, right: Bools, branches: Ints) -> 
     by = [counted(right & (branches == d)) for d in range(len(report.branches))]
     rows = [
         ClassCounts(
-            n,
-            images[n],
-            before[n] if test.before is not None and n < test.known else None,
-            after[n],
-            lost[n],
-            gained[n],
-            [each[n] for each in by] if report.part_of_class[n] == len(report.parts) - 1 else [],
+            number=n,
+            images=images[n],
+            before=before[n] if test.before is not None and n < test.known else None,
+            after=after[n],
+            lost=lost[n],
+            gained=gained[n],
+            by_branch=[each[n] for each in by] if report.part_of_class[n] == len(report.parts) - 1 else [],
         )
         for n in range(size)
         if images[n]
@@ -140,14 +147,14 @@ def _classes(report: ReportData, labels: Ints, right: Bools, branches: Ints) -> 
     return sorted(rows, key=lambda r: (r.before is None, r.after / r.images if r.before is None else r.change))
 
 
-def _parts(of: Ints, answered: Ints, right: Bools) -> list[PartCounts]:
+def _parts(of: Ints, answered: Ints, right: Bools, were_right: Bools) -> list[PartCounts]:
     present = sorted({*of.tolist(), *answered.tolist()})
     return [
         PartCounts(
-            n,
-            int((of == n).sum()),
-            int((right & (of == n)).sum()),
-            {other: int((~right & (of == n) & (answered == other)).sum()) for other in present},
+            number=n,
+            right=int((right & (of == n)).sum()),
+            wrong={other: int((~right & (of == n) & (answered == other)).sum()) for other in present},
+            **_changed(of == n, right, were_right),
         )
         for n in sorted(set(of.tolist()))
     ]

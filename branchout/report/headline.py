@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from branchout.metrics import METRICS
-from branchout.report.counts import Counts, OldImages, within_noise
+from branchout.report.counts import Counts, OldImages, PartCounts
 from branchout.report.data import ReportData
 from branchout.units import change, count
 
@@ -21,8 +21,8 @@ class Headline:
     """What the model knows now, after its name: `knows 40 more classes`."""
     old: OldImages | None
     """Counts of labelled images; None without them."""
-    noise: bool
-    """Whether the change on old images is within noise."""
+    parts: Mapping[str, PartCounts]
+    """Counts of the parts that can change: base and overlap."""
     unmeasured: list[str]
     """Metrics that the labelled images could not measure, of parts that have classes."""
 
@@ -47,11 +47,9 @@ def headline(report: ReportData, counts: Counts | None) -> Headline:
     else:
         knows = f"has new images of {count(len(last.known), 'class', 'classes')} it knew"
     old = counts.old if counts and counts.old.images and report.test and report.test.before is not None else None
-    noise = False
-    if counts is not None:
-        rows = [row for row in counts.classes if row.before is not None and not row.by_branch]
-        noise = within_noise(sum(row.lost for row in rows), sum(row.gained for row in rows))
-    return Headline(source, after, before, knows, old, noise, _unmeasured(report))
+    names = {0: "base", len(report.parts) - 1: "overlap"}
+    parts = {names[part.number]: part for part in (counts.parts if counts and old else ()) if part.number in names}
+    return Headline(source, after, before, knows, old, parts, _unmeasured(report))
 
 
 def _accuracies(report: ReportData) -> tuple[str, Mapping[str, float | None], Mapping[str, float | None]]:

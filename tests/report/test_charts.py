@@ -84,6 +84,20 @@ def test_labels_cover_neither_each_other_nor_marks(points: list[tuple[float, flo
             assert apart, (one, other)
 
 
+def test_the_label_of_the_line_covers_no_dots_where_there_is_room_beside_it() -> None:
+    """Dots in a column to the right of the line: the label moves to its left."""
+    marks = [Mark(0.62, 0.3 + n / 100, "dot") for n in range(30)]
+    drawn = scatter(
+        [Series("dev", marks, joined=30)],
+        Axes.around([0.2, 0.9], [0.3, 0.7]),
+        names=("x", "y"),
+        title="",
+        description="",
+        before=0.6,
+    )
+    assert re.search(r'text-anchor="end">before: 60.0<', drawn)
+
+
 @pytest.mark.parametrize("losses", [[0.7], [2.0, 1.0, 0.5], [0.0, 0.0]])
 def test_a_curve_tells_both_ends(losses: list[float]) -> None:
     drawn = curve(losses, title="step 1")

@@ -16,7 +16,7 @@ from branchout import api
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
-from branchout.report.counts import counts_at, within_noise
+from branchout.report.counts import Changed, counts_at
 from branchout.report.data import ReportData
 from branchout.report.gallery import spread, thumbnail
 from branchout.report.other_methods import OtherResult, read_results
@@ -79,7 +79,8 @@ def test_classes_that_lost_most_come_first_and_new_ones_last(once: ReportData) -
 )
 def test_few_changed_answers_are_within_noise(lost: int, gained: int, noise: bool) -> None:
     """By the exact sign test, 5 of 5 lost images have p = 0.06, and 6 of 6 have p = 0.03."""
-    assert within_noise(lost, gained) == within_noise(gained, lost) == (noise and lost + gained > 0)
+    found, mirrored = (Changed(images=100, lost=a, gained=b).noise for a, b in ((lost, gained), (gained, lost)))
+    assert found == mirrored == (noise and lost + gained > 0)
 
 
 @pytest.mark.parametrize("told", ["once", "twice"])
@@ -105,7 +106,8 @@ def test_counts_at_every_point_are_those_of_the_answers_there(told: str, request
             else:
                 wrong[facts.part_of_class[label], facts.part_of_class[answer]] += 1
             if known and facts.parts[facts.part_of_class[label]] != "overlap":
-                kept.update(images=1, before=before == label, after=answer == label)
+                was, now = before == label, answer == label
+                kept.update(images=1, before=was, after=now, lost=was and not now, gained=now and not was)
         for key in ("to_later", "to_earlier"):
             found = {(p.label, p.answer): (p.images, p.were_right) for p in getattr(counts, key)}
             assert found == {pair: (n, pairs["right"][pair]) for pair, n in pairs[key].items()}

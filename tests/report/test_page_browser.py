@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browsing import Browser, Page, fits, table, turn, visited, with_fixed_dial
+from browsing import Browser, Page, fits, table, turn, until, visited, with_fixed_dial
 
 from branchout import api
 from branchout.data.samples import Samples
@@ -62,6 +62,7 @@ def test_numbers_and_pictures_follow_the_dial_and_agree_with_python(
         for place in (saved, 0, last, saved):
             turn(page, place)
             found = at(adjustable, facts, place).evaluate(tested)
+            assert found.before is not None
             tiles = shown_tiles(page)
             assert tiles["base"] == percent(found.after.base)
             assert tiles["novel"] == percent(found.after.novel)
@@ -72,10 +73,14 @@ def test_numbers_and_pictures_follow_the_dial_and_agree_with_python(
                 assert after == f"{round(8 * row.after)}/8"
                 images = None if row.before is None else round(8 * (row.after - row.before))
                 assert changed.split(" ")[0] == ("" if images is None else signed(images))
-            old = counts_at(facts, place).old
+            counts = counts_at(facts, place)
+            old, part = counts.old, counts.parts[0]
+            shown = page.locator("[data-part-images='0']").text_content()
+            assert shown.startswith(f"{signed(part.change)} of {part.images} images")
+            assert ("within noise" in shown) == (part.noise and part.change != 0)
+            assert part.right - part.change == round(part.images * found.before.base)
             title = page.locator("h1").text_content()
             assert f"it answers {percent(old.after / old.images)}% right" in title
-            assert found.before is not None
             lost = sum(
                 was == label != now
                 for was, now, label in zip(facts.test.before, found.answers, found.labels, strict=True)
@@ -167,7 +172,7 @@ def test_arrow_keys_walk_and_a_link_leads_back(browser: Browser, address: str, f
         assert sum(shares) == pytest.approx(100, abs=0.21)
         link = page.url
         page.keyboard.press("Escape")
-        assert "#" not in page.url
+        until(page, "location.hash === ''")
     with visited(browser, link) as page:
         assert page.locator("#view").is_visible()
         assert page.locator(".large h3").text_content() == label

@@ -29,7 +29,7 @@ const announce = (words) => {
   const live = document.getElementById("live");
   if (live) live.textContent = words;
 };
-// A decision about chance, as `within_noise` in counts.py makes it.
+// A decision about chance, as `Changed.noise` in counts.py makes it.
 const withinNoise = (lost, gained) => Math.max(Math.abs(lost - gained) - 1, 0) ** 2 < 3.84 * (lost + gained);
 
 // Bars of shares that add up to one: the base plain, steps hatched.

@@ -124,7 +124,7 @@ const showReport = (data, { start, imageAddress, onMove, explain } = {}) => {
     const now = sets.answers(place);
     const branches = sets.branches(place);
     const classes = data.classes.map(() => ({ images: 0, before: 0, after: 0, lost: 0, gained: 0, by: data.branchNames.map(() => 0) }));
-    const parts = data.parts.map(() => ({ images: 0, right: 0, wrong: data.parts.map(() => 0) }));
+    const parts = data.parts.map(() => ({ images: 0, right: 0, lost: 0, gained: 0, wrong: data.parts.map(() => 0) }));
     const pairs = { to_later: new Map(), to_earlier: new Map() };
     const old = { images: 0, before: 0, after: 0, lost: 0, gained: 0 };
     data.labels.forEach((label, image) => {
@@ -133,6 +133,8 @@ const showReport = (data, { start, imageAddress, onMove, explain } = {}) => {
       const was = sets.wasRight(image);
       const part = parts[data.partOf[label]];
       part.images++;
+      part.lost += was && !right;
+      part.gained += !was && right;
       if (right) part.right++;
       else part.wrong[data.partOf[answer]]++;
       for (const row of sets.isOld(image) ? [classes[label], old] : [classes[label]]) {
@@ -154,7 +156,12 @@ const showReport = (data, { start, imageAddress, onMove, explain } = {}) => {
     });
     return { now, classes, parts, pairs, old };
   };
-  const moveTitle = ({ old }) => {
+  const moveTitle = ({ old, parts }) => {
+    for (const shown of all("[data-part-images]")) {
+      const { images, lost, gained } = parts[shown.dataset.partImages];
+      const noise = gained !== lost && withinNoise(lost, gained);
+      shown.textContent = `${signed(gained - lost)} of ${counted(images, "image")}${noise ? ": within noise" : ""}`;
+    }
     const set = (name, words) => all(`[data-old="${name}"]`).forEach((shown) => (shown.textContent = words));
     if (!old.images) return;
     const points = change(old.before / old.images, old.after / old.images);
