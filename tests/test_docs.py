@@ -24,7 +24,7 @@ from branchout.baselines.registry import baselines
 from branchout.bench import tables
 from branchout.bench.rows import number as rounded
 from branchout.cli import app
-from branchout.method.frontier import Frontier
+from branchout.goals import check_goal
 from branchout.method.recipes import PAPER, recipe_named
 from branchout.model.heads import POOLERS
 from branchout.model.resnet import build
@@ -86,7 +86,7 @@ def options(words: list[str]) -> Iterator[tuple[str, str]]:
 def check_values(name: str, words: list[str]) -> None:
     for option, value in options(words):
         if option == "--goal":
-            Frontier.check_goal(value)
+            check_goal(value)
         elif option == "--recipe":
             recipe_named(value)
         elif option == "--pooler":
@@ -125,7 +125,7 @@ def test_every_option_named_on_its_own_exists(page: Path) -> None:
             for option, value in options(shlex.split(code)):
                 assert option in known, f"{page.name}: no command has {option}"
                 if option == "--goal" and value:
-                    Frontier.check_goal(value)
+                    check_goal(value)
 
 
 def test_every_goal_of_the_table_is_one() -> None:
@@ -133,7 +133,7 @@ def test_every_goal_of_the_table_is_one() -> None:
     table = page.split("| goal | what", 1)[1].split("\n\n", 1)[0]
     goals = {goal.strip("'") for goal in INLINE.findall(table)}
     assert {"all", "avg", "balanced", "novel", "base", "overlap"} <= goals
-    assert sum(Frontier.check_goal(goal) is not None for goal in goals - {"extend"}) >= 3
+    assert sum(check_goal(goal) is not None for goal in goals - {"extend"}) >= 3
 
 
 def test_the_checks_see_commands() -> None:

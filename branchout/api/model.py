@@ -15,6 +15,7 @@ from branchout.data.folders import images_in
 from branchout.disk_cache import cache_folder
 from branchout.errors import BranchoutError
 from branchout.evaluate.compare import Comparison, check_classes, compare
+from branchout.evaluate.two_fold import Scored, score_dial
 from branchout.files import write_text
 from branchout.method.choose import apply_fusion
 from branchout.method.compact import CompactConfig
@@ -27,7 +28,6 @@ from branchout.method.running.engine import engine_for, use_engine
 from branchout.method.running.plan import keep_plan, kept_plan, make_plan
 from branchout.method.running.prepared import Prepared, now
 from branchout.method.split import DataSplit
-from branchout.method.two_fold import Scored, score_dial
 from branchout.model import checkpoint, hub
 from branchout.model.staged import branch_point
 from branchout.report import page as reports

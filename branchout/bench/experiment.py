@@ -32,6 +32,7 @@ from branchout.data.samples import Samples, concatenate, digest
 from branchout.data.scenarios import CLUSTERED, Scenario
 from branchout.disk_cache import cache_folder
 from branchout.errors import BranchoutError
+from branchout.evaluate.two_fold import Scored
 from branchout.files import lock
 from branchout.labels import LabelSpace
 from branchout.method.features import extract, predictions, weights_digest
@@ -39,7 +40,6 @@ from branchout.method.new_branch import Labelled
 from branchout.method.recipes import PAPER, Stage1
 from branchout.method.running.effort import VIEWS
 from branchout.method.stage1 import train_branch
-from branchout.method.two_fold import Scored
 from branchout.model import bases, checkpoint
 from branchout.model.architectures import describe
 from branchout.model.checkpoint import SavedModel

@@ -27,8 +27,8 @@ from branchout.bench.methods import RENAMED, Method, method_named
 from branchout.bench.plan import Plan, difference, flat
 from branchout.data.datasets import resolve
 from branchout.errors import BranchoutError, DoesNotApply
+from branchout.evaluate.two_fold import Scored
 from branchout.files import lock, write_json
-from branchout.method.two_fold import Scored
 from branchout.metrics import PAPER_GOALS, average_over_steps, incremental, part_of_class
 from branchout.training.loop import Event, Report, silent
 from branchout.training.optimisation import settings_dict

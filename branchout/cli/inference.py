@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from branchout.api import Model
     from branchout.data.tar_shards import ImageFile
     from branchout.evaluate.compare import Comparison
-    from branchout.method.two_fold import Scored
+    from branchout.evaluate.two_fold import Scored
 
     Decoded = tuple[ImageFile, np.ndarray]
 

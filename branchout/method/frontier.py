@@ -67,7 +67,7 @@ class Frontier:
         points that differ by less than `TIE` are equal, and of these the one with the smallest b is chosen: few images
         cannot tell them apart, and it changes the fewest old predictions.
         """
-        condition = self.check_goal(goal)
+        condition = check_goal(goal)
         if goal == "balanced" and self.balanced_at is not None:
             return int(np.abs(self.settings[:, 0] - self.balanced_at).argmin())
         score = self.score(goal) if condition is None else self._all_where(*condition)
@@ -83,7 +83,7 @@ class Frontier:
         For a condition that they do not reach it is the best point of its metric; where no image measures the metric,
         that of `balanced`.
         """
-        condition = self.check_goal(goal)
+        condition = check_goal(goal)
         metric = goal if condition is None else condition[0]
         if metric not in self.possible_goals():
             return self.choose("balanced")
@@ -106,8 +106,6 @@ class Frontier:
                 f"is {highest:.1%}. Try: --goal '{metric}>={np.floor(highest * 100) / 100:.2f}'"
             )
         return np.where(met, self.accuracies["all"], -np.inf)
-
-    check_goal = staticmethod(check_goal)
 
     def single_point_reason(self) -> str:
         """A sentence that explains why a model has one operating point; empty where there are more."""

@@ -20,6 +20,7 @@ from branchout import __version__
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError, printable
 from branchout.evaluate.compare import part_names
+from branchout.goals import check_goal
 from branchout.method.frontier import Frontier
 from branchout.metrics import PAPER_GOALS, part_of_class
 from branchout.model.checkpoint import SavedModel
@@ -234,7 +235,7 @@ def _operating_points(saved: SavedModel) -> OperatingPoints | None:
 def _is_goal(goal: str) -> bool:
     """Whether `branchout tune` accepts it; a point chosen by its position on the dial is named `b=…`."""
     try:
-        Frontier.check_goal(goal)
+        check_goal(goal)
     except BranchoutError:
         return False
     return True

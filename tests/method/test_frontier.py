@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from branchout.errors import BranchoutError
-from branchout.goals import read_as
+from branchout.goals import check_goal, read_as
 from branchout.labels import LabelSpace
 from branchout.method.dial import balanced_without_old, dial_frontier, predict, step_offsets, with_bias
 from branchout.method.frontier import Frontier, grid_frontier
-from branchout.method.two_fold import score_dial
 from branchout.metrics import accuracies
 
 SPACES = {
@@ -124,7 +123,7 @@ def test_it_can_be_told_how_a_goal_was_read(goal: str, understood: str) -> None:
 @pytest.mark.parametrize("number", ["2", "1.5", "8.0", "9.99"])
 def test_a_number_that_may_be_a_slip_is_not_guessed(number: str) -> None:
     with pytest.raises(BranchoutError, match=f"{number} is neither.*0.80, or {number}%"):
-        Frontier.check_goal(f"novel>={number}")
+        check_goal(f"novel>={number}")
 
 
 def test_one_point_alone_is_explained() -> None:
@@ -197,27 +196,7 @@ def test_with_one_step_there_is_the_dial_alone() -> None:
     assert step_offsets(*scores(space, 1), space).tolist() == [0.0]
 
 
-def test_two_fold_scores_swap_the_halves() -> None:
-    space = SPACES["disjoint"]
-    dev, test = scores(space, 1), scores(space, 2)
-    forward, back = (score_dial(*halves, space, ["avg"])["avg"] for halves in ((dev, test), (test, dev)))
-    assert forward.two_fold == pytest.approx((forward.test.avg + back.test.avg) / 2)
-    assert forward.spread == pytest.approx(abs(forward.test.avg - back.test.avg) / 2)
-    curve = dial_frontier(*dev, space)
-    assert forward.setting == (curve.settings[curve.choose("avg"), 0],)
-    assert forward.offsets == ()
-
-
-def test_what_was_chosen_gives_the_answers_that_were_measured() -> None:
-    space = LabelSpace.of("abcd", "ef", "gh")
-    dev, test = scores(space, 1), scores(space, 2)
-    for goal, found in score_dial(dev, test, space, ["all", "avg"]).items():
-        assert found.offsets == tuple(step_offsets(*dev, space)), goal
-        answers = predict(test[0], space, [offset + found.setting[0] for offset in found.offsets])
-        assert accuracies(answers, test[1], space) == found.test
-
-
-def test_goals_are_judged_by_classes_where_images_are_few() -> None:
+def test_goals_weigh_classes_where_images_are_few() -> None:
     """20 old classes with 12 images beside 2 new ones with 40: images would let the new classes outvote the old."""
     space = LabelSpace.of([f"old {n}" for n in range(20)], ["new 0", "new 1"])
     rng = np.random.default_rng(3)
