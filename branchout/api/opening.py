@@ -20,7 +20,6 @@ from branchout.disk_cache import cache_folder
 from branchout.method.running.prepared import now
 from branchout.model import architectures, bases, checkpoint, hub
 from branchout.model.checkpoint import SavedModel
-from branchout.model.classifier import Classifier
 from branchout.model.manifest import is_saved_model
 from branchout.training import pretrain as pretraining
 from branchout.training import processes
@@ -54,8 +53,7 @@ def load(
         return Model(checkpoint.load(path), None if hub.is_hub_name(base) else path, place)
     if not path.is_dir() and path.suffix not in bases.WEIGHTS and (path.exists() or "/" in str(base)):
         checkpoint.load(path)  # raises: says what a saved model is and what was found instead
-    opened = bases.open_base(path, arch=arch, head=None if head is None else Path(head), classes=classes)
-    classifier = Classifier(opened.arch, opened.backbone, opened.head, opened.classes, opened.preprocessing)
+    classifier = bases.open_base(path, arch=arch, head=None if head is None else Path(head), classes=classes)
     event = {"what": "opened", "base": str(base), "version": __version__}
     return Model(SavedModel(classifier, (), (event,)), None, place)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +12,10 @@ import numpy.typing as npt
 from branchout.data.datasets import Dataset
 from branchout.data.samples import Ints, Samples
 from branchout.data.scenarios import CLUSTERED, FROM_GIVEN, NAMES, Scenario, members_in_id_order, sample_digest
-from branchout.errors import BranchoutError, unknown
+from branchout.errors import BranchoutError, some, unknown
 
 Floats = npt.NDArray[np.floating]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -56,47 +58,80 @@ def draw_scenario(
     if overlapping and not 1 <= shared <= novel:
         raise BranchoutError(f"--overlap must lie between 1 and the {novel} novel classes, found {shared}")
     rng = np.random.default_rng(seed)
+    merged: dict[str, str] = {}
+    sides: Mapping[str, str] = {}
     if given is not None:
-        return _beside(given, name, dataset, base, novel, steps, seed, rng)
-    if name == "overlap-style":
-        return _style_change(dataset, base, novel, overlap, seed, rng)
-    branches = _draw_classes(name, dataset, base, novel, steps, shared, rng)
-    sides: dict[str, str] = {}
-    if shared:
+        branches, sides = _beside(given, name, dataset, base, novel, steps, rng), given.sides
+    elif name == "overlap-style":
+        branches, sides, merged = _style_change(dataset, base, novel, overlap, rng)
+    else:
+        branches = _draw_classes(name, dataset, base, novel, steps, shared, rng)
         used = list(dict.fromkeys(each for names in branches for each in names))
-        sides = _cluster(dataset.train, used, features, seed) if name in CLUSTERED else _halve(dataset.train, used, rng)
-    return _plan(name, dataset, seed, branches, rng, sides=sides)
+        if name in CLUSTERED:
+            sides = _cluster(dataset.train, used, features, seed)
+        elif shared:
+            sides = _halve(dataset.train, used, rng)
+    wanted = {each for names in branches for each in names}
+    used = [each for each in dataset.train.classes if merged.get(each, each) in wanted]
+    unseen = sorted(set(used) - set(dataset.val.classes))
+    if unseen:
+        raise BranchoutError(
+            f"these classes have no validation images: {some(unseen, 10)}. Without a val/ folder some images of each "
+            "class are held out, which needs at least 4 images; add images, or leave these classes out"
+        )
+    dev_or_test = _halve(dataset.val, used, rng)
+    base_classes = sorted(branches[0]) if given is None else given.classes
+    return Scenario(
+        name=name,
+        dataset=dataset.name,
+        seed=seed,
+        branches=(tuple(base_classes), *(tuple(sorted(names)) for names in branches[1:])),
+        dev_or_test=dev_or_test,
+        merged=merged,
+        sides=dict(sides),
+        samples=sample_digest(dataset, dev_or_test),
+    )
+
+
+# Which classes.
+
+
+def _shuffled(items: Sequence[Item], rng: np.random.Generator) -> list[Item]:
+    return [items[i] for i in rng.permutation(len(items))]
 
 
 def _draw_classes(
     name: str, dataset: Dataset, base: int | None, novel: int, steps: int, shared: int, rng: np.random.Generator
 ) -> list[list[str]]:
     """The classes of the base and of each step; the first `shared` novel classes are base classes."""
-    base_pool, novel_pool = _pools(dataset, by_domain="domain" in name)
+    base_pool = novel_pool = list(dataset.train.classes)
+    if "domain" in name:
+        if not dataset.domains or not dataset.base_domain:
+            example = '{"domains": {"class name": "domain", …}, "base_domain": "domain of the base"}'
+            raise _facts_missing(dataset, "domains of its classes", example)
+        base_pool = [each for each in novel_pool if dataset.domains.get(each) == dataset.base_domain]
+        novel_pool = [each for each in novel_pool if each not in set(base_pool)]
     new = novel * steps - shared
     same_pool = base_pool == novel_pool
+    beside = new if same_pool else 0
     if base is None:  # all that are left, but at least one
-        base = max(len(base_pool) - (new if same_pool else 0), 1)
-    _require("base and novel" if same_pool else "base", base_pool, base + (new if same_pool else 0), dataset)
+        base = max(len(base_pool) - beside, 1)
+    _require("base and novel" if same_pool else "base", base_pool, base + beside, dataset)
     if not same_pool:
         _require("novel", novel_pool, new, dataset)
     _require_base(base, shared)
-    order = [base_pool[i] for i in rng.permutation(len(base_pool))]
-    fresh = order[base:] if same_pool else [novel_pool[i] for i in rng.permutation(len(novel_pool))]
-    taught = order[:shared] + fresh[:new]
-    return [order[:base], *(taught[t * novel : (t + 1) * novel] for t in range(steps))]
+    order = _shuffled(base_pool, rng)
+    fresh = order[base:] if same_pool else _shuffled(novel_pool, rng)
+    return [order[:base], *_in_steps(order[:shared] + fresh[:new], novel, steps)]
+
+
+def _in_steps(names: list[str], novel: int, steps: int) -> list[list[str]]:
+    return [names[t * novel : (t + 1) * novel] for t in range(steps)]
 
 
 def _beside(
-    given: TrainedBase,
-    name: str,
-    dataset: Dataset,
-    base: int | None,
-    novel: int,
-    steps: int,
-    seed: int,
-    rng: np.random.Generator,
-) -> Scenario:
+    given: TrainedBase, name: str, dataset: Dataset, base: int | None, novel: int, steps: int, rng: np.random.Generator
+) -> list[list[str]]:
     """New classes for a base that is already trained, drawn from those it does not know."""
     if name not in FROM_GIVEN:
         raise BranchoutError(
@@ -106,10 +141,9 @@ def _beside(
     known = set(dataset.train.classes)
     absent = [each for each in given.classes if each not in known]
     if absent:
-        shown = ", ".join(absent[:5]) + (", …" if len(absent) > 5 else "")
         raise BranchoutError(
             f"{len(absent):,} of the base's {len(given.classes):,} classes have no training images in "
-            f"'{dataset.name}': {shown}. Use the data the base was trained on, with the new classes added"
+            f"'{dataset.name}': {some(absent)}. Use the data the base was trained on, with the new classes added"
         )
     if base not in (None, len(given.classes)):
         raise BranchoutError(f"{base} base classes were asked for, but the base given has {len(given.classes)}")
@@ -119,25 +153,39 @@ def _beside(
             f"{novel * steps} new classes were asked for, but '{dataset.name}' has {len(rest)} that the base does not "
             "know; ask for fewer with --novel-classes, or add some to the data"
         )
-    order = [rest[i] for i in rng.permutation(len(rest))]
-    taught = [order[t * novel : (t + 1) * novel] for t in range(steps)]
-    plan = _plan(name, dataset, seed, [given.classes, *taught], rng, sides=given.sides)
-    return replace(plan, branches=(given.classes, *plan.branches[1:]))
+    return [list(given.classes), *_in_steps(_shuffled(rest, rng), novel, steps)]
 
 
-def _pools(dataset: Dataset, *, by_domain: bool) -> tuple[list[str], list[str]]:
-    """The classes a base and a step may be given: the same pool, or one domain against all others."""
-    classes = list(dataset.train.classes)
-    if not by_domain:
-        return classes, classes
-    if not dataset.domains or not dataset.base_domain:
-        raise _facts_missing(
-            dataset,
-            "domains of its classes",
-            '{"domains": {"class name": "domain", …}, "base_domain": "domain of the base"}',
-        )
-    inside = [name for name in classes if dataset.domains.get(name) == dataset.base_domain]
-    return inside, [name for name in classes if name not in set(inside)]
+def _style_change(
+    dataset: Dataset, base: int | None, novel: int, overlap: int, rng: np.random.Generator
+) -> tuple[list[list[str]], dict[str, str], dict[str, str]]:
+    """Overlapping classes whose base samples and new samples are of different styles: branches, sides, merged."""
+    merged: dict[str, str] = {}
+    sides: dict[str, str] = {}
+    if dataset.style_sides:
+        on_side = _style_digits(dataset)
+        candidates = [name for name in dataset.train.classes if {"0", "1"} <= set(on_side[name])]
+        _require("overlapping", candidates, overlap, dataset)
+        shared = _shuffled(candidates, rng)[:overlap]
+        sides = {name: on_side[name] for name in shared}
+    elif dataset.siblings:
+        _require("overlapping (pairs of siblings)", dataset.siblings, overlap, dataset)
+        pairs = _shuffled(dataset.siblings, rng)[:overlap]
+        counts = dataset.train.counts()
+        shared = [name for name, _, _ in pairs]
+        for name, first, second in pairs:
+            merged |= {first: name, second: name}
+            sides |= {first: "0" * counts[first], second: "1" * counts[second]}
+    else:
+        example = '{"siblings": [["corgi", "Pembroke", "Cardigan"], …]}'
+        raise _facts_missing(dataset, "styles or sibling classes", example)
+    free = [name for name in dataset.train.classes if name not in sides]
+    base = max(len(free) - (novel - overlap) + overlap, overlap) if base is None else base
+    _require_base(base, overlap)
+    _require("base and novel", free, base + novel - 2 * overlap, dataset)
+    order = _shuffled(free, rng)
+    split = base - overlap
+    return [shared + order[:split], shared + order[split : split + novel - overlap]], sides, merged
 
 
 def _facts_missing(dataset: Dataset, what: str, example: str) -> BranchoutError:
@@ -157,75 +205,6 @@ def _require_base(base: int, shared: int) -> None:
         raise BranchoutError(f"{shared} classes cannot be shared with a base of {base} classes")
 
 
-def _style_change(
-    dataset: Dataset, base: int | None, novel: int, overlap: int, seed: int, rng: np.random.Generator
-) -> Scenario:
-    """Overlapping classes whose base samples and new samples are of different styles."""
-    classes = list(dataset.train.classes)
-    merged: dict[str, str] = {}
-    sides: dict[str, str] = {}
-    if dataset.style_sides:
-        on_side = _style_digits(dataset)
-        candidates = [name for name in classes if {"0", "1"} <= set(on_side[name])]
-        _require("overlapping", candidates, overlap, dataset)
-        shared = [candidates[i] for i in rng.permutation(len(candidates))[:overlap]]
-        sides = {name: on_side[name] for name in shared}
-        taken = set(shared)
-    elif dataset.siblings:
-        _require("overlapping (pairs of siblings)", dataset.siblings, overlap, dataset)
-        pairs = [dataset.siblings[i] for i in rng.permutation(len(dataset.siblings))[:overlap]]
-        counts = dataset.train.counts()
-        shared = [name for name, _, _ in pairs]
-        for name, first, second in pairs:
-            merged |= {first: name, second: name}
-            sides |= {first: "0" * counts[first], second: "1" * counts[second]}
-        taken = set(merged)
-    else:
-        raise _facts_missing(
-            dataset, "styles or sibling classes", '{"siblings": [["corgi", "Pembroke", "Cardigan"], …]}'
-        )
-    free = [name for name in classes if name not in taken]
-    base = max(len(free) - (novel - overlap) + overlap, overlap) if base is None else base
-    _require_base(base, overlap)
-    _require("base and novel", free, base + novel - 2 * overlap, dataset)
-    order = [free[i] for i in rng.permutation(len(free))]
-    split = base - overlap
-    branches = [shared + order[:split], shared + order[split : split + novel - overlap]]
-    return _plan("overlap-style", dataset, seed, branches, rng, merged=merged, sides=sides)
-
-
-def _plan(
-    name: str,
-    dataset: Dataset,
-    seed: int,
-    branches: Sequence[Sequence[str]],
-    rng: np.random.Generator,
-    *,
-    merged: Mapping[str, str] | None = None,
-    sides: Mapping[str, str] | None = None,
-) -> Scenario:
-    merged = dict(merged or {})
-    wanted = {name for names in branches for name in names}
-    used = [name for name in dataset.train.classes if merged.get(name, name) in wanted]
-    unseen = sorted(set(used) - set(dataset.val.classes))
-    if unseen:
-        raise BranchoutError(
-            f"these classes have no validation images: {', '.join(unseen[:10])}. Without a val/ folder some images of "
-            "each class are held out, which needs at least 4 images; add images, or leave these classes out"
-        )
-    dev_or_test = _halve(dataset.val, used, rng)
-    return Scenario(
-        name=name,
-        dataset=dataset.name,
-        seed=seed,
-        branches=tuple(tuple(sorted(names)) for names in branches),
-        dev_or_test=dev_or_test,
-        merged=merged,
-        sides=dict(sides or {}),
-        samples=sample_digest(dataset, dev_or_test),
-    )
-
-
 # Dividing the samples of a class.
 
 
@@ -235,13 +214,9 @@ def _halve(samples: Samples, classes: Sequence[str], rng: np.random.Generator) -
     alone = [name for name in classes if counts[name] < 2]
     if alone:
         raise BranchoutError(
-            f"a class needs at least 2 training and 2 validation images to be halved: {', '.join(alone[:10])}"
+            f"a class needs at least 2 training and 2 validation images to be halved: {some(alone, 10)}"
         )
-    halves = {}
-    for name in classes:
-        count = counts[name]
-        halves[name] = as_digits(rng.permutation(count) >= count // 2)
-    return halves
+    return {name: as_digits(rng.permutation(counts[name]) >= counts[name] // 2) for name in classes}
 
 
 def _cluster(samples: Samples, classes: Sequence[str], features: Floats | None, seed: int) -> dict[str, str]:
@@ -263,13 +238,13 @@ def _cluster(samples: Samples, classes: Sequence[str], features: Floats | None, 
     return halves
 
 
-def _two_means(rows: Floats, rng: np.random.Generator, starts: int = 4) -> Ints:
+def _two_means(rows: Floats, rng: np.random.Generator) -> Ints:
     """The best of a few runs of K-Means with two clusters, none of them empty."""
     from scipy.cluster.vq import kmeans2  # scikit-learn's costs fifty times more for a thousand small problems
 
     best, least = np.zeros(len(rows), dtype=np.int64), np.inf
     while not np.isfinite(least):
-        for _ in range(starts):
+        for _ in range(4):
             centres, cluster = kmeans2(rows, 2, minit="++", missing="warn", rng=rng)
             spread = ((rows - centres[cluster]) ** 2).sum()
             if spread < least and 0 < cluster.sum() < len(rows):
@@ -284,7 +259,7 @@ def _style_digits(dataset: Dataset) -> dict[str, str]:
     style = dataset.train.attributes["style"]
     outside = sorted(set(style.tolist()) - first - second)
     if outside:
-        raise BranchoutError(f"these styles are on neither side: {', '.join(outside[:10])}")
+        raise BranchoutError(f"these styles are on neither side: {some(outside, 10)}")
     new_style = np.isin(style, sorted(second))
     return {name: as_digits(new_style[members]) for name, members in members_in_id_order(dataset.train).items()}
 

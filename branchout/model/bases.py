@@ -1,12 +1,11 @@
 """Base networks: by timm or torchvision name, from a checkpoint file, or from a local Hugging Face folder.
 
-An opened base is a backbone, its linear head, its class names, its preprocessing, and `arch`: a small dictionary from
-which `rebuild` makes the same network, untrained, when a saved model is loaded.
+The classifier keeps `arch`: a small dictionary from which `rebuild` makes the same network, untrained, when a saved
+model is loaded.
 """
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from branchout import files
 from branchout.data.preprocess import Preprocessing
 from branchout.errors import BranchoutError, explain_os_error, printable, some
 from branchout.model import architectures, huggingface, resnet, torchvision_adapters, vit
+from branchout.model.classifier import Classifier
 from branchout.model.manifest import LONGEST_NAME, ResNetArch, TimmArch, TorchvisionArch, ViTArch, read_arch
 from branchout.model.staged import Backbone
 from branchout.model.timm_adapters import split_network
@@ -34,17 +34,6 @@ TORCHVISION = torchvision_adapters.PREFIX
 WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".tar")
 LARGEST_LIST = 2**24
 """Bytes of a file of class names that are read."""
-
-
-@dataclass(frozen=True)
-class OpenedBase:
-    """A trained network, split into backbone and head."""
-
-    backbone: Backbone
-    head: nn.Linear
-    classes: tuple[str, ...]
-    preprocessing: Preprocessing
-    arch: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -62,7 +51,7 @@ class Source:
 
 def open_base(
     name: str | Path, *, arch: str | None = None, head: Path | None = None, classes: Sequence[str] | Path | None = None
-) -> OpenedBase:
+) -> Classifier:
     """Open a trained network: a timm name, `torchvision:NAME`, a checkpoint file or a Hugging Face folder.
 
     `arch` names the architecture of a checkpoint file. `head` is a file with `weight` and `bias` of a linear layer,
@@ -86,7 +75,7 @@ def open_base(
         )
     preprocessing = source.preprocessing or _preprocessing(network, described["family"])
     backbone, linear = split_network(network)
-    return OpenedBase(backbone.eval(), linear.eval(), names, preprocessing, described)
+    return Classifier(described, backbone, linear, names, preprocessing)
 
 
 def rebuild(arch: Mapping[str, Any]) -> tuple[Backbone, nn.Linear | None]:
@@ -111,7 +100,7 @@ def _network(arch: TimmArch | TorchvisionArch) -> Any:
         return torchvision_adapters.build(arch.name, arch.num_classes)
     import timm
 
-    if not is_timm_name(arch.name):
+    if not timm.is_model(arch.name):
         raise BranchoutError(f"timm has no network called {arch.name!r}; a newer timm may have it")
     try:
         network = timm.create_model(arch.name, num_classes=arch.num_classes, **arch.options)
@@ -125,13 +114,6 @@ def _network(arch: TimmArch | TorchvisionArch) -> Any:
         network.global_pool = arch.pool
         network.head = nn.Linear(2 * network.num_features, arch.num_classes)
     return network
-
-
-def is_timm_name(name: str) -> bool:
-    """Whether timm has an architecture registered under this name; no address of a hub or a folder is one."""
-    import timm
-
-    return re.fullmatch(r"[\w.]+", name, re.ASCII) is not None and timm.is_model(name)
 
 
 # Finding a network and its tensors.

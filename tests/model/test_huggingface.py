@@ -132,7 +132,7 @@ def equal_outputs(folder: Path, network: Callable[[Tensor], Tensor], size: int =
     x = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
     opened = open_base(folder, **options)
     with torch.inference_mode():
-        assert torch.equal(opened.head(opened.backbone(x)), network(x))
+        assert torch.equal(opened.base_head(opened.backbone(x)), network(x))
     return opened
 
 
@@ -147,7 +147,7 @@ def test_a_folder_that_timm_saved(tmp_path):
     }
     folder = folder_of(tmp_path / "m", config, network.state_dict())
     opened = equal_outputs(folder, network)
-    assert opened.classes == tuple("abcde")
+    assert opened.space.classes == tuple("abcde")
     assert opened.preprocessing == Preprocessing(32, 3, (0.5,) * 3, (0.25,) * 3, "bicubic", 0.9)
 
 
@@ -157,7 +157,7 @@ def test_a_vision_transformer(tmp_path):
     about = {"size": {"height": 32, "width": 32}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2}
     folder = folder_of(tmp_path / "m", {"model_type": "vit", "id2label": LABELS, **VIT_CONFIG}, tensors, about)
     opened = equal_outputs(folder, network)
-    assert opened.classes[4] == "bird 4"
+    assert opened.space.classes[4] == "bird 4"
     assert opened.preprocessing == Preprocessing(32, 3, (0.5,) * 3, (0.5,) * 3, "bilinear", 1.0)
 
 
@@ -190,7 +190,7 @@ def test_a_dinov2_with_its_linear_head(tmp_path):
         open_base(backbone)
     save_file(dict(head.state_dict()), tmp_path / "head.safetensors")
     opened = equal_outputs(backbone, expected, head=tmp_path / "head.safetensors", classes=list("abcde"))
-    assert opened.classes == tuple("abcde")
+    assert opened.space.classes == tuple("abcde")
 
 
 def test_positions_are_resampled_for_another_size(tmp_path):
@@ -199,7 +199,7 @@ def test_positions_are_resampled_for_another_size(tmp_path):
     folder = folder_of(tmp_path / "m", {"model_type": "vit", **VIT_CONFIG}, tensors, {"size": 48, "crop_size": 48})
     opened = open_base(folder)
     assert opened.preprocessing.size == 48
-    assert opened.head(opened.backbone(torch.randn(1, 3, 48, 48))).shape == (1, 5)
+    assert opened.base_head(opened.backbone(torch.randn(1, 3, 48, 48))).shape == (1, 5)
 
 
 @pytest.mark.parametrize("headed", [True, False])
@@ -246,7 +246,7 @@ def test_imagenets_labels_become_our_names(tmp_path):
     labels = {str(number): "crane" for number in range(1000)} | {"0": "tench, Tinca tinca"}
     config = {"model_type": "convnext", "depths": [1] * 4, "hidden_sizes": [8] * 4, "id2label": labels}
     opened = open_base(folder_of(tmp_path / "m", config, renamed(network.state_dict(), TO_CONVNEXT)))
-    assert opened.classes[:2] == ("tench", "goldfish")
+    assert opened.space.classes[:2] == ("tench", "goldfish")
 
 
 def test_equal_labels_get_their_number(tmp_path):
@@ -254,7 +254,7 @@ def test_equal_labels_get_their_number(tmp_path):
     labels = {"0": "crane", "1": "crane", "2": "wren"}
     config = {"model_type": "convnext", "depths": [1] * 4, "hidden_sizes": [8] * 4, "id2label": labels}
     opened = open_base(folder_of(tmp_path / "m", config, renamed(network.state_dict(), TO_CONVNEXT)))
-    assert opened.classes == ("crane (0)", "crane (1)", "wren")
+    assert opened.space.classes == ("crane (0)", "crane (1)", "wren")
 
 
 @pytest.mark.parametrize(

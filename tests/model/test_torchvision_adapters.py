@@ -89,13 +89,13 @@ def test_published_weights_are_read_without_pickle(no_download: list[dict[str, o
     opened = open_base("torchvision:mobilenet_v3_small")
     assert no_download[0]["weights_only"] is True
     assert no_download[0]["check_hash"] is True
-    assert opened.classes[0] == "tench"
+    assert opened.space.classes[0] == "tench"
     assert opened.arch == {"family": "torchvision", "name": "mobilenet_v3_small", "num_classes": 1000}
     torch.manual_seed(0)
     network = torchvision.models.mobilenet_v3_small().eval()
     x = torch.randn(2, 3, 64, 64)
     with torch.inference_mode():
-        assert torch.equal(opened.head(opened.backbone(x)), network(x))
+        assert torch.equal(opened.base_head(opened.backbone(x)), network(x))
 
 
 def test_a_failed_download_says_which_file_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
