@@ -33,8 +33,9 @@ from branchout.data.glyphs import glyphs
 from branchout.data.images import open_images
 from branchout.data.samples import Samples
 from branchout.disk_cache import cache_folder
-from branchout.evaluate.unknown import FALSE_ALARMS, Floats, Ints, Outputs, group, threshold
+from branchout.evaluate.unknown import FALSE_ALARMS, Outputs, group, threshold
 from branchout.files import write_json
+from branchout.labels import Floats, Ints
 from branchout.method.features import extract
 
 SEEDS = (0, 1, 2)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from branchout.errors import BranchoutError
-from branchout.evaluate.unknown import Floats, Ints, Outputs, energy
+from branchout.evaluate.unknown import Outputs, energy
+from branchout.labels import Floats, Ints
 
 NEIGHBOURS = 3
 """Of the score `knn`."""

@@ -1,9 +1,15 @@
 """Errors that a user can fix, and text that is safe to print."""
 
+from __future__ import annotations
+
 import errno
 import os
 import unicodedata
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class BranchoutError(Exception):
@@ -84,3 +90,30 @@ def explain_os_error(error: BaseException) -> str:
         return printable(str(error) or type(error).__name__) if number is None else _OS_ERRORS[number]
     found = _OS_ERRORS.get(error.errno or 0, error.strerror or str(error) or type(error).__name__)
     return printable(f"{error.filename}: {found}" if isinstance(error.filename, str) else found)
+
+
+def explain_invalid(error: ValidationError, most: int = 3) -> str:
+    """The first errors of a validation: where, what was expected, what was found."""
+    found = error.errors(include_url=False, include_context=False)
+    sentences = []
+    for each in found[:most]:
+        place = ".".join(str(part) for part in each["loc"])
+        message = each["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        if each["type"] == "value_error":
+            sentences.append(f"{place}: {message}" if place else message)
+        elif each["type"] == "missing":
+            sentences.append(f"{place} is missing")
+        else:
+            sentences.append(f"{place}: expected {message}, found {shortened(each['input'])}")
+    more = f" (and {len(found) - most} more errors)" if len(found) > most else ""
+    return printable("; ".join(sentences) + more)
+
+
+def shortened(value: object, most: int = 80) -> str:
+    """A value as it is shown in a message."""
+    if isinstance(value, list | dict):
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, int) and abs(value) > 10**20:
+        return "a very large number"
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}…"

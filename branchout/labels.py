@@ -17,6 +17,7 @@ import numpy.typing as npt
 from branchout.errors import BranchoutError, unknown
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 OVERLAP = -1

@@ -21,10 +21,7 @@ from branchout.goals import METRICS as METRICS
 from branchout.goals import PAPER_GOALS as PAPER_GOALS
 from branchout.goals import PARTS_FIRST as PARTS_FIRST
 from branchout.goals import STEP_METRICS as STEP_METRICS
-from branchout.labels import OVERLAP, LabelSpace
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+from branchout.labels import OVERLAP, Floats, Ints, LabelSpace
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypedDict
 from branchout.api.opening import load
 from branchout.data.decode import UnreadableImage, decode
 from branchout.data.samples import digest
-from branchout.data.tar_shards import ImageFile
+from branchout.data.verify import ImageFile
 from branchout.errors import BranchoutError, printable
 from branchout.files import atomic_write, check_output, checksum, read_json, write_json
 from branchout.model.manifest import MANIFEST, is_saved_model

@@ -14,8 +14,7 @@ from branchout import __version__
 from branchout.data.folders import images_in
 from branchout.data.problems import Problems
 from branchout.data.samples import Samples
-from branchout.data.tar_shards import Member
-from branchout.data.verify import FilePixels, verified
+from branchout.data.verify import FilePixels, Member, verified
 from branchout.disk_cache import cache_folder
 from branchout.errors import BranchoutError
 from branchout.method import compact as method

@@ -65,7 +65,7 @@ def nearest_mean(network: Network, task: Task) -> NearestMean:
     """The network with the means of as many exemplars as the memory has room for once this step is over."""
     room = task.after or task.per_class
     features = whole_network.plain_outputs(network.features, task, task.new).cpu().numpy()
-    kept = keep(task.new, per_class=room, rule="herding", features=features)
+    kept = keep(task.new, per_class=room, rule="herding", rows=features)
     old = [task.memory.select(first_of_each(task.memory, room))] if len(task.memory) else []
     return NearestMean(network, exemplar_means(network, task, concatenate([*old, kept])), kept)
 

@@ -95,7 +95,7 @@ def kept(network: Network, task: Task) -> Samples:
         .cpu()
         .numpy()
     )
-    return keep(earlier, per_class=task.per_class, rule="uncertainty", predictions=answers)
+    return keep(earlier, per_class=task.per_class, rule="uncertainty", rows=answers.T)
 
 
 def cutmix(pictures: Tensor, target: Tensor, rng: np.random.Generator, alpha: float = 1.0) -> Mixed:

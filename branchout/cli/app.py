@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from branchout.api import Model
     from branchout.data.datasets import Dataset
-    from branchout.data.tar_shards import ImageFile
+    from branchout.data.verify import ImageFile
 
 RESUMABLE = ("pretrain", "extend", "compact", "inbox")
 """Commands that resume when they are run again after an interruption."""

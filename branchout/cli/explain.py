@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from branchout.data.samples import Samples
-    from branchout.data.tar_shards import ImageFile
+    from branchout.data.verify import ImageFile
     from branchout.evaluate.explain import ClassScore, Column, Expected, Explanation
 
 

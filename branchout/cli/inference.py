@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from branchout.api import Model
-    from branchout.data.tar_shards import ImageFile
+    from branchout.data.verify import ImageFile
     from branchout.evaluate.compare import Comparison
     from branchout.evaluate.two_fold import Scored
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from branchout.data.glyphs import font_file
 from branchout.data.samples import Image, Samples
 from branchout.errors import BranchoutError
 from branchout.files import atomic_write
@@ -25,7 +26,7 @@ def contact_sheet(samples: Samples, path: Path, *, classes: int = 60, each: int 
     height = CAPTION + PICTURE + 3 * GAP
     sheet = Pillow.new("RGB", (columns * width + 2 * GAP, -(-len(shown) // columns) * height + 2 * GAP), PAPER)
     pen = ImageDraw.Draw(sheet)
-    font = ImageFont.truetype(_typeface(), 13)
+    font = ImageFont.truetype(font_file("DejaVuSans"), 13)
     for cell, label in enumerate(shown):
         left = 2 * GAP + (cell % columns) * width
         top = 2 * GAP + (cell // columns) * height
@@ -55,12 +56,6 @@ def _thumbnail(picture: Image) -> Image:
     small = side < PICTURE  # small drawings look truer with hard pixels
     how = Pillow.Resampling.NEAREST if small else Pillow.Resampling.LANCZOS
     return np.asarray(Pillow.fromarray(square).resize((PICTURE, PICTURE), how))
-
-
-def _typeface() -> str:
-    import matplotlib
-
-    return str(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf")
 
 
 def _fitted(text: str, font: object, width: float) -> str:

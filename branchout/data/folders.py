@@ -17,7 +17,7 @@ from branchout.data import tar_shards
 from branchout.data.decode import Kind, looks_like_image
 from branchout.data.problems import Problems
 from branchout.data.samples import TEXT, UNASSIGNED, Samples
-from branchout.data.verify import IMAGE_SUFFIXES, FilePixels, named_as_images, verified
+from branchout.data.verify import IMAGE_SUFFIXES, FilePixels, ImageFile, named_as_images, verified
 from branchout.errors import BranchoutError, printable, unknown
 
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
@@ -61,7 +61,7 @@ def scan(
     return samples, problems
 
 
-def images_in(place: Path) -> list[tar_shards.ImageFile]:
+def images_in(place: Path) -> list[ImageFile]:
     """An image file itself, all images below a folder, whatever its layout, or all images in tar shards."""
     if tar_shards.are_shards(place):
         return tar_shards.members(place)
@@ -71,7 +71,7 @@ def images_in(place: Path) -> list[tar_shards.ImageFile]:
         raise BranchoutError(f"there is no image or folder {place}")
     walk = _walk(place, "", _above(place), Problems())
     found = sorted(place / folder / name for folder, names in walk for name in names)
-    images: list[tar_shards.ImageFile] = [path for path in found if looks_like_image(path)]
+    images: list[ImageFile] = [path for path in found if looks_like_image(path)]
     if not images:
         others = "1 other file was" if len(found) == 1 else f"{len(found):,} other files were"
         raise BranchoutError(f"{place} contains no images; {others} found")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from branchout.data.datasets import Dataset
-from branchout.data.samples import UNASSIGNED, Image, Ints, Samples, digest
+from branchout.data.samples import Image, Ints, Samples, digest
 from branchout.errors import BranchoutError, unknown
 
 if TYPE_CHECKING:
@@ -79,13 +79,11 @@ def glyphs(
     names = sorted(faces_of_classes() if classes is None else classes)
     if not names or len(set(names)) < len(names):
         raise BranchoutError(f"expected at least one class and each class once, found {len(names)} names: {names[:5]}")
-    for what, found, least in (
-        ("train_per_class", train_per_class, 1),
-        ("val_per_class", val_per_class, 1),
-        ("seed", seed, 0),
-    ):
-        if found < least:
-            raise BranchoutError(f"expected {what} to be at least {least}, found {found}")
+    if min(train_per_class, val_per_class) < 1 or seed < 0:
+        raise BranchoutError(
+            f"expected at least one sample per class and a seed from 0 on, found train_per_class={train_per_class}, "
+            f"val_per_class={val_per_class}, seed={seed}"
+        )
     characters = tuple(character_of(name) for name in names)
     return Dataset(
         name="glyphs",
@@ -99,25 +97,18 @@ def glyphs(
 
 
 def _table(pixels: GlyphPixels, names: Sequence[str]) -> Samples:
-    """One row per sample, class after class. `Samples.build` would sort again what is sorted already."""
+    """One row per sample, class after class."""
     each = pixels.per_class
     styles = [pixels.face(row) for row in range(len(pixels))]
-    return Samples(
-        pixels=pixels,
-        rows=np.arange(len(pixels)),
-        classes=tuple(names),
-        labels=np.repeat(np.arange(len(names)), each),
-        ids=np.array(
-            [
-                f"{pixels.split}/U+{ord(pixels.characters[row // each]):04X}/{style}/{row % each}"
-                for row, style in enumerate(styles)
-            ]
-        ),
-        origin=np.full(len(pixels), UNASSIGNED),
+    codes = [f"{pixels.split}/U+{ord(character):04X}" for character in pixels.characters]
+    return Samples.build(
+        pixels,
+        np.repeat(names, each),
+        [f"{codes[row // each]}/{style}/{row % each}" for row, style in enumerate(styles)],
         attributes={
             "domain": np.repeat([domain_of(character) for character in pixels.characters], each),
             "script": np.repeat([script_of(character) for character in pixels.characters], each),
-            "style": np.array(styles),
+            "style": styles,
         },
     )
 

@@ -26,8 +26,8 @@ from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import JoinedPixels, Pixels, Samples, digest
 from branchout.disk_cache import load_cached, store_cached
 from branchout.errors import BranchoutError
+from branchout.labels import Ints
 
-Ints = npt.NDArray[np.int64]
 Part = tuple[int, int]
 """Which of how many processes: each takes every n-th image of a batch."""
 SMALL = 128
@@ -61,15 +61,13 @@ def open_images(
     device: torch.device,
     *,
     cache: Path | None = None,
-    workers: int = -1,
 ) -> Images:
     """Resident images where the network's input is small, streamed ones otherwise."""
     if preprocessing.size <= SMALL:
         pixels = decoded(samples, preprocessing, cache)
-        if device.type != "cuda" or pixels.nbytes < torch.cuda.mem_get_info(device)[0] // 2:
-            return ResidentImages(torch.from_numpy(pixels).to(device), preprocessing, device)
-        return ResidentImages(torch.from_numpy(pixels), preprocessing, device)
-    return StreamedImages(samples, preprocessing, device, cores() if workers < 0 else workers)
+        fits = device.type != "cuda" or pixels.nbytes < torch.cuda.mem_get_info(device)[0] // 2
+        return ResidentImages(torch.from_numpy(pixels).to(device if fits else "cpu"), preprocessing, device)
+    return StreamedImages(samples, preprocessing, device, cores())
 
 
 class ResidentImages:
@@ -96,7 +94,7 @@ class ResidentImages:
     ) -> Iterator[Tensor]:
         draws = _draws(torch.Generator(self.device).manual_seed(seed), batches, part)
         for random, images in zip(draws, self._gather(part_of(batches, part)), strict=True):
-            images = augment.cut(images, augmentation, random)
+            images = augment.cut(images, augmentation, random, self.preprocessing.size)
             yield self.preprocessing.normalise(augment.recolour(images, augmentation, random))
 
 
@@ -121,7 +119,8 @@ class Gallery:
             back = np.argsort(np.argsort(part_of, kind="stable"), kind="stable")
             return joined[torch.from_numpy(back).to(joined.device)]
         if id(pixels) not in self._sources:
-            self._sources[id(pixels)] = Source(pixels, np.full(len(pixels), -1))
+            empty = torch.empty((0, self.preprocessing.channels, *[self.preprocessing.size] * 2), dtype=torch.uint8)
+            self._sources[id(pixels)] = Source(pixels, np.full(len(pixels), -1), empty)
         source = self._sources[id(pixels)]
         missing = np.unique(rows[source.place[rows] < 0])
         if len(missing):
@@ -129,10 +128,8 @@ class Gallery:
             resident = open_images(table, self.preprocessing, self.device, cache=self.cache)
             assert isinstance(resident, ResidentImages)
             known, fresh = source.decoded, resident.pixels
-            source.decoded = fresh if known is None else torch.cat([known, fresh.to(known.device)])
-            source.place[missing] = (0 if known is None else len(known)) + np.arange(len(missing))
-        if source.decoded is None:  # no image was ever asked for
-            return torch.empty((0, self.preprocessing.channels, *[self.preprocessing.size] * 2), dtype=torch.uint8)
+            source.decoded = torch.cat([known, fresh.to(known.device)]) if len(known) else fresh
+            source.place[missing] = len(known) + np.arange(len(missing))
         return source.decoded[torch.from_numpy(source.place[rows]).to(source.decoded.device)]
 
 
@@ -143,7 +140,7 @@ class Source:
     pixels: Pixels  # kept, so that its id stays its own
     place: Ints
     """For each row where it is among the decoded ones; -1 if it is not."""
-    decoded: Tensor | None = None
+    decoded: Tensor
 
 
 class StreamedImages:
@@ -166,7 +163,7 @@ class StreamedImages:
         self, batches: Sequence[Ints], augmentation: Augmentation, seed: int, part: Part = (0, 1)
     ) -> Iterator[Tensor]:
         if self.device.type == "cuda" and not augmentation.pad and self._fit():
-            yield from self._views_of_thumbnails(batches, augmentation, seed, part)
+            yield from self._thumbnails.views(batches, augmentation, seed, part)
             return
         draws = _draws(torch.Generator(self.device).manual_seed(seed), batches, part)
         # With padding, whole images are shifted on the device.
@@ -193,22 +190,14 @@ class StreamedImages:
         return "_thumbnails" in vars(self) or needed < torch.cuda.mem_get_info(self.device)[0] // 4
 
     @cached_property
-    def _thumbnails(self) -> Tensor:
-        """All images, stretched to squares (N, C, size, size), on the device."""
+    def _thumbnails(self) -> ResidentImages:
+        """All images, stretched to squares, on the device."""
         larger = replace(self.preprocessing, size=_thumbnail_size(self.preprocessing))
         batches = in_order(len(self.samples), 64)
         workers = min(self.workers, len(batches))
         loaded = load(self.samples, larger, whole(batches, WHOLE), workers)
-        return torch.cat([batch.to(self.device) for batch in loaded])
-
-    def _views_of_thumbnails(
-        self, batches: Sequence[Ints], augmentation: Augmentation, seed: int, part: Part
-    ) -> Iterator[Tensor]:
-        draws = _draws(torch.Generator(self.device).manual_seed(seed), batches, part)
-        for random, index in zip(draws, on_device(part_of(batches, part), self.device), strict=True):
-            images = self._thumbnails[index].float() / 255
-            images = augment.cut(images, augmentation, random, self.preprocessing.size)
-            yield self.preprocessing.normalise(augment.recolour(images, augmentation, random))
+        pixels = torch.cat([batch.to(self.device) for batch in loaded])
+        return ResidentImages(pixels, self.preprocessing, self.device)
 
 
 WHOLE = (0.0, 0.0, 1.0, 1.0)
@@ -237,22 +226,18 @@ def _cropped(batches: Sequence[Ints], augmentation: Augmentation, seed: int, par
 
 
 class CroppedSamples(torch.utils.data.Dataset[Tensor]):
-    """What a worker does: decode one image and crop it to the network's size."""
+    """What a worker does: decode images and crop them to the network's size."""
 
     def __init__(self, samples: Samples, preprocessing: Preprocessing) -> None:
         self.samples = samples
         self.preprocessing = preprocessing
 
-    def __getitem__(self, job: Job) -> Tensor:
-        position, box = job
-        return self.preprocessing.prepare(self.samples.read(position), box)
-
     def __getitems__(self, jobs: list[Job]) -> Tensor | BranchoutError:
         """A whole batch. An error is returned: raised in a worker, it would arrive as a traceback."""
         try:
-            size = self.preprocessing.size
-            none = torch.empty(0, self.preprocessing.channels, size, size, dtype=torch.uint8)
-            return torch.stack([self[job] for job in jobs]) if jobs else none
+            images = [self.preprocessing.prepare(self.samples.read(n), box) for n, box in jobs]
+            none = torch.empty((0, self.preprocessing.channels, *[self.preprocessing.size] * 2), dtype=torch.uint8)
+            return torch.stack(images) if images else none
         except BranchoutError as error:
             return error
 
@@ -332,22 +317,22 @@ def forward_batch(images: Images, most: int) -> int:
 
 def in_order(count: int, size: int) -> list[Ints]:
     """Positions 0, 1, 2, … in batches."""
-    return [np.arange(start, min(start + size, count)) for start in range(0, count, size)]
+    return _batches(np.arange(count), size)
+
+
+def _batches(order: Ints, size: int) -> list[Ints]:
+    return [order[start : start + size] for start in range(0, len(order), size)]
 
 
 def shuffled(count: int, size: int, seed: int, *, drop_last: bool = False) -> list[Ints]:
     """Every position once, in random order. A last batch too small for a fair BatchNorm can be dropped."""
-    order = np.random.default_rng(seed).permutation(count)
-    batches = [order[start : start + size] for start in range(0, count, size)]
+    batches = _batches(np.random.default_rng(seed).permutation(count), size)
     return batches[:-1] if drop_last and len(batches) > 1 and len(batches[-1]) < size else batches
 
 
 def class_balanced(labels: Ints, per_class: int, size: int, seed: int) -> list[Ints]:
     """`per_class` positions of every class in random order: without repeats where a class has enough samples."""
     rng = np.random.default_rng(seed)
-    chosen = []
-    for label in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == label))
-        chosen.append(np.resize(members, per_class))
-    order = rng.permutation(np.concatenate(chosen))
-    return [order[start : start + size] for start in range(0, len(order), size)]
+    members = (rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels))
+    chosen = [np.resize(of_class, per_class) for of_class in members]
+    return _batches(rng.permutation(np.concatenate(chosen)), size)

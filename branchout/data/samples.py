@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from typing import BinaryIO, Protocol
@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from branchout.errors import BranchoutError
+from branchout.labels import Ints as Ints
 
 Image = npt.NDArray[np.uint8]
 """One decoded image: height × width × channels, one channel (grey) or three (RGB)."""
-Ints = npt.NDArray[np.int64]
 Strings = npt.NDArray[np.str_]
 Hashes = npt.NDArray[np.uint64]
 ImageHashes = npt.NDArray[np.uint64]
@@ -238,14 +238,18 @@ def concatenate(tables: Sequence[Samples]) -> Samples:
             key: np.concatenate([t.attributes.get(key, np.full(len(t), "", dtype=TEXT)) for t in tables])
             for key in keys
         },
-        content=np.concatenate([content_hashes(table) for table in tables])
-        if any(table.content is not None for table in tables)
-        else None,
-        image_hash=np.concatenate(
-            [np.zeros((len(t), 2), dtype=np.uint64) if t.image_hash is None else t.image_hash for t in tables]
-        )
-        if any(table.image_hash is not None for table in tables)
-        else None,
+        content=_optional(tables, "content", content_hashes),
+        image_hash=_optional(tables, "image_hash", lambda table: np.zeros((len(table), 2), dtype=np.uint64)),
+    )
+
+
+def _optional(tables: Sequence[Samples], name: str, missing: Callable[[Samples], Hashes]) -> Hashes | None:
+    """A column that some tables may lack; None if all do."""
+    columns: list[Hashes | None] = [getattr(table, name) for table in tables]
+    if all(column is None for column in columns):
+        return None
+    return np.concatenate(
+        [missing(table) if column is None else column for table, column in zip(tables, columns, strict=True)]
     )
 
 

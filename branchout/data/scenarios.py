@@ -25,7 +25,7 @@ import numpy as np
 
 from branchout.data.datasets import Dataset
 from branchout.data.samples import UNASSIGNED, Ints, Samples, concatenate, digest
-from branchout.errors import BranchoutError, printable, unknown
+from branchout.errors import BranchoutError, explain_invalid, unknown
 from branchout.files import read_json, write_json
 from branchout.labels import LabelSpace, branch_name
 
@@ -129,12 +129,9 @@ class Scenario:
             raise BranchoutError(f'{path} is not a scenario file: expected "format": "{FORMAT}"')
         try:
             return TypeAdapter(cls).validate_json(json.dumps(plan), strict=True)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the file as a whole"
-            raise BranchoutError(f"{path} is not a valid scenario: {printable(where)}: {first['msg']}") from None
-        except BranchoutError as error:
-            raise BranchoutError(f"{path} is not a valid scenario: {error}") from None
+        except (ValidationError, BranchoutError) as error:
+            reason = explain_invalid(error) if isinstance(error, ValidationError) else error
+            raise BranchoutError(f"{path} is not a valid scenario: {reason}") from None
 
     def __post_init__(self) -> None:
         """Check what types cannot express."""

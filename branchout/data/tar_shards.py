@@ -5,7 +5,6 @@ Nothing is unpacked: images are read from their place in the archive. Members th
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -13,16 +12,14 @@ import tarfile
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 import numpy as np
 
 from branchout.data.decode import Kind
 from branchout.data.problems import Problems
 from branchout.data.samples import Samples
-from branchout.data.verify import IMAGE_SUFFIXES, FilePixels
+from branchout.data.verify import IMAGE_SUFFIXES, FilePixels, ImageFile, Member
 from branchout.errors import BranchoutError, printable, some
 from branchout.files import open_regular
 
@@ -35,31 +32,6 @@ LARGEST_LABEL = 2**16
 LARGEST_IMAGE = 2**29
 """Larger members are refused."""
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-
-
-@dataclass(frozen=True)
-class Member:
-    """An image in a shard, to be opened as a file is."""
-
-    shard: Path
-    name: str
-    start: int
-    size: int
-
-    def __fspath__(self) -> str:
-        return f"{self.shard}/{self.name}"
-
-    def absolute(self) -> Member:
-        return replace(self, shard=self.shard.absolute())
-
-    def open_image(self) -> BinaryIO:
-        with open_regular(self.shard) as file:
-            file.seek(self.start)
-            return io.BytesIO(file.read(self.size))
-
-
-ImageFile = Path | Member
-"""What `decode` opens: a file, or an image in a shard."""
 
 
 def are_shards(place: Path) -> bool:

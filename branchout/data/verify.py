@@ -18,7 +18,6 @@ from branchout.data.decode import Kind, UnreadableImage, decode, measure
 from branchout.data.near_duplicates import image_hash
 from branchout.data.problems import Problems
 from branchout.data.samples import Hashes, Image, Ints, Samples, content_hash, digest
-from branchout.errors import printable
 from branchout.files import open_regular
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
@@ -27,6 +26,31 @@ COMPANION_SUFFIXES = frozenset(
     | {".html", ".htm", ".log", ".pdf", ".xlsx", ".py", ".ipynb", ".npy", ".npz", ".pkl", ".mat", ".pt", ".pth"}
     | {".zip", ".gz", ".xz", ".tar", ".md5", ".sha256", ".mp4", ".mov", ".avi"}
 )
+
+
+@dataclass(frozen=True)
+class Member:
+    """An image in a shard, to be opened as a file is."""
+
+    shard: Path
+    name: str
+    start: int
+    size: int
+
+    def __fspath__(self) -> str:
+        return f"{self.shard}/{self.name}"
+
+    def absolute(self) -> Member:
+        return replace(self, shard=self.shard.absolute())
+
+    def open_image(self) -> BinaryIO:
+        with open_regular(self.shard) as file:
+            file.seek(self.start)
+            return io.BytesIO(file.read(self.size))
+
+
+ImageFile = Path | Member
+"""What `decode` opens: a file, or an image in a shard."""
 
 
 @dataclass(frozen=True)
@@ -51,27 +75,20 @@ class FilePixels:
         height, width, channels = self.shapes[0].tolist()
         return height, width, channels
 
-    def path(self, row: int) -> Path:
-        return self.root / os.fsdecode(self.paths[row])
+    def file(self, row: int) -> ImageFile:
+        path = self.root / os.fsdecode(self.paths[row])
+        if self.spans is None:
+            return path
+        start, size = self.spans[row].tolist()
+        return Member(path, f"image at byte {start:,}", start, size)
 
     def open(self, row: int) -> BinaryIO:
         """The encoded image. A file that is no regular one is an OSError."""
-        file = open_regular(self.path(row))
-        if self.spans is None:
-            return file
-        with file:
-            start, size = self.spans[row].tolist()
-            file.seek(start)
-            return io.BytesIO(file.read(size))
+        file = self.file(row)
+        return file.open_image() if isinstance(file, Member) else open_regular(file)
 
     def read(self, row: int) -> Image:
-        if self.spans is None:
-            return decode(self.path(row))
-        try:
-            return decode(self.open(row))
-        except UnreadableImage as error:
-            where = f"{printable(self.path(row))} at byte {self.spans[row, 0]:,}"
-            raise UnreadableImage(error.kind, error.detail, where) from error
+        return decode(self.file(row))
 
     def only(self, rows: npt.NDArray[np.bool_]) -> FilePixels:
         """Some of the rows; they get new numbers."""

@@ -7,18 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from branchout.data.images import Images, forward_batch, in_order
 from branchout.errors import BranchoutError, printable
-from branchout.labels import LabelSpace
+from branchout.labels import Floats, Ints, LabelSpace
 from branchout.metrics import Accuracies, accuracies, confusion_between_parts, part_of_class, per_class
 from branchout.model.classifier import Classifier
 from branchout.training.loop import Event, Report, silent
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 def part_names(space: LabelSpace) -> list[str]:

@@ -8,14 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from branchout.labels import Floats, Ints
 from branchout.model.classifier import Classifier
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 FALSE_ALARMS = 0.1
 """The share of known images that the threshold lets count as unknown, by default."""

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapte
 
 from branchout import files
 from branchout.data.preprocess import Preprocessing
-from branchout.errors import BranchoutError, printable, some
+from branchout.errors import BranchoutError, explain_invalid, printable, shortened, some
 from branchout.goals import METRICS
 
 MANIFEST = "branchout.json"
@@ -110,7 +110,7 @@ def read_arch(arch: Mapping[str, Any]) -> AnyArch:
     try:
         return _ARCH.validate_python(dict(arch))
     except ValidationError as error:
-        raise BranchoutError(f"The description of the network is not valid: {explain(error)}") from None
+        raise BranchoutError(f"The description of the network is not valid: {explain_invalid(error)}") from None
 
 
 # Steps.
@@ -285,7 +285,7 @@ def read_manifest(folder: Path) -> tuple[Manifest, dict[str, Any]]:
         raise BranchoutError(f"{path} is not valid: expected a JSON object, found a {type(content).__name__}")
     if content.get("format") != FORMAT:
         raise BranchoutError(
-            f"{path} has format {_short(content.get('format'))}, and this version reads {FORMAT!r}. "
+            f"{path} has format {shortened(content.get('format'))}, and this version reads {FORMAT!r}. "
             "If a newer version saved the model, type: pip install --upgrade branchout"
         )
     return check_manifest(content, path), content
@@ -295,30 +295,4 @@ def check_manifest(content: Mapping[str, Any], path: Path) -> Manifest:
     try:
         return Manifest.model_validate(content)
     except ValidationError as error:
-        raise BranchoutError(f"{path} is not valid: {explain(error)}") from None
-
-
-def explain(error: ValidationError, most: int = 3) -> str:
-    """The first errors of a validation: where, what was expected, what was found."""
-    found = error.errors(include_url=False, include_context=False)
-    sentences = []
-    for each in found[:most]:
-        place = ".".join(str(part) for part in each["loc"])
-        message = each["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-        if each["type"] == "value_error":
-            sentences.append(f"{place}: {message}" if place else message)
-        elif each["type"] == "missing":
-            sentences.append(f"{place} is missing")
-        else:
-            sentences.append(f"{place}: expected {message}, found {_short(each['input'])}")
-    more = f" (and {len(found) - most} more errors)" if len(found) > most else ""
-    return printable("; ".join(sentences) + more)
-
-
-def _short(value: object, most: int = 80) -> str:
-    if isinstance(value, list | dict):
-        return f"a {type(value).__name__} of {len(value)}"
-    if isinstance(value, int) and abs(value) > 10**20:
-        return "a very large number"
-    text = repr(value)
-    return text if len(text) <= most else f"{text[:most]}…"
+        raise BranchoutError(f"{path} is not valid: {explain_invalid(error)}") from None

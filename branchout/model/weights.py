@@ -21,18 +21,6 @@ from branchout.errors import BranchoutError, explain_os_error, printable, some
 
 LARGEST = 1e15
 """The largest magnitude of a weight. No trained network comes near it, and larger ones overflow in the first layers."""
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 
 
 @contextmanager
@@ -55,15 +43,16 @@ class _NoRandomness(TorchFunctionMode):
 
 
 def read_shapes(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file without their content, from its header: they take no memory."""
+    """The tensors of a safetensors file from its header, without content or memory; types are float or integer."""
     try:
         with safe_open(path, "pt") as file:
             parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 – it is not a dictionary
+            types = {True: torch.float32, False: torch.int64}
             return {
-                name: torch.empty(part.get_shape(), dtype=DTYPES[part.get_dtype()], device="meta")
+                name: torch.empty(part.get_shape(), dtype=types["F" in part.get_dtype()], device="meta")
                 for name, part in parts.items()
             }
-    except (SafetensorError, ValueError, OverflowError, RuntimeError, KeyError) as error:
+    except (SafetensorError, ValueError, OverflowError, RuntimeError) as error:
         raise BranchoutError(
             f"{path.name} was changed or cut short: it is not a valid safetensors file ({error!r})"
         ) from error

@@ -312,7 +312,7 @@ def test_a_hostile_folder_is_read_to_its_end(tmp_path: Path, capfd: pytest.Captu
     assert kinds(problems) == wrong
     assert set(samples.ids) == {printable(f"cat/{name}") for name, kind in expected.items() if not kind}
     assert all(line.isprintable() for line in problems.summary(1000))
-    assert set(images_in(folder.parent)) >= {samples.pixels.path(row) for row in range(len(samples))}
+    assert set(images_in(folder.parent)) >= {samples.pixels.file(row) for row in range(len(samples))}
 
 
 def test_identical_files_are_found_in_two_tables(tmp_path: Path) -> None:

@@ -48,10 +48,10 @@ def test_herding_is_the_greedy_sequence(features: np.ndarray, number: int) -> No
 def test_uncertainty_spreads_from_certain_to_doubtful() -> None:
     # Sample i is answered alike by all but i of ten perturbations.
     predictions = np.array([[0 if p >= i else p + 1 for i in range(10)] for p in range(10)])
-    doubt = memory.uncertainty(predictions)
+    doubt = memory.uncertainty(predictions.T)
     assert doubt == pytest.approx([0.0] + [i / 10 for i in range(1, 10)], abs=0.11)
     samples = table({"a": 10})
-    kept = memory.keep(samples, per_class=5, rule="uncertainty", predictions=predictions)
+    kept = memory.keep(samples, per_class=5, rule="uncertainty", rows=predictions.T)
     assert sorted(int(name.split("/")[1]) for name in kept.ids) == [0, 2, 4, 6, 8]
 
 
@@ -68,8 +68,8 @@ def test_a_class_from_two_origins_is_kept_from_each() -> None:
     [
         ({"per_class": 0}, "at least one"),
         ({"per_class": 1, "rule": "best"}, "random, herding, uncertainty"),
-        ({"per_class": 1, "rule": "herding"}, "'herding' needs features"),
-        ({"per_class": 1, "rule": "uncertainty", "predictions": np.zeros((2, 3), dtype=int)}, "predictions"),
+        ({"per_class": 1, "rule": "herding"}, "'herding' needs one row for each of the 4"),
+        ({"per_class": 1, "rule": "uncertainty", "rows": np.zeros((3, 2), dtype=int)}, "one row"),
     ],
 )
 def test_bad_requests_are_answered(options: dict[str, object], words: str) -> None:

@@ -143,7 +143,7 @@ def test_a_shard_that_ends_early_keeps_what_came_before(tmp_path: Path) -> None:
 def test_an_image_that_changed_in_its_shard_is_named(shards: Path) -> None:
     samples = scan(shards)[0]
     put(shards / "birds-001.tar", bytes(10_000))
-    with pytest.raises(UnreadableImage, match=r"birds-001\.tar at byte"):
+    with pytest.raises(UnreadableImage, match=r"birds-001\.tar.*at byte"):
         samples.read(2)
 
 
