@@ -21,8 +21,7 @@ from branchout.baselines import feature_heads, whole_network
 from branchout.baselines.class_features import new_groups
 from branchout.baselines.ncm import NearestMean, class_means
 from branchout.baselines.networks import Network
-from branchout.baselines.registry import on_base
-from branchout.baselines.task import Task
+from branchout.baselines.task import Task, on_base
 from branchout.data.images import in_order
 from branchout.data.samples import Samples
 from branchout.errors import DoesNotApply

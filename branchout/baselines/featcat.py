@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from branchout.baselines import feature_heads
 from branchout.baselines.networks import OnFeatures
-from branchout.baselines.registry import Baseline
-from branchout.baselines.task import Task
+from branchout.baselines.task import Baseline, Task
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead
 

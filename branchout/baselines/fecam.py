@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from branchout.baselines import class_features
 from branchout.baselines.networks import OnFeatures
-from branchout.baselines.registry import on_base
-from branchout.baselines.task import Task
+from branchout.baselines.task import Task, on_base
 from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier
 from branchout.model.heads import Pooler

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 
 from branchout.baselines import whole_network
 from branchout.baselines.networks import Network
-from branchout.baselines.registry import Baseline
-from branchout.baselines.task import Task
+from branchout.baselines.task import Baseline, Task
 from branchout.model.classifier import Classifier
 
 

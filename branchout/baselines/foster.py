@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from branchout.baselines import whole_network
 from branchout.baselines.networks import MakeHead, Network
 from branchout.baselines.published import first, linear_head
-from branchout.baselines.registry import Baseline, Published
-from branchout.baselines.task import Task
+from branchout.baselines.task import Baseline, Published, Task
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead, head_bias, new_head, to_norm
 

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from branchout.baselines import published, whole_network
 from branchout.baselines.networks import Network
-from branchout.baselines.registry import Baseline, Published
-from branchout.baselines.task import Ints, Task
+from branchout.baselines.task import Baseline, Ints, Published, Task
 from branchout.data.memory import keep
 from branchout.data.samples import Samples, concatenate
 from branchout.model.classifier import Classifier

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from branchout.baselines import feature_heads
-from branchout.baselines.registry import Baseline
-from branchout.baselines.task import Task
+from branchout.baselines.task import Baseline, Task
 from branchout.errors import DoesNotApply
 from branchout.model.architectures import FAMILIES
 from branchout.model.classifier import Classifier

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from branchout.baselines import whole_network
 from branchout.baselines.networks import Network
-from branchout.baselines.registry import Baseline
-from branchout.baselines.task import Task
+from branchout.baselines.task import Baseline, Task
 from branchout.model.classifier import Classifier
 
 LAMBDA = 1.0

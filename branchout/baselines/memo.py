@@ -17,9 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.baselines import feature_heads, whole_network
-from branchout.baselines.registry import Baseline
-from branchout.baselines.task import Task
-from branchout.baselines.wa import LENGTH
+from branchout.baselines.task import Baseline, Task
+from branchout.baselines.wa import LENGTH, align
 from branchout.model.classifier import Classifier
 from branchout.model.staged import Backbone, Branch, branch_point
 from branchout.training.loop import precision
@@ -62,7 +61,7 @@ def learn(before: Classifier | SharedEarly, task: Task) -> SharedEarly:
     trained = nn.ModuleList([network, auxiliary])
     whole_network.train(trained, task, whole_network.new_and_exemplars(task), loss_of, work="train new late blocks")
     known = len(task.space.upto(task.step - 1).classes)
-    align(network.head, known)
+    align(network.head, torch.arange(len(task.space.classes), device=task.device) >= known)
     return network.requires_grad_(False)
 
 
@@ -82,14 +81,6 @@ def grown(before: Classifier | SharedEarly, classes: int) -> SharedEarly:
 def memo_loss(z: Tensor, auxiliary: Tensor, target: Tensor, answers: Tensor) -> Tensor:
     """Cross-entropy over all classes, and on the newest features over the classes of this step and "any other"."""
     return F.cross_entropy(z, target) + F.cross_entropy(auxiliary, answers[target])
-
-
-@torch.no_grad()
-def align(head: nn.Linear, known: int) -> None:
-    """Scale the rows of classes never seen before until they are as long as the others on average."""
-    lengths = head.weight.norm(dim=1)
-    if known < len(lengths):
-        head.weight[known:] *= lengths[:known].mean() / lengths[known:].mean()
 
 
 BASELINES = (Baseline("memo", "MEMO", learn, on="network"),)

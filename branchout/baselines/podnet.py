@@ -32,8 +32,7 @@ from torch import Tensor, nn
 
 from branchout.baselines import feature_heads, published, whole_network
 from branchout.baselines.networks import Network, frozen_copy
-from branchout.baselines.registry import Baseline, Published
-from branchout.baselines.task import Task
+from branchout.baselines.task import Baseline, Published, Task
 from branchout.errors import DoesNotApply
 from branchout.model.classifier import Classifier
 from branchout.model.heads import NORM

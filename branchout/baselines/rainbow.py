@@ -20,8 +20,7 @@ from torch import Tensor
 
 from branchout.baselines import feature_heads, whole_network
 from branchout.baselines.networks import Network, epochs_of
-from branchout.baselines.registry import Baseline
-from branchout.baselines.task import Task
+from branchout.baselines.task import Baseline, Task
 from branchout.data.memory import keep
 from branchout.data.samples import Samples
 from branchout.errors import DoesNotApply

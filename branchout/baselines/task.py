@@ -1,4 +1,4 @@
-"""The input of every baseline: one step of an experiment.
+"""What every baseline is, and its input: one step of an experiment.
 
 A baseline is one function, `learn(before, task) -> scorer`. `before` is the base model at the first step and the
 baseline's own result of the step before at later ones. A scorer is a module that turns a batch of images into one score
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from branchout.data import augment
 from branchout.data.augment import Augmentation
@@ -91,3 +93,49 @@ class Task:
 
     def labelled(self, samples: Samples) -> Labelled:
         return Labelled(self.images(samples), self.labels(samples))
+
+
+Learn = Callable[[Any, Task], nn.Module]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A method as its authors train it."""
+
+    first: Callable[[Task], nn.Module]
+    """Trains its base from scratch: the task of step 0 has the base's images as new ones, and no exemplars."""
+    learn: Learn
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A method of the tables: its names, what it builds on and where it applies."""
+
+    name: str
+    label: str
+    """Its name in the paper's tables, or in the literature."""
+    learn: Learn
+    on: str
+    """What `before` is. `features`: our base with one branch for each step so far, learned by the paper's stage I
+    (given anew at every step). `network` or `base`: the base model, then the method's own result of the step before."""
+    dial: bool = True
+    """Its scores are logits of one scale, so the dial may move those of new classes."""
+    oracle: bool = False
+    """Sees all training images of all classes."""
+    anew: bool = False
+    """Starts from scratch at every step, so that only the last step needs to be run."""
+    seeded: bool = True
+    """Its result depends on the exemplar seed."""
+    note: str = ""
+    """Where it does not apply, and why."""
+    published: Published | None = None
+    """How it is trained with `--faithful`; None: as always, on the shared base."""
+
+
+def on_base(name: str, label: str, learn: Callable[..., nn.Module], note: str = "") -> tuple[Baseline, Baseline]:
+    """A method on the frozen base that knows its classes by exemplars, and its variant that sees all their images."""
+    everything = partial(learn, everything=True)
+    return (
+        Baseline(name, f"{label}, exemplars", learn, on="base", note=note),
+        Baseline(f"{name}-all", f"{label}, all base images", everything, on="base", oracle=True, note=note),
+    )

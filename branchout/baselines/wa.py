@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from branchout.baselines import feature_heads, whole_network
 from branchout.baselines.networks import Network, OnFeatures, with_scales
 from branchout.baselines.published import first, linear_head
-from branchout.baselines.registry import Baseline, Published
-from branchout.baselines.task import Ints, Task
+from branchout.baselines.task import Baseline, Ints, Published, Task
 from branchout.baselines.whole_network import Loss
 from branchout.data.images import shuffled
 from branchout.model.classifier import Classifier

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from branchout.baselines.networks import OnFeatures, scores_of
-from branchout.baselines.registry import Baseline
+from branchout.baselines.task import Baseline
 from branchout.bench.experiment import Experiment
 from branchout.bench.methods import Method
 from branchout.data.images import Images, in_order
@@ -50,6 +50,10 @@ class Measured:
     """For each seed the method's own base, where it does not start from the shared one."""
     base_parameters: int = 0
     """Of that base, without its head."""
+
+    def next_seed(self) -> None:
+        for steps in self.points.values():
+            steps.append([])
 
 
 OnStep = Callable[[Measured], None]
@@ -92,8 +96,7 @@ def _dial(method: Method, recipe: Recipe, experiment: Experiment, seeds: Sequenc
     seconds: list[dict[str, float]] = []
     for seed in seeds:
         model = experiment.base.rebuilt((), method.pooler)
-        for steps in measured.points.values():
-            steps.append([])
+        measured.next_seed()
         took = {"stage1": 0.0, "fusion": 0.0, "choice": 0.0}
         for step in range(1, experiment.steps + 1):
             times = [experiment.now()]
@@ -143,8 +146,7 @@ def _grid(method: Method, recipe: Recipe, experiment: Experiment, seeds: Sequenc
     seconds: list[dict[str, float]] = []
     settings = replace(recipe.stage_two, optimisation=experiment.fusion(recipe.stage_two.optimisation))
     for seed in seeds:
-        for steps in measured.points.values():
-            steps.append([])
+        measured.next_seed()
         took = {"stage1": 0.0, "cache": 0.0, "fusion": 0.0}
         for step in range(1, experiment.steps + 1):
             space = experiment.space(step)
@@ -239,8 +241,7 @@ def _baseline(
     measured = Measured({point: [] for point in points})
     seconds: list[float] = []
     for seed in seeds if baseline.seeded else seeds[:1]:
-        for steps in measured.points.values():
-            steps.append([])
+        measured.next_seed()
         took = 0.0
         for step, scorer, spent in _steps(baseline, experiment, seed):
             space = experiment.space(step)

@@ -8,7 +8,8 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
-from branchout.baselines.registry import Baseline, baselines
+from branchout.baselines.registry import baselines
+from branchout.baselines.task import Baseline
 from branchout.errors import BranchoutError
 from branchout.method.recipes import RECIPES, recipe_named
 from branchout.metrics import PAPER_GOALS

@@ -10,8 +10,7 @@ from torch import nn
 
 from branchout.baselines import classifier_alignment, featcat, fecam, logitcat, ncm, pretrained, ranpac, routing
 from branchout.baselines.networks import scores_of
-from branchout.baselines.registry import Baseline
-from branchout.baselines.task import Task
+from branchout.baselines.task import Baseline, Task
 from branchout.data.samples import Samples
 from branchout.model.classifier import Classifier
 

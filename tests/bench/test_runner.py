@@ -23,8 +23,7 @@ from PIL import Image
 from torch import nn
 
 from branchout.baselines.networks import Network
-from branchout.baselines.registry import Baseline
-from branchout.baselines.task import Task
+from branchout.baselines.task import Baseline, Task
 from branchout.bench import experiment as module
 from branchout.bench import measure as measuring
 from branchout.bench import plan as plan_module
