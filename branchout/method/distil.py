@@ -27,13 +27,8 @@ class Teacher(Frozen):
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> list[Tensor]:
-        model, end = self.model, len(self.model.backbone.names)
-        with precision(self.device):
-            starts = [*(step.start for step in model.steps), self.start, end]
-            passed = model.activations(model.backbone.arrange(images), starts)
-            branches = [step.branch(passed[step.start]) for step in model.steps if step.start < end]
-        features = [h.float() for h in (passed[end], *branches)]
-        return [passed[self.start], model.base_head(features[0]), model.fused(features)]
+        x, features = self.run(images)
+        return [x, self.model.base_head(features[0]), self.model.fused(features)]
 
 
 class Student(nn.Module):

@@ -32,7 +32,7 @@ class Stage2Data:
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """What is fused: the label space, the feature vector that each head reads, the pooler and the heads' biases."""
+    """The heads side by side: their label space, the feature vector that each reads, the pooler and the biases."""
 
     space: LabelSpace
     feature_of: tuple[int, ...]
@@ -42,13 +42,8 @@ class HeadLayout:
 
 
 def head_layout(model: Classifier) -> HeadLayout:
-    """The fusion layout of a model."""
-    heads = list(model.fused.heads)
-    biases = [head_bias(head) for head in heads]  # type: ignore[arg-type]
-    bias = None
-    if any(b is not None for b in biases):
-        zeros = [head.weight.new_zeros(len(head.weight)) for head in heads]  # type: ignore[operator, arg-type]
-        bias = torch.cat([zero if b is None else b for b, zero in zip(biases, zeros, strict=True)])
+    biases = [b for head in model.fused.heads if (b := head_bias(head)) is not None]  # type: ignore[arg-type]
+    bias = torch.cat(biases) if biases else None  # all heads are of one kind: see `new_head`
     return HeadLayout(model.space, model.fused.feature_of, model.fused.pooler.kind, bias)
 
 

@@ -62,15 +62,21 @@ class Frozen:
     @torch.no_grad()
     def __call__(self, images: Tensor) -> list[Tensor]:
         """What enters the new branch, and with replay the logits of all earlier branches; otherwise no columns."""
+        if self.logits:
+            x, features = self.run(images)
+            return [x, self.model.fused.frozen_columns(features)]
         images = self.model.backbone.arrange(images)
-        end = len(self.model.backbone.names)
         with precision(self.device):
-            if not self.logits:
-                return [self.model.activations(images, [self.start])[self.start], images.new_empty(len(images), 0)]
-            starts = [step.start for step in self.model.steps]
-            passed = self.model.activations(images, [*starts, self.start, end])
-            features = [passed[end], *(s.branch(passed[s.start]) for s in self.model.steps if s.start < end)]
-        return [passed[self.start], self.model.fused.frozen_columns([h.float() for h in features])]
+            return [self.model.activations(images, [self.start])[self.start], images.new_empty(len(images), 0)]
+
+    def run(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """What enters the new branch, and the features of all earlier branches."""
+        model, end = self.model, len(self.model.backbone.names)
+        with precision(self.device):
+            starts = [*(step.start for step in model.steps), self.start, end]
+            passed = model.activations(model.backbone.arrange(images), starts)
+            features = [passed[end], *(s.branch(passed[s.start]) for s in model.steps if s.start < end)]
+        return passed[self.start], [h.float() for h in features]
 
     def live(self, images: Images, order: Sequence[Ints], seed: int) -> Iterator[list[Tensor]]:
         for batch in images.views(order, self.augmentation, seed, processes.part()):

@@ -33,9 +33,6 @@ class Effort:
     half: bool = False
     """Cached outputs are kept in half precision."""
 
-    def views_of_exemplars(self, new: int, exemplars: int) -> int:
-        return self.exemplar_views or max(1, round(self.views * new / max(exemplars, 1)))
-
 
 FULL = Effort(VIEWS["cuda"])
 SMALL_INPUTS = Effort(VIEWS["cpu"])

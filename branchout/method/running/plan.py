@@ -66,7 +66,7 @@ def make_plan(
         choices = [plan for plan in choices if _fits_memory(plan, counts, speeds)] or choices[:1]
     forecasts = [seconds_for(plan.effort, plan.branch, counts, speeds) for plan in choices]
     timed_choices = [replace(plan, engine=speeds.engine, seconds=s) for plan, s in zip(choices, forecasts, strict=True)]
-    chosen = choose(timed_choices, config)
+    chosen = choose_plan(timed_choices, config)
     if chosen.more or any(plan.branch == config.branch for plan in choices):
         return chosen
     stage = base.backbone.names[-1]
@@ -99,7 +99,7 @@ def _with_given(effort: Effort, config: ExtendConfig) -> Effort:
     return effort if config.epochs is None else replace(effort, epochs=config.epochs, stops=False)
 
 
-def choose(timed: list[Plan], config: ExtendConfig) -> Plan:
+def choose_plan(timed: list[Plan], config: ExtendConfig) -> Plan:
     """The last option that fits the time, or the shortest. Without `minutes` no more than the last stage is cloned."""
     minutes = DEFAULT_MINUTES if config.minutes is None else config.minutes
     allowed = [plan for plan in timed if config.minutes is not None or plan.branch in ("fc", config.branch)]

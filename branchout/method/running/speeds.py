@@ -17,6 +17,7 @@ from branchout.method.recipes import BRANCHOUT
 from branchout.method.running.effort import Effort, trains_head_alone
 from branchout.method.running.engine import use_engine
 from branchout.method.split import DataSplit
+from branchout.method.trunk_cache import views_per_source
 from branchout.model.classifier import Classifier
 from branchout.model.staged import Branch, branch_point
 from branchout.training.loop import Event, Report, silent
@@ -84,7 +85,9 @@ def frozen_passes(effort: Effort, counts: Counts) -> int:
 
 def table_rows(effort: Effort, counts: Counts) -> int:
     """How many views of all images are cached."""
-    return effort.views * counts.new + effort.views_of_exemplars(counts.new, counts.memory) * counts.memory
+    sizes = [count for count in (counts.new, counts.memory) if count]
+    views = views_per_source(effort.views, sizes, effort.exemplar_views)
+    return sum(each * size for each, size in zip(views, sizes, strict=True))
 
 
 def seconds_for(effort: Effort, branch: str, counts: Counts, speeds: Speeds) -> float:

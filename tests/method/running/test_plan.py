@@ -20,7 +20,7 @@ from branchout.method.running import plan as planning
 from branchout.method.running import speeds
 from branchout.method.running.effort import BRANCHES, HEADS, LARGE_INPUTS, SMALL_INPUTS, Effort, Plan
 from branchout.method.running.forecast import added_bytes
-from branchout.method.running.plan import choose, keep_plan, kept_plan, make_plan, options
+from branchout.method.running.plan import choose_plan, keep_plan, kept_plan, make_plan, options
 from branchout.method.running.speeds import HEAD_ITERATIONS, Counts, Speeds, frozen_passes, seconds_for
 from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier
@@ -77,33 +77,33 @@ def timed(base: Classifier, config: ExtendConfig, slower: float = 1.0) -> list[P
 def test_more_minutes_never_train_less(linear: Classifier, minutes: float) -> None:
     config = ExtendConfig(minutes=minutes)
     choices = timed(linear, config)
-    chosen = choose(choices, config)
+    chosen = choose_plan(choices, config)
     fitting = [plan for plan in choices if (plan.seconds or 0) <= 60 * minutes]
     assert replace(chosen, more="") == (fitting[-1] if fitting else min(choices, key=lambda plan: plan.seconds or 0))
-    longer = choose(choices, replace(config, minutes=2 * minutes))
+    longer = choose_plan(choices, replace(config, minutes=2 * minutes))
     ranks = [choices.index(replace(plan, more="")) for plan in (chosen, longer)]
     assert ranks == sorted(ranks)
 
 
 def test_what_more_time_would_train_is_what_it_trains(linear: Classifier) -> None:
     config = ExtendConfig(minutes=4)
-    chosen = choose(timed(linear, config), config)
+    chosen = choose_plan(timed(linear, config), config)
     advised = float(chosen.more.split("--minutes ")[1].split()[0])
     assert advised > 4
-    better = choose(timed(linear, config), replace(config, minutes=advised))
+    better = choose_plan(timed(linear, config), replace(config, minutes=advised))
     assert better.described() in chosen.more or (better.seconds or 0) > (chosen.seconds or 0)
-    most = choose(timed(linear, config), replace(config, minutes=1e6))
+    most = choose_plan(timed(linear, config), replace(config, minutes=1e6))
     assert (most.branch, most.effort, most.more) == ("layer3", BRANCHES[-1], "")
 
 
 def test_without_minutes_a_cpu_gets_seven_and_clones_the_last_stage_at_most(linear: Classifier) -> None:
     config = ExtendConfig()
     for slower in (0.01, 1, 3, 10):
-        chosen = choose(timed(linear, config, slower), config)
+        chosen = choose_plan(timed(linear, config, slower), config)
         assert chosen.branch in ("fc", "last")
         assert (chosen.seconds or 0) <= 420 or slower == 10
         assert "--minutes" in chosen.more
-    assert choose(timed(linear, config, 0.01), config).effort == BRANCHES[-1]
+    assert choose_plan(timed(linear, config, 0.01), config).effort == BRANCHES[-1]
 
 
 def test_what_the_user_sets_is_in_every_option(linear: Classifier) -> None:
