@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ from branchout.model.manifest import is_saved_model, read_manifest
 
 FEWEST = 3
 """Photos that a class needs: one is held out to measure with."""
+
+WORKER = "worker.json"
+"""The process that executes a run: `pid` and `host`."""
 
 _LOOKING = threading.Lock()
 """Held with a run's lock by the threads that only look at it: two of them would take each other for the run."""
@@ -238,6 +242,7 @@ def _copy(inbox: Inbox, classes: Mapping[str, list[Decision]], to: Path) -> None
 def start(inbox: Inbox, run: Run, *, device: str | None = None) -> subprocess.Popen[bytes]:
     """Execute a run in a process of its own. It goes on when the one that started it ends."""
     command = [sys.executable, "-m", "branchout", "inbox", str(inbox.folder.absolute()), "--resume"]
+    (run.folder / WORKER).unlink(missing_ok=True)  # of an earlier process, whose number may be another's now
     with (run.folder / "log.txt").open("ab") as log:
         return subprocess.Popen(
             [*command, *([] if device is None else ["--device", device])],
@@ -251,7 +256,11 @@ def start(inbox: Inbox, run: Run, *, device: str | None = None) -> subprocess.Po
 def stop(run: Run) -> None:
     """Stop the process of a run. What it trained so far stays, and the run can be resumed."""
     if run.state() == "running":
-        worker = read_json(run.folder / "worker.json")
+        for _ in range(50):  # the process has the run's lock and is about to write its number
+            if (run.folder / WORKER).exists():
+                break
+            time.sleep(0.1)
+        worker = read_json(run.folder / WORKER)
         if worker["host"] != platform.node():
             raise BranchoutError(f"Run {run.number} runs on {worker['host']}. Stop it there.")
         with suppress(ProcessLookupError):  # it has just ended

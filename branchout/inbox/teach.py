@@ -13,7 +13,7 @@ from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
 from branchout.files import lock, write_json, write_text
 from branchout.inbox.folder import read_as
-from branchout.inbox.runs import Result, Run, Settings, runs_in
+from branchout.inbox.runs import WORKER, Result, Run, Settings, runs_in
 from branchout.method.config import ExtendConfig
 from branchout.model.manifest import is_saved_model
 from branchout.training.loop import Report, silent
@@ -22,12 +22,12 @@ from branchout.training.loop import Report, silent
 def execute(run: Run, *, device: str | None = None, report: Report = silent) -> Result:
     """Train, or resume. The result stays in the run's folder."""
     with _exclusively(run):
+        write_json(run.folder / WORKER, {"pid": os.getpid(), "host": platform.node()})  # first: `stop` waits for it
         decision = read_as(Settings, run.folder / "run.json").decision  # it may have been discarded meanwhile
         if decision is not None:
             raise BranchoutError(f"Run {run.number} is {decision} and cannot be resumed.")
         if run.result is not None:
             return run.result
-        write_json(run.folder / "worker.json", {"pid": os.getpid(), "host": platform.node()})
         (run.folder / "error.txt").unlink(missing_ok=True)
         try:
             result = _extend(run, device, report)

@@ -38,6 +38,16 @@ def server(case: Case) -> Iterator[Caller]:
         yield caller
 
 
+@pytest.fixture(scope="module")
+def idle(base: api.Model, train: Samples, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Caller, Case]]:
+    """One server for all requests that change nothing."""
+    case = make(tmp_path_factory.mktemp("idle"), base, train)
+    settings = InboxSettings(case.photos, case.old, threshold=-100.0)
+    with running(create_app(base, inbox=settings, typed=str(case.root / "v1"))) as caller:
+        wait_for(lambda: caller.get("/inbox/state").json["state"] == "ready", 60)
+        yield caller, case
+
+
 def post(caller: Caller, path: str, content: Any, **headers: str) -> Reply:
     return caller.ask("POST", path, json.dumps(content), Content_Type="application/json", **headers)
 
@@ -66,7 +76,8 @@ def test_decisions_are_files_and_new_photos_are_seen(server: Caller, case: Case,
     assert (picture.status, picture.headers["content-type"]) == (200, "image/png")
 
 
-def test_other_sites_may_neither_decide_nor_teach(server: Caller, case: Case) -> None:
+def test_other_sites_may_neither_decide_nor_teach(idle: tuple[Caller, Case]) -> None:
+    server, case = idle
     chosen = {"photos": ids(server)[:3], "action": "name", "class": "robin"}
     requests = {"/inbox/decisions": chosen, "/inbox/runs": {}, "/inbox/run": {"action": "discard"}}
     for path, content in requests.items():
@@ -104,14 +115,17 @@ def test_with_a_token_nothing_of_the_inbox_is_shown_without_it(case: Case) -> No
     ],
 )
 def test_what_cannot_be_done_is_refused_with_a_sentence(
-    server: Caller, case: Case, path: str, content: Any, status: int
+    idle: tuple[Caller, Case], path: str, content: Any, status: int
 ) -> None:
+    server, case = idle
     reply = post(server, path, content)
     assert (reply.status, len(reply.json["error"]) > 10) == (status, True)
-    assert sorted(each.name for each in case.root.iterdir()) == ["old", "photos", "v1"]
+    assert sorted(each.name for each in case.root.iterdir()) == ["old", "photos"]
+    assert not (case.photos / ".inbox" / "decisions").exists()
 
 
-def test_a_photo_that_is_not_in_the_inbox_is_not_shown(server: Caller) -> None:
+def test_a_photo_that_is_not_in_the_inbox_is_not_shown(idle: tuple[Caller, Case]) -> None:
+    server, _ = idle
     assert server.get("/inbox/photo/0123456789abcdef").status == 404
     assert server.get("/inbox/photo/..%2f..%2fold").status == 404
 
@@ -200,7 +214,8 @@ def test_a_dismissed_photo_that_was_deleted_is_not_shown(server: Caller, case: C
     assert server.get("/inbox/state").json["dismissed"] == []
 
 
-def test_what_is_said_of_a_wrong_body_is_about_the_inbox(server: Caller) -> None:
+def test_what_is_said_of_a_wrong_body_is_about_the_inbox(idle: tuple[Caller, Case]) -> None:
+    server, _ = idle
     reply = server.ask("POST", "/inbox/run", "no json", Content_Type="application/json")
     assert reply.status == 422
     assert "application/json" in reply.json["error"]
