@@ -12,7 +12,7 @@ import numpy as np
 
 from branchout.data.near_duplicates import near_duplicates, take_groups
 from branchout.data.samples import Samples, digest
-from branchout.errors import BranchoutError, unknown
+from branchout.errors import BranchoutError, some, unknown
 from branchout.files import read_json
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ FACTS = "classes.json"
 _FACTS_EXAMPLE = """{"domains": {"class name": "domain", …}, "base_domain": "the base's domain",
  "siblings": [["name of both together", "one class", "another class"], …]}"""
 
+HELD_OUT = 0.2
+"""The share of each class that is held out where a folder has no validation images."""
 _TRAIN, _VAL = ("train", "training"), ("val", "valid", "validation", "test")
 _OWN = "your own images: a folder with one folder per class, or with train/ and val/ that hold one folder per class"
 
@@ -71,16 +73,13 @@ def resolve(text: str, *, report: Callable[[Problems], None] | None = None, clas
             "Built in: glyphs\n"
             f"Any other dataset is given by its folder:\n{layouts}"
         )
-    found = published.recognise(root)
-    return folder(root, report=report, classes_from=classes_from) if found is None else found(root)
+    return published.open_published(root) or folder(root, report=report, classes_from=classes_from)
 
 
 def folder(
     root: str | os.PathLike[str],
     *,
-    held_out: float = 0.2,
     seed: int = 0,
-    verify: bool = True,
     report: Callable[[Problems], None] | None = None,
     classes_from: str | None = None,
 ) -> Dataset:
@@ -94,10 +93,10 @@ def folder(
     splits = {path.name.lower(): path.name for path in sorted(root.iterdir()) if path.is_dir()} if root.is_dir() else {}
     train_name, val_name = (next((splits[n] for n in names if n in splits), None) for names in (_TRAIN, _VAL))
     if train_name and val_name and all(_holds_folders(root / name) for name in (train_name, val_name)):
-        train, val = (below(name, _scan(root / name, verify, report, classes_from)) for name in (train_name, val_name))
+        train, val = (below(name, _scan(root / name, report, classes_from)) for name in (train_name, val_name))
         require_known(root, train, val)
     else:
-        train, val = _hold_out(_scan(root, verify, report, classes_from), held_out, seed)
+        train, val = _hold_out(_scan(root, report, classes_from), seed)
     dataset = Dataset(root.absolute().name, train, val)
     return with_facts(dataset, root / FACTS, partial=True) if _has_facts(root / FACTS) else dataset
 
@@ -146,16 +145,16 @@ def with_facts(dataset: Dataset, path: Path, *, partial: bool = False) -> Datase
     )
 
 
-def _scan(root: Path, verify: bool, report: Callable[[Problems], None] | None, classes_from: str | None) -> Samples:
+def _scan(root: Path, report: Callable[[Problems], None] | None, classes_from: str | None) -> Samples:
     from branchout.data.folders import scan  # it loads Pillow, which the built-in dataset's table does not need
 
-    samples, problems = scan(root, verify=verify, classes_from=classes_from)
+    samples, problems = scan(root, classes_from=classes_from)
     if report:
         report(problems)
     return samples
 
 
-def _hold_out(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Samples]:
+def _hold_out(samples: Samples, seed: int) -> tuple[Samples, Samples]:
     """By a hash of each sample's id, so that an image added later moves few others across.
 
     Near-duplicates stay together, unless a class has nothing else.
@@ -165,7 +164,7 @@ def _hold_out(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Sa
     held = np.zeros(len(samples), dtype=bool)
     for label in range(len(samples.classes)):
         members = np.flatnonzero(samples.labels == label)
-        count = max(1, round(fraction * len(members))) if len(members) > 1 else 0
+        count = max(1, round(HELD_OUT * len(members))) if len(members) > 1 else 0
         members = members[np.argsort(draw[members])]
         whole = take_groups(members, groups, count)
         held[whole if len(whole) else members[:count]] = True
@@ -182,10 +181,10 @@ def below(split: str, samples: Samples) -> Samples:
 
 
 def require_known(root: Path, train: Samples, val: Samples) -> None:
-    unknown = sorted(set(val.classes) - set(train.classes))
-    if unknown:
+    untrained = sorted(set(val.classes) - set(train.classes))
+    if untrained:
         raise BranchoutError(
-            f"{len(unknown):,} classes of the validation images in {root} have no training images: "
-            f"{', '.join(unknown[:10])}{', …' if len(unknown) > 10 else ''}\n"
+            f"{len(untrained):,} classes of the validation images in {root} have no training images: "
+            f"{some(untrained, 10)}\n"
             "Expected the same classes in both. Is the archive completely unpacked?"
         )

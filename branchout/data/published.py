@@ -7,7 +7,7 @@ import os
 import pickle
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from branchout.data.datasets import FACTS, Dataset, below, require_known
 from branchout.data.folders import scan
 from branchout.data.samples import ArrayPixels, Samples
 from branchout.data.verify import FilePixels
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, some
 from branchout.files import read_json
 
 ANIMATE, INANIMATE = "animate", "inanimate"
@@ -30,15 +30,16 @@ Groups = Iterable[tuple[str, Sequence[str]]]
 """Name of what they have in common, and the members."""
 
 
-def recognise(root: Path) -> Callable[[Path], Dataset] | None:
-    """What reads this folder, if its layout is that of a published dataset."""
-    if any(_is_cifar(folder) for folder in (root, root / _CIFAR_FOLDER)):
-        return cifar100
-    if (root / "wnids.txt").is_file():
-        return tiny_imagenet
+def open_published(root: Path) -> Dataset | None:
+    """The dataset in this folder, if its layout is that of a published one."""
+    for folder in (root / _CIFAR_FOLDER, root):
+        if all((folder / name).is_file() for name in ("train", "test", "meta")):
+            return _cifar100(folder)
     synsets = _synsets(root / "train")
+    if (root / "wnids.txt").is_file() or (synsets and len(synsets) <= 200 and (root / "val").is_dir()):
+        return _of_synsets("tiny-imagenet-200", root, _GET_TINY)
     if synsets and (root / "val").is_dir():
-        return tiny_imagenet if len(synsets) <= 200 else imagenet
+        return _of_synsets("imagenet-1k", root, _GET_IMAGENET)
     return None
 
 
@@ -48,7 +49,7 @@ _CIFAR_FOLDER = "cifar-100-python"
 _GET_CIFAR = (
     "CIFAR-100: a folder that holds cifar-100-python/, with train, test and meta in it. It is the archive "
     "cifar-100-python.tar.gz of the CIFAR page at the University of Toronto; to download it: "
-    "python -c \"from branchout.data.published import cifar100; cifar100('DIR', download=True)\""
+    "python -c \"from branchout.data.published import download_cifar100; download_cifar100('DIR')\""
 )
 _CIFAR_ANIMATE = frozenset(
     {"aquatic_mammals", "fish", "insects", "large_carnivores", "large_omnivores_and_herbivores", "medium_mammals"}
@@ -56,19 +57,17 @@ _CIFAR_ANIMATE = frozenset(
 )
 
 
-def cifar100(root: str | os.PathLike[str], *, download: bool = False) -> Dataset:
-    """100 classes of 32 × 32 pixels, in 20 groups that the attribute `coarse` names. `download` uses the network."""
-    root = Path(root)
-    if download and not _is_cifar(root / _CIFAR_FOLDER):
-        from torchvision.datasets import CIFAR100
-        from torchvision.datasets.utils import download_and_extract_archive
+def download_cifar100(root: str) -> None:
+    from torchvision.datasets import CIFAR100
+    from torchvision.datasets.utils import download_and_extract_archive
 
-        download_and_extract_archive(CIFAR100.url, str(root), filename=CIFAR100.filename, md5=CIFAR100.tgz_md5)
-    found = next((path for path in (root / _CIFAR_FOLDER, root) if _is_cifar(path)), None)
-    if found is None:
-        raise _missing("CIFAR-100", root, _GET_CIFAR)
-    meta = _unpickle(found / "meta")
-    train, val = (_cifar_split(found / split, meta) for split in ("train", "test"))
+    download_and_extract_archive(CIFAR100.url, root, filename=CIFAR100.filename, md5=CIFAR100.tgz_md5)
+
+
+def _cifar100(folder: Path) -> Dataset:
+    """100 classes of 32 × 32 pixels, in 20 groups that the attribute `coarse` names."""
+    meta = _unpickle(folder / "meta")
+    train, val = (_cifar_split(folder / split, meta) for split in ("train", "test"))
     coarse = dict(zip(train.names.tolist(), train.attributes["coarse"].tolist(), strict=True))
     groups = [
         (group, [name for name in train.classes if coarse[name] == group]) for group in sorted({*coarse.values()})
@@ -81,10 +80,6 @@ def cifar100(root: str | os.PathLike[str], *, download: bool = False) -> Dataset
         base_domain=INANIMATE,
         siblings=_pairs(groups, {name: name for name in train.classes}),
     )
-
-
-def _is_cifar(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in ("train", "test", "meta"))
 
 
 def _cifar_split(path: Path, meta: Mapping[str, Any]) -> Samples:
@@ -118,12 +113,9 @@ class _ArraysOnly(pickle.Unpickler):
 def _unpickle(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            content = _ArraysOnly(file, encoding="latin1").load()
+            return dict(_ArraysOnly(file, encoding="latin1").load())
     except Exception as error:  # a broken pickle can raise anything
         raise BranchoutError(f"{path} is damaged or not a file of CIFAR-100: {error}\n{_GET_CIFAR}") from error
-    if not isinstance(content, dict):
-        raise BranchoutError(f"{path} is not a file of CIFAR-100: expected a dict, found {type(content).__name__}")
-    return content
 
 
 # ImageNet and Tiny-ImageNet.
@@ -141,25 +133,17 @@ _GET_IMAGENET = (
 LAYOUTS = (_GET_CIFAR, _GET_TINY, _GET_IMAGENET)
 
 
-def tiny_imagenet(root: str | os.PathLike[str]) -> Dataset:
-    """200 synsets of 64 × 64 pixels: as published, or with a folder per synset in `val/` too."""
-    return _of_synsets("tiny-imagenet-200", Path(root), _GET_TINY)
-
-
-def imagenet(root: str | os.PathLike[str]) -> Dataset:
-    """ImageNet-1k, or any part of it, in folders named by synset."""
-    return _of_synsets("imagenet-1k", Path(root), _GET_IMAGENET)
-
-
 def _of_synsets(name: str, root: Path, how: str) -> Dataset:
     annotations = root / "val" / "val_annotations.txt"
     published = annotations.is_file() and any((root / "val" / "images").glob("*"))
     if not _synsets(root / "train") or not (published or _synsets(root / "val")):
-        raise _missing(name, root, how)
-    train = _listed(root, "train")
-    val = _annotated(root, annotations) if published else _listed(root, "val")
+        inside = some(sorted(path.name for path in root.iterdir()), 10)
+        raise BranchoutError(f"no {name} in {root.absolute()}, which contains {inside}.\nExpected {how}")
+    train = below("train", scan(root / "train", verify=False)[0])
+    val = _annotated(root, annotations) if published else below("val", scan(root / "val", verify=False)[0])
     require_known(root, train, val)
-    facts = _facts(root)
+    # Names of the synsets, and which of them are siblings.
+    facts = dict(read_json(root / FACTS)) if (root / FACTS).exists() else {}
     names = _names(train.classes, root, facts)
     groups = [(group["parent"], group["wnids"]) for group in facts.get("siblings", [])] or _shipped_siblings()
     return Dataset(
@@ -178,10 +162,6 @@ def _synsets(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if _SYNSET.fullmatch(path.name))
 
 
-def _listed(root: Path, split: str) -> Samples:
-    return below(split, scan(root / split, verify=False)[0])
-
-
 def _annotated(root: Path, annotations: Path) -> Samples:
     """The published validation images of Tiny-ImageNet: one folder, and a table that gives each its synset."""
     rows = sorted(tuple(line.split("\t")[:2]) for line in annotations.read_text().splitlines() if "\t" in line)
@@ -195,11 +175,6 @@ def _annotated(root: Path, annotations: Path) -> Samples:
     paths = [f"images/{file}" for file, _ in rows]
     pixels = FilePixels(root / "val", np.array([os.fsencode(path) for path in paths]))
     return below("val", Samples.build(pixels, [synset for _, synset in rows], paths))
-
-
-def _facts(root: Path) -> dict[str, Any]:
-    """`classes.json` in the dataset's folder: names of the synsets, and which of them are siblings."""
-    return dict(read_json(root / FACTS)) if (root / FACTS).exists() else {}
 
 
 def _names(synsets: Sequence[str], root: Path, facts: Mapping[str, Any]) -> dict[str, str]:
@@ -233,9 +208,3 @@ def _pairs(groups: Groups, names: Mapping[str, str]) -> tuple[tuple[str, str, st
             pairs.append((parent, names[present[0]], names[present[1]]))
             taken.add(parent.casefold())
     return tuple(pairs)
-
-
-def _missing(name: str, root: Path, how: str) -> BranchoutError:
-    inside = sorted(path.name for path in root.iterdir())[:10] if root.is_dir() else []
-    found = f"which contains {', '.join(inside)}" if inside else "which is empty or does not exist"
-    return BranchoutError(f"no {name} in {root.absolute()}, {found}.\nExpected {how}")

@@ -192,20 +192,9 @@ def _with_norm(backbone: Backbone, path: str) -> tuple[str, ...]:
     parent, _, leaf = path.rpartition(".")
     siblings = list(backbone.get_submodule(parent).named_children())
     following = siblings[[name for name, _ in siblings].index(leaf) + 1 :]
-    name, following_module = next(((name, m) for name, m in following if _has_parameters(m)), ("", None))
-    return (path, f"{parent}.{name}") if _normalised_channels(following_module) == width else (path,)
-
-
-def _normalised_channels(module: nn.Module | None) -> int | None:
-    match module:
-        case nn.BatchNorm2d() | nn.BatchNorm1d():
-            return module.num_features
-        case nn.GroupNorm():
-            return module.num_channels
-        case nn.LayerNorm():
-            return module.normalized_shape[-1]
-        case _:
-            return None
+    name, after = next(((name, m) for name, m in following if _has_parameters(m)), ("", None))
+    normalises = isinstance(after, nn.BatchNorm1d | nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm)
+    return (path, f"{parent}.{name}") if normalises and after.weight.shape[-1] == width else (path,)
 
 
 def _has_parameters(module: nn.Module) -> bool:

@@ -18,7 +18,7 @@ from PIL import Image
 from branchout.data.datasets import folder, resolve
 from branchout.data.decode import Kind
 from branchout.data.problems import Problems
-from branchout.data.published import cifar100, imagenet, tiny_imagenet
+from branchout.data.published import download_cifar100
 from branchout.errors import BranchoutError
 
 GOLDFISH, PEMBROKE, CARDIGAN_DOG, CARDIGAN = "n01443537", "n02113023", "n02113186", "n02963159"
@@ -75,7 +75,7 @@ def put_cifar(folder: Path) -> np.ndarray:
 @pytest.mark.parametrize("given", ["", "cifar-100-python"])
 def test_cifar_is_read_as_published(tmp_path: Path, given: str) -> None:
     images = put_cifar(tmp_path / "cifar-100-python")
-    data = cifar100(tmp_path / given)
+    data = resolve(str(tmp_path / given))
     assert data.name == "cifar-100"
     assert data.train.classes == ("apple", "baby", "boy", "bus", "pear")
     assert data.train.names.tolist()[:5] == ["apple", "baby", "boy", "bus", "pear"]
@@ -86,7 +86,6 @@ def test_cifar_is_read_as_published(tmp_path: Path, given: str) -> None:
     )
     assert data.siblings == (("fruit_and_vegetables", "apple", "pear"), ("people", "baby", "boy"))
     assert set(data.train.ids).isdisjoint(data.val.ids)
-    assert resolve(str(tmp_path / given)).name == "cifar-100"
 
 
 def test_a_pickle_that_would_run_something_is_refused(tmp_path: Path) -> None:
@@ -99,7 +98,7 @@ def test_a_pickle_that_would_run_something_is_refused(tmp_path: Path) -> None:
 
     (tmp_path / "cifar-100-python/meta").write_bytes(pickle.dumps(Attack()))
     with pytest.raises(BranchoutError, match=r"meta is damaged or not .*: it asks for (posix|nt)\.system"):
-        cifar100(tmp_path)
+        resolve(str(tmp_path))
     assert not witness.exists()
 
 
@@ -108,15 +107,7 @@ def test_a_damaged_cifar_is_named(tmp_path: Path, content: bytes) -> None:
     put_cifar(tmp_path / "cifar-100-python")
     (tmp_path / "cifar-100-python/train").write_bytes(content)
     with pytest.raises(BranchoutError, match="cifar-100-python/train"):
-        cifar100(tmp_path)
-
-
-def test_a_missing_cifar_says_how_to_get_it_and_uses_no_network(tmp_path: Path) -> None:
-    (tmp_path / "something").mkdir()
-    with pytest.raises(BranchoutError, match="contains something") as caught:
-        cifar100(tmp_path)
-    for words in (str(tmp_path), "cifar-100-python.tar.gz", "Toronto", "download=True"):
-        assert words in str(caught.value)
+        resolve(str(tmp_path))
 
 
 def test_download_is_checked_and_unpacked_by_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,9 +119,8 @@ def test_download_is_checked_and_unpacked_by_torchvision(tmp_path: Path, monkeyp
         put_cifar(Path(root) / "cifar-100-python")
 
     monkeypatch.setattr(utils, "download_and_extract_archive", fetch)
-    assert len(cifar100(tmp_path, download=True).train) == 10
-    monkeypatch.setattr(utils, "download_and_extract_archive", lambda *_, **__: pytest.fail("downloaded twice"))
-    assert len(cifar100(tmp_path, download=True).train) == 10
+    download_cifar100(str(tmp_path))
+    assert len(resolve(str(tmp_path)).train) == 10
 
 
 # Synsets.
@@ -161,7 +151,7 @@ def test_tiny_imagenet_as_published(tmp_path: Path) -> None:
     assert data.base_domain == "inanimate"
     (tmp_path / "val/images/val_1.JPEG").unlink()
     with pytest.raises(BranchoutError, match=r"1 of 3 images .* such as val_1\.JPEG"):
-        tiny_imagenet(tmp_path)
+        resolve(str(tmp_path))
 
 
 def test_facts_beside_the_data_come_first(tmp_path: Path) -> None:
@@ -197,7 +187,7 @@ def test_a_folder_of_ones_own_may_say_what_its_classes_are(tmp_path: Path) -> No
 def test_names_that_are_alike_both_carry_their_synset(tmp_path: Path) -> None:
     synsets = [CRANE_BIRD, CRANE_MACHINE, PEMBROKE, CARDIGAN_DOG, CARDIGAN, "n99999999"]
     put_synsets(tmp_path, synsets)
-    data = imagenet(tmp_path)
+    data = resolve(str(tmp_path))
     assert set(data.train.classes) == {
         f"crane ({CRANE_BIRD})",
         f"crane ({CRANE_MACHINE})",
@@ -215,7 +205,7 @@ def test_names_that_are_alike_both_carry_their_synset(tmp_path: Path) -> None:
 def test_a_merged_name_that_is_taken_is_left_out(tmp_path: Path) -> None:
     put_synsets(tmp_path, [GOLDFISH, ACOUSTIC, ELECTRIC])
     (tmp_path / "words.txt").write_text(f"{GOLDFISH}\tGuitar\n{ACOUSTIC}\ta\n{ELECTRIC}\tb\n")
-    assert tiny_imagenet(tmp_path).siblings == ()
+    assert resolve(str(tmp_path)).siblings == ()
 
 
 def test_more_than_200_synsets_are_imagenet(tmp_path: Path) -> None:
@@ -231,16 +221,14 @@ def test_synsets_that_are_half_unpacked(tmp_path: Path) -> None:
     put_synsets(tmp_path, [GOLDFISH])
     put_image(tmp_path / "val" / ACOUSTIC / "1.JPEG")
     with pytest.raises(BranchoutError, match=f"no training images: {ACOUSTIC}"):
-        imagenet(tmp_path)
+        resolve(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("load", "words"), [(tiny_imagenet, ["tiny-imagenet-200.zip", "CS231n"]), (imagenet, ["ILSVRC2012_img_train.tar"])]
-)
-def test_missing_synsets_say_where_what_and_how(tmp_path: Path, load: object, words: list[str]) -> None:
-    with pytest.raises(BranchoutError, match="does not exist") as caught:
-        load(tmp_path / "nowhere")  # type: ignore[operator]
-    for word in [*words, str(tmp_path / "nowhere"), "train/<synset>/"]:
+def test_missing_synsets_say_where_what_and_how(tmp_path: Path) -> None:
+    (tmp_path / "wnids.txt").touch()
+    with pytest.raises(BranchoutError, match=r"contains wnids\.txt") as caught:
+        resolve(str(tmp_path))
+    for word in ("tiny-imagenet-200.zip", "CS231n", str(tmp_path), "train/<synset>/"):
         assert word in str(caught.value)
 
 
