@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -78,7 +79,7 @@ def build(
     name: str,
     *,
     in_channels: int = 3,
-    stem: str = "small",
+    stem: Literal["small", "large"] = "small",
     width: int | None = None,
     last_relu: bool = True,
 ) -> Backbone:

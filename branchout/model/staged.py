@@ -193,8 +193,8 @@ def _with_norm(backbone: Backbone, path: str) -> tuple[str, ...]:
     siblings = list(backbone.get_submodule(parent).named_children())
     following = siblings[[name for name, _ in siblings].index(leaf) + 1 :]
     name, after = next(((name, m) for name, m in following if _has_parameters(m)), ("", None))
-    normalises = isinstance(after, nn.BatchNorm1d | nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm)
-    return (path, f"{parent}.{name}") if normalises and after.weight.shape[-1] == width else (path,)
+    norms = nn.BatchNorm1d | nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm
+    return (path, f"{parent}.{name}") if isinstance(after, norms) and after.weight.shape[-1] == width else (path,)
 
 
 def _has_parameters(module: nn.Module) -> bool:

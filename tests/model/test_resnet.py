@@ -96,5 +96,3 @@ def test_a_branch_of_a_network_without_the_last_relu_has_none_either():
 def test_unknown_names_are_answered_with_the_known_ones():
     with pytest.raises(BranchoutError, match="resnet10, resnet18, resnet50, resnet32"):
         build("resnet11")
-    with pytest.raises(BranchoutError, match="small or large"):
-        build("resnet10", stem="medium")
