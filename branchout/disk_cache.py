@@ -6,6 +6,8 @@ It is optional: one that cannot be written is not used.
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +19,7 @@ from branchout.files import atomic_write
 if TYPE_CHECKING:
     from typing import Any
 
+    import numpy as np
     import numpy.typing as npt
 
 
@@ -83,6 +86,21 @@ def evict(cache: Path, limit: int) -> None:
         with suppress(OSError):
             file.unlink()
             total -= size
+
+
+def scratch_room() -> int:
+    """How many bytes `scratch_array` may take: half of what is free on the cache's disk."""
+    above = next(each for each in (cache_folder(), *cache_folder().absolute().parents) if each.exists())
+    return shutil.disk_usage(above).free // 2
+
+
+def scratch_array(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Bytes in a nameless file of the cache folder: the file goes with the array, or with a killed process."""
+    import numpy as np
+
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=cache_folder()) as file:
+        return np.memmap(file, np.uint8, "w+", shape=shape)
 
 
 def _crc(array: npt.NDArray[Any]) -> bytes:

@@ -227,6 +227,7 @@ class Model(Predictor):
         epochs: int | None = None,
         views: int | None = None,
         minutes: float | None = None,
+        memory_limit: float | None = None,
         seed: int = 0,
         report: Report = silent,
     ) -> Model:
@@ -234,7 +235,7 @@ class Model(Predictor):
 
         With `out` the model is saved there, and a run that was stopped resumes when it is called again.
         """
-        config = ExtendConfig(recipe, branch, goal, fuse, exemplars, epochs, views, seed, pooler, minutes)
+        config = ExtendConfig(recipe, branch, goal, fuse, exemplars, epochs, views, seed, pooler, minutes, memory_limit)
         if out is not None:
             check_out(Path(out))
         prepared = self.prepare(new, memory=memory, val=val, config=config, report=report)

@@ -215,6 +215,10 @@ Minutes = Annotated[
     float | None,
     typer.Option(min=0.1, help="How long it may take: chooses branch, views and epochs. Photos on a CPU: 10."),
 ]
+MemoryLimit = Annotated[
+    float | None,
+    typer.Option(min=0.001, help="GB that images, frozen features and stage II may each take; the rest is on disk."),
+]
 Arch = Annotated[
     str | None, typer.Option(help="The architecture of a checkpoint file: resnet18, torchvision:resnet18.")
 ]

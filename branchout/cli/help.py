@@ -24,7 +24,7 @@ OPTION_GROUPS = {
     "Limits": "--max-mb, --batch",
     "Predictions": "--expect, --top, --nearest, --flip, --two-fold",
     "Output": "--out, bench --name, --json, --csv, --images-csv, --tensorboard, --results, --gallery",
-    "Run": "--list, --method, --stale, --watch, --workers, --dask, --seed, --device",
+    "Run": "--memory-limit, --list, --method, --stale, --watch, --workers, --dask, --seed, --device",
 }
 """Options by their heading, all others under Run; after the name of a command, the option of this command only."""
 GROUP_OF = {option: heading for heading, options in OPTION_GROUPS.items() for option in options.split(", ")}

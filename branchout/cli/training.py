@@ -17,6 +17,7 @@ from branchout.cli.app import (
     Goal,
     HeadFile,
     Memory,
+    MemoryLimit,
     Minutes,
     New,
     Recipe,
@@ -155,6 +156,7 @@ def extend(
     pooler: Pooler = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of stage I, if not the recipe's.")] = None,
     minutes: Minutes = None,
+    memory_limit: MemoryLimit = None,
     arch: Arch = None,
     classes_from: ClassesFrom = None,
     head: HeadFile = None,
@@ -174,7 +176,17 @@ def extend(
     from branchout.method.config import ExtendConfig
 
     with errors_as_events(as_json):
-        config = ExtendConfig(recipe, branch, goal, fuse, epochs=epochs, seed=seed, pooler=pooler, minutes=minutes)
+        config = ExtendConfig(
+            recipe,
+            branch,
+            goal,
+            fuse,
+            epochs=epochs,
+            seed=seed,
+            pooler=pooler,
+            minutes=minutes,
+            memory_limit=memory_limit,
+        )
         check_folders(new, memory, val)
         from branchout.training.work import check_out
 

@@ -7,6 +7,7 @@ same two methods: `views` (random, for training) and `plain` (for everything els
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +25,7 @@ from branchout.data import augment
 from branchout.data.augment import Augmentation
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import JoinedPixels, Pixels, Samples, digest
-from branchout.disk_cache import load_cached, store_cached
+from branchout.disk_cache import load_cached, scratch_array, store_cached
 from branchout.errors import BranchoutError
 from branchout.labels import Ints
 
@@ -61,11 +62,16 @@ def open_images(
     device: torch.device,
     *,
     cache: Path | None = None,
+    memory_limit: int | None = None,
 ) -> Images:
-    """Resident images where the network's input is small, streamed ones otherwise."""
+    """Resident images where the network's input is small, streamed ones otherwise.
+
+    Decoded images of more than `memory_limit` bytes stay on disk.
+    """
     if preprocessing.size <= SMALL:
-        pixels = decoded(samples, preprocessing, cache)
+        pixels = decoded(samples, preprocessing, cache, memory_limit)
         fits = device.type != "cuda" or pixels.nbytes < torch.cuda.mem_get_info(device)[0] // 2
+        fits = fits and (memory_limit is None or pixels.nbytes <= memory_limit)
         return ResidentImages(torch.from_numpy(pixels).to(device if fits else "cpu"), preprocessing, device)
     return StreamedImages(samples, preprocessing, device, cores())
 
@@ -272,14 +278,17 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def decoded(samples: Samples, preprocessing: Preprocessing, cache: Path | None) -> npt.NDArray[np.uint8]:
+def decoded(
+    samples: Samples, preprocessing: Preprocessing, cache: Path | None, memory_limit: int | None = None
+) -> npt.NDArray[np.uint8]:
     """All images at the network's size (N, C, size, size), read from `cache` if they were decoded before."""
     shape = (len(samples), preprocessing.channels, preprocessing.size, preprocessing.size)
     kept = f"pixels/{digest(samples.fingerprint(), repr(preprocessing))}" if cache else ""
     stored = load_cached(cache, kept, shape, np.uint8)
     if stored is not None:
         return stored
-    pixels = np.empty(shape, dtype=np.uint8)
+    large = memory_limit is not None and math.prod(shape) > memory_limit
+    pixels = scratch_array(shape) if large else np.empty(shape, dtype=np.uint8)
     batches = in_order(len(samples), 512)
     workers = cores() if len(batches) > 4 else 0  # starting processes costs more than decoding a few images
     for positions, images in zip(batches, load(samples, preprocessing, whole(batches), workers), strict=True):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from branchout.errors import BranchoutError, unknown
 from branchout.goals import check_goal
@@ -34,6 +35,17 @@ class ExtendConfig:
     """`max` or `average`; None is the model's own, which its first step sets."""
     minutes: float | None = None
     """How long the extension may take: see `method.running.plan`."""
+    memory_limit: float | None = None
+    """Gigabytes that cached outputs, decoded images and stage II's grid may each take; None decides by the device."""
+
+    @property
+    def memory_bytes(self) -> int | None:
+        return None if self.memory_limit is None else int(self.memory_limit * 1e9)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As runs and histories keep it; they had no memory limit at first."""
+        found = asdict(self)
+        return found if self.memory_limit else {key: value for key, value in found.items() if key != "memory_limit"}
 
     def full_recipe(self, epochs: int | None = None) -> Recipe:
         """The recipe with these epochs, or with `epochs` where ours is used and none are set."""
@@ -49,5 +61,9 @@ class ExtendConfig:
         check_goal(self.goal)
         if self.minutes is not None and not 0 < self.minutes < math.inf:
             raise BranchoutError(f"The minutes must be a number above 0, found {self.minutes:g}. Try: --minutes 25")
+        if self.memory_limit is not None and not 0 < self.memory_limit < math.inf:
+            raise BranchoutError(
+                f"The memory limit must be gigabytes above 0, found {self.memory_limit:g}. Try: --memory-limit 2"
+            )
         if self.pooler not in (None, *POOLERS):
             raise unknown("pooler", str(self.pooler), POOLERS)

@@ -112,6 +112,7 @@ class Extension(StepData):
             views=effort.views if views is None else views,
             exemplar_views=effort.exemplar_views if replay else None,
             exemplar_share=effort.exemplar_share if replay else 1.0,
+            cache_limit=self.config.memory_bytes,
             half=effort.half,
             held_out=self.held_out() if effort.stops else None,
             device=self.device,
@@ -139,6 +140,7 @@ class Extension(StepData):
             settings,
             seed=config.seed,
             per_class=config.exemplars,
+            memory_limit=config.memory_bytes,
             on_epoch=lambda done, total: self.report(Event("Learning cross-connections", done, total)),
         )
 

@@ -25,6 +25,7 @@ from branchout.errors import BranchoutError
 from branchout.model.classifier import Classifier
 from branchout.training import processes
 from branchout.training.loop import Event, Report, seed_for, silent
+from branchout.training.memory import in_parts
 
 BATCH = 500
 
@@ -81,7 +82,7 @@ def extract(
         )
         rows: list[Tensor] = []
         for order, batch in zip(batches, stream, strict=True):
-            found = model.features(model.backbone.arrange(processes.never_empty(batch)))
+            found = in_parts(model.features, model.backbone.arrange(processes.never_empty(batch)))
             rows.append(torch.stack(found, dim=1).float()[: len(batch)])
             report(Event(work, view * len(images) + int(order[-1]) + 1, rounds * len(images)))
         features.append(processes.gather(torch.cat(rows), [len(batch) for batch in batches]))

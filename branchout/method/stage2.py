@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -77,13 +78,30 @@ def train_grid(
     for number, chunk in enumerate(chunks):
         done = number * settings.optimisation.epochs
         report = None if on_epoch is None else lambda epoch, done=done: on_epoch(done + epoch, epochs)
-        trained.append(_train(layout, data, settings, chunk, seed, per_class, report))
+        train = partial(_train, layout, data, settings, seed=seed, per_class=per_class, report=report)
+        trained.append(_in_parts(train, chunk))
     deltas = tuple(torch.cat([part[d] for part in trained], dim=1) for d in range(len(layout.space.branches)))
     if divided:
         deltas = tuple(processes.gather(each.transpose(0, 1), [len(settings.grid)]).transpose(0, 1) for each in deltas)
     if not all(bool(torch.isfinite(delta).all()) for delta in deltas):
         raise BranchoutError("Stage II diverged: its weights are not finite numbers. Check the images of --memory.")
     return TrainedDeltas(settings.grid, deltas)
+
+
+Grid = Sequence[tuple[float, float]]
+
+
+def _in_parts(train: Callable[[Grid], list[Tensor]], grid: Grid) -> list[Tensor]:
+    """The deltas of these points; of each half, and so on, where the device runs out of memory."""
+    try:
+        return train(grid)
+    except torch.OutOfMemoryError:
+        if len(grid) < 2:
+            raise
+    torch.cuda.empty_cache()
+    middle = len(grid) // 2
+    halves = [_in_parts(train, part) for part in (grid[:middle], grid[middle:])]
+    return [torch.cat(deltas, dim=1) for deltas in zip(*halves, strict=True)]
 
 
 def _points_per_pass(
@@ -124,7 +142,8 @@ def _train(
     layout: HeadLayout,
     data: Sequence[Stage2Data],
     settings: Stage2,
-    grid: Sequence[tuple[float, float]],
+    grid: Grid,
+    *,
     seed: int,
     per_class: int,
     report: Callable[[int], None] | None,

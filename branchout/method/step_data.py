@@ -47,7 +47,8 @@ class StepData:
 
     def open_images(self, samples: Samples) -> Images:
         with processes.first_on_machine():
-            return open_images(samples, self.base.preprocessing, self.device, cache=self.cache)
+            limit = self.config.memory_bytes
+            return open_images(samples, self.base.preprocessing, self.device, cache=self.cache, memory_limit=limit)
 
     def labels(self, samples: Samples) -> np.ndarray:
         """Class numbers of the label space after this step."""

@@ -8,6 +8,7 @@ Symbols: Φ_s → `Frozen` · h(x; Φ_s) → `outputs[0]`, what enters the new b
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -20,12 +21,16 @@ from torch import Tensor
 from branchout.data import augment
 from branchout.data.augment import Augmentation
 from branchout.data.images import Images, forward_batch, in_order, on_device, part_of
+from branchout.disk_cache import cache_folder, cache_limit, scratch_array, scratch_room
 from branchout.method.recipes import Stage1
 from branchout.model.classifier import Classifier
 from branchout.training import processes
 from branchout.training.loop import Event, Report, precision, seed_for, silent
+from branchout.training.memory import in_parts
+from branchout.units import size
 
 Ints = npt.NDArray[np.int64]
+_log = logging.getLogger(__name__)
 CACHE_LIMIT = 4 << 30
 """Bytes of cached outputs on a CPU; on a GPU a third of its memory.
 
@@ -80,7 +85,7 @@ class Frozen:
 
     def live(self, images: Images, order: Sequence[Ints], seed: int) -> Iterator[list[Tensor]]:
         for batch in images.views(order, self.augmentation, seed, processes.part()):
-            yield [output[: len(batch)] for output in self(processes.never_empty(batch))]
+            yield [output[: len(batch)] for output in in_parts(self, processes.never_empty(batch))]
 
     def bytes_per_image(self, images: Images) -> int:
         with processes.independent():
@@ -92,9 +97,9 @@ class TrunkOutputs:
     """Outputs of the frozen part for the images of several sources: new images, and exemplars where they are replayed.
 
     `views` > 0 caches that many augmented views of each new image, or as many as fit under `limit` bytes. Where fewer
-    than `FEWEST_VIEWS` fit, the trunk runs live; without `live`, at least one view is cached instead. The cache is
-    filled when the first epoch asks for it: a finished training that is only read back never does. `half` keeps feature
-    maps in half precision.
+    than `FEWEST_VIEWS` fit, they are kept on disk, within the limit of the disk cache, or else the trunk runs live;
+    without `live`, at least one view is cached in memory instead. The cache is filled when the first epoch asks for it:
+    a finished training that is only read back never does. `half` keeps feature maps in half precision.
     """
 
     def __init__(
@@ -127,7 +132,8 @@ class TrunkOutputs:
         """
         if self.cached_views:
             streams = [
-                _rows(table, rows) for table, rows in zip(self.tables, self._rows_of(epoch, orders), strict=True)
+                _rows(table, rows, self.frozen.device)
+                for table, rows in zip(self.tables, self._rows_of(epoch, orders), strict=True)
             ]
         else:
             streams = [
@@ -156,7 +162,30 @@ class TrunkOutputs:
         """How many views of each source's images are cached; empty if the trunk runs live."""
         if not self.views:
             return []
-        room = self.limit // self.frozen.bytes_per_image(self.sources[0])
+        return self._views_within(self.limit) or self._views_on_disk()
+
+    def _views_on_disk(self) -> list[int]:
+        if processes.count() > 1:
+            return []
+        views = self._views_within(cache_limit())
+        return views if self._bytes(views) < scratch_room() else []
+
+    def _bytes(self, views: Sequence[int]) -> int:
+        return self.image_bytes * int(np.dot(views, [len(images) for images in self.sources])) if views else 0
+
+    @cached_property
+    def image_bytes(self) -> int:
+        return self.frozen.bytes_per_image(self.sources[0])
+
+    @cached_property
+    def on_disk(self) -> bool:
+        chosen = self.live and self._bytes(self.cached_views) > self.limit
+        if chosen:
+            needed = size(self._bytes(self.cached_views))
+            _log.info("Frozen features take %s, more than memory allows: kept on disk, in %s.", needed, cache_folder())
+        return chosen
+
+    def _views_within(self, limit: int) -> list[int]:
         sizes = [len(images) for images in self.sources]
         each: list[int] = []
         for views in range(self.views, (min(self.views, FEWEST_VIEWS) if self.live else 1) - 1, -1):
@@ -164,7 +193,7 @@ class TrunkOutputs:
             if of_exemplars is not None and views < self.views:
                 of_exemplars = min(of_exemplars, views)
             each = views_per_source(views, sizes, of_exemplars)
-            if np.dot(each, sizes) <= room:
+            if self._bytes(each) <= limit:
                 return each
         return [] if self.live else each
 
@@ -195,6 +224,8 @@ class TrunkOutputs:
     def _empty(self, rows: int, like: Tensor) -> Tensor:
         """A table for `rows` outputs; feature maps have the network's memory layout."""
         layout = self.frozen.model.backbone.layout(like.device) if like.ndim == 4 else torch.contiguous_format
+        if self.on_disk:
+            return _on_disk(rows, like, layout)
         table = torch.empty((rows, *like.shape[1:]), dtype=like.dtype, device=like.device, memory_format=layout)
         return table if processes.count() == 1 else table.zero_()  # the other processes' rows will be added
 
@@ -227,8 +258,18 @@ def views_per_source(views: int, sizes: Sequence[int], exemplar_views: int | Non
     return [views] + [exemplar_views or max(1, round(views * sizes[0] / size)) for size in sizes[1:]]
 
 
-def _rows(table: Sequence[Tensor], order: Sequence[Ints]) -> Iterator[list[Tensor]]:
-    device = table[0].device
-    parts = on_device(part_of(order, processes.part()), device)
-    for own, index in zip(parts, on_device(order, device), strict=True):
-        yield [as_computed(table[0][own]), *(as_computed(tensor[index]) for tensor in table[1:])]
+def _on_disk(rows: int, like: Tensor, layout: torch.memory_format) -> Tensor:
+    """A memory-mapped table; made of bytes, because numpy does not know bfloat16."""
+    raw = scratch_array((rows, like[0].numel() * like.element_size()))
+    table = torch.from_numpy(raw).view(like.dtype)
+    if layout != torch.channels_last:
+        return table.view(rows, *like.shape[1:])
+    return table.view(rows, *like.shape[2:], like.shape[1]).permute(0, 3, 1, 2)
+
+
+def _rows(table: Sequence[Tensor], order: Sequence[Ints], device: torch.device) -> Iterator[list[Tensor]]:
+    place = table[0].device  # the CPU's where the table is on disk
+    parts = on_device(part_of(order, processes.part()), place)
+    for own, index in zip(parts, on_device(order, place), strict=True):
+        chosen = [table[0][own], *(tensor[index] for tensor in table[1:])]
+        yield [as_computed(each.to(device)) for each in chosen]

@@ -434,3 +434,16 @@ def test_a_gallery_decodes_each_image_once() -> None:
     for table in (concatenate(tables), tables[0], tables[1]):
         gallery.images(table)
     assert [pixels.reads for pixels in sources] == [9, 5]
+
+
+def test_decoded_images_beyond_the_memory_limit_are_the_same_on_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BRANCHOUT_CACHE", str(tmp_path))
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 8, 8, 3), dtype=np.uint8)
+    samples = Samples.build(ArrayPixels(pixels), ["a"] * 9, [str(n) for n in range(9)])
+    in_memory, on_disk = (decoded(samples, COLOUR, None, limit) for limit in (10**6, 100))
+    assert isinstance(on_disk, np.memmap)
+    assert not isinstance(in_memory, np.memmap)
+    assert np.array_equal(in_memory, on_disk)
+    assert not list(tmp_path.iterdir())

@@ -1,6 +1,7 @@
 """Stage I: what trains and what does not, and the loss against one computed class by class."""
 
 import copy
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -304,9 +305,27 @@ def test_cached_and_live_agree_where_all_views_are_alike(
             assert torch.allclose(cached[key].float(), value.float(), atol=2e-4, rtol=1e-3), key
 
 
-def test_as_many_views_as_fit_are_cached_and_else_the_trunk_runs_live(
-    models: dict[str, Classifier], train: Samples
+def test_views_that_memory_cannot_hold_are_kept_on_disk(
+    models: dict[str, Classifier],
+    train: Samples,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("BRANCHOUT_CACHE", str(tmp_path))
+    model, recipe = models["base"], BRANCHOUT.stage_one
+    in_memory = trained(model, train, recipe, views=2)
+    assert "on disk" not in caplog.text
+    assert same(trained(model, train, recipe, views=2, limit=1000), in_memory)
+    assert f"kept on disk, in {tmp_path}" in caplog.text
+    assert not list(tmp_path.iterdir())  # the files have no names
+
+
+def test_as_many_views_as_fit_are_cached_and_else_the_trunk_runs_live(
+    models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BRANCHOUT_CACHE_LIMIT", "0")  # nothing on disk
     model, recipe = models["base"], BRANCHOUT.stage_one
     live = trained(model, train, recipe, views=0)
     assert same(trained(model, train, recipe, views=2, limit=1000), live)
@@ -372,7 +391,9 @@ def test_epochs_go_round_the_cached_views_and_exemplars_are_seen_in_more_of_them
     seen: list[np.ndarray] = []
     rows: Callable[..., object] = trunk_cache._rows
     monkeypatch.setattr(
-        trunk_cache, "_rows", lambda table, order: (seen.append(np.concatenate(order)), rows(table, order))[1]
+        trunk_cache,
+        "_rows",
+        lambda table, order, device: (seen.append(np.concatenate(order)), rows(table, order, device))[1],
     )
     model = models["base"]
     new, old = labelled(model, NEW, train.of_classes(NEW)), labelled(model, NEW, exemplars(train))

@@ -203,3 +203,24 @@ def test_the_learning_rate_follows_the_schedule(monkeypatch: pytest.MonkeyPatch)
         train_grid(HeadLayout(DISJOINT, (0, 1)), data, one, per_class=4)
         steps = len(rates) // 3  # of an epoch
         assert rates == pytest.approx([rate for rate in expected for _ in range(steps)])
+
+
+def test_a_grid_too_large_for_the_device_is_trained_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout, data = HeadLayout(DISJOINT, (0, 1)), [random_data(DISJOINT, 2, 0)]
+    whole = train_grid(layout, data, quick(PAPER.stage_two), per_class=4)
+    train, sizes = stage_two._train, []
+
+    def small_device(*given: object, **options: object) -> list[Tensor]:
+        sizes.append(len(given[3]))  # type: ignore[arg-type]
+        if sizes[-1] > 5:
+            raise torch.OutOfMemoryError
+        return train(*given, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stage_two, "_train", small_device)
+    parts = train_grid(layout, data, quick(PAPER.stage_two), per_class=4)
+    assert max(sizes) > 5 >= min(sizes)
+    for mine, theirs in zip(parts.deltas, whole.deltas, strict=True):
+        assert torch.allclose(mine, theirs)
+    monkeypatch.setattr(stage_two, "_train", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError))
+    with pytest.raises(torch.OutOfMemoryError):  # not even one point fits
+        train_grid(layout, data, quick(PAPER.stage_two), per_class=4)

@@ -29,7 +29,7 @@ class Prepared:
     def settings(self) -> dict[str, object]:
         """All that decides what is trained, to compare with a stopped run. Its goal may still change."""
         memory, base = self.split.memory, self.base
-        settings = asdict(self.config)
+        settings = self.config.as_dict()
         del settings["goal"], settings["pooler"]
         parts = (self.split.dev, self.split.test, self.split.calibration)
         return {
@@ -43,7 +43,7 @@ class Prepared:
 
     def event(self, outcome: Extended, plan: Plan) -> dict[str, Any]:
         """What the model's history keeps of this extension."""
-        settings = asdict(self.config)
+        settings = self.config.as_dict()
         del settings["pooler"], settings["minutes"]
         return {
             "what": "extend",
