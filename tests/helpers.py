@@ -22,6 +22,7 @@ from branchout.data.glyphs import glyphs
 from branchout.data.memory import keep
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import ArrayPixels, Samples
+from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier, Step
 from branchout.model.heads import CosineHead
 from branchout.model.resnet import build
@@ -172,3 +173,18 @@ def refused(answer: Answer, *words: str) -> None:
 def some(samples: Samples, counts: dict[str, int]) -> Samples:
     """The first few images of each class."""
     return samples.select(np.concatenate([np.flatnonzero(samples.names == name)[:n] for name, n in counts.items()]))
+
+
+SPACES = {
+    "disjoint": LabelSpace.of(["a", "b", "c"], ["d", "e"]),
+    "some overlap": LabelSpace.of(["a", "b", "c"], ["c", "d"]),
+    "all overlap": LabelSpace.of(["a", "b", "c"], ["c", "a"]),
+    "three steps": LabelSpace.of(["a", "b"], ["c", "a"], ["d"], ["a", "e"]),
+}
+"""Label spaces with and without overlap."""
+
+
+def scores(space: LabelSpace, seed: int, images: int = 40) -> tuple[np.ndarray, np.ndarray]:
+    """Random logits of every column, and random labels."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(images, space.columns)) * 2, rng.integers(0, len(space.classes), images)

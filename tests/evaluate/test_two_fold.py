@@ -1,17 +1,12 @@
 """Each half is measured at the point that the other half chooses."""
 
-import numpy as np
 import pytest
+from helpers import scores
 
 from branchout.evaluate.two_fold import score_dial
 from branchout.labels import LabelSpace
 from branchout.method.dial import dial_frontier, predict, step_offsets
 from branchout.metrics import accuracies
-
-
-def scores(space: LabelSpace, seed: int, images: int = 40) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return rng.normal(size=(images, space.columns)) * 2, rng.integers(0, len(space.classes), images)
 
 
 def test_two_fold_scores_swap_the_halves() -> None:
