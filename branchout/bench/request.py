@@ -12,9 +12,10 @@ from branchout.bench.base_model import SavedBase, open_base
 from branchout.bench.experiment import Experiment
 from branchout.bench.methods import method_named
 from branchout.bench.plan import Plan
-from branchout.bench.rows import outdated
+from branchout.bench.rows import command, outdated
 from branchout.bench.runner import Job
 from branchout.data.datasets import Dataset
+from branchout.data.samples import digest
 from branchout.data.scenarios import CLUSTERED, NAMES
 from branchout.errors import BranchoutError, unknown
 from branchout.model.architectures import ARCHITECTURES
@@ -115,9 +116,8 @@ class Request:
                     f"{path} is of {row['table']}, and '{dataset.name}' has {', '.join(plans)}; it was measured at "
                     "another scale: delete it, or measure it with its table and --scale"
                 )
-            plan = plans[row["table"]]
-            seeds = row.get("asked_seeds", row["seeds"])
-            jobs += tables.jobs_for(self.data, dataset, row["table"], plan, [method], seeds, self.out, all_seeds=True)
+            own_seeds = replace(self, seeds=row.get("asked_seeds", row["seeds"]), all_seeds=True)
+            jobs += own_seeds.jobs_of(dataset, row["table"], plans[row["table"]], [method])
         return list(dict.fromkeys(jobs))
 
     def _of_table(self, dataset: Dataset) -> list[Job]:
@@ -132,8 +132,7 @@ class Request:
             for arch in networks:
                 changes = {**self._changes, **self._training, "arch": arch}
                 for experiment, plan in tables.experiments_of(table, dataset, self.scale, **changes).items():
-                    names = self.methods or table.of(plan.arch)
-                    jobs += self._jobs(dataset, experiment, plan, names)
+                    jobs += self.jobs_of(dataset, experiment, plan, self.methods or table.of(plan.arch))
         return list(dict.fromkeys(jobs))  # tables share rows
 
     def _of_scenario(self, dataset: Dataset) -> list[Job]:
@@ -150,11 +149,18 @@ class Request:
         if base is not None:
             plan = base.start(plan)
             experiment += f"-from-{Path(base.place).name}"
-        return self._jobs(dataset, experiment, tables.scheduled(plan, **self._training), self.methods)
+        return self.jobs_of(dataset, experiment, tables.scheduled(plan, **self._training), self.methods)
 
-    def _jobs(self, dataset: Dataset, experiment: str, plan: Plan, methods: Sequence[str]) -> list[Job]:
-        seeds, every = self.seeds, self.all_seeds
-        return tables.jobs_for(self.data, dataset, experiment, plan, methods, seeds, self.out, all_seeds=every)
+    def jobs_of(self, dataset: Dataset, experiment: str, plan: Plan, methods: Sequence[str]) -> list[Job]:
+        """One job for each method."""
+        images = digest(*("\n".join([*table.classes, *table.ids]) for table in (dataset.train, dataset.val)))
+        # Workers may run elsewhere.
+        out, data = self.out.absolute(), str(Path(self.data).absolute()) if Path(self.data).exists() else self.data
+        jobs = []
+        for method in map(method_named, methods):
+            seeds = method.seeds(self.seeds, plan.steps, every=self.all_seeds)
+            jobs.append(Job(data, dataset.name, experiment, plan, method.name, seeds, out, command(), images))
+        return jobs
 
     def _saved_base(self) -> SavedBase | None:
         """The model that --base names; what it decides cannot be asked for as well."""
@@ -166,13 +172,20 @@ class Request:
                 raise BranchoutError(f"the model given with --base decides {option}; leave one of the two out")
         return open_base(self.base)
 
-    def without_scenario(self, jobs: list[Job], dataset: Dataset) -> dict[Plan, str]:
-        """Plans of missing rows whose classes cannot be drawn from the dataset, each with the reason."""
-        found: dict[Plan, str] = {}
+    def drawable(self, dataset: Dataset) -> tuple[list[Job], list[str]]:
+        """The jobs whose classes can be drawn from the dataset, and why others cannot.
+
+        Only where all tables are asked for are those left out; otherwise they are an error.
+        """
+        jobs, reasons = self.jobs(dataset), dict[Plan, str]()
         for job in jobs:
-            if job.plan not in found and job.missing():
-                found[job.plan] = self._undrawable(job, dataset)
-        return {plan: reason for plan, reason in found.items() if reason}
+            if job.plan not in reasons and job.missing():
+                reasons[job.plan] = self._undrawable(job, dataset)
+        found = [job for job in jobs if not reasons.get(job.plan)]
+        told = list(dict.fromkeys(filter(None, reasons.values())))  # the networks of a table share one
+        if told and (self.table != "all" or not found):
+            raise BranchoutError(told[0])
+        return found, told
 
     def _undrawable(self, job: Job, dataset: Dataset) -> str:
         plan = job.plan

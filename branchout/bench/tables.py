@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
-from branchout.bench import rows as results
 from branchout.bench.base_model import open_base
-from branchout.bench.methods import method_named
 from branchout.bench.plan import Plan
-from branchout.bench.runner import Job
 from branchout.data.augment import PADDED
 from branchout.data.datasets import Dataset
-from branchout.data.samples import digest
 from branchout.data.scenarios import CLUSTERED
 from branchout.errors import BranchoutError, unknown
 from branchout.model.architectures import check, is_transformer
@@ -249,27 +244,3 @@ def scheduled(plan: Plan, schedule: str | None, epochs: int | None, branch_epoch
     if branch_epochs is not None:
         plan = replace(plan, epochs=branch_epochs, fusion_epochs=branch_epochs)
     return plan if before.model is None else replace(plan, pretraining=before.pretraining)
-
-
-def jobs_for(
-    data: str,
-    dataset: Dataset,
-    experiment: str,
-    plan: Plan,
-    methods: Sequence[str],
-    seeds: Sequence[int],
-    out: Path,
-    *,
-    all_seeds: bool = False,
-) -> list[Job]:
-    """One job for each method."""
-    command = results.command()
-    images = digest(*("\n".join([*table.classes, *table.ids]) for table in (dataset.train, dataset.val)))
-    # Workers may run elsewhere.
-    out, data = out.absolute(), str(Path(data).absolute()) if Path(data).exists() else data
-    jobs = []
-    for name in methods:
-        method = method_named(name)
-        used = method.seeds(seeds, plan.steps, every=all_seeds)
-        jobs.append(Job(data, dataset.name, experiment, plan, method.name, used, out, command, images))
-    return jobs

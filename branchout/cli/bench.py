@@ -19,10 +19,8 @@ from branchout.units import duration
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from branchout.bench.request import Request
     from branchout.bench.runner import Done, Job
     from branchout.bench.stale import Forecast
-    from branchout.data.datasets import Dataset
     from branchout.data.samples import Samples
 
 Name = Annotated[str | None, typer.Argument(metavar="TABLE", help="sota, fig-design-space, …, or all; see --list.")]
@@ -149,7 +147,9 @@ def bench(
     if minutes is not None and (workers > 1 or dask):
         raise BranchoutError("--minutes plans one process; leave out --workers and --dask, or --minutes")
     dataset = open_dataset(data)
-    jobs = _drawable(request, dataset)
+    jobs, reasons = request.drawable(dataset)
+    for reason in reasons:
+        say(reason, "left out:")
     if not jobs:
         named = " of the methods and the network named" if method or arch else ""
         say(f"no row{named} of a table on '{dataset.name}' in {out} is marked as outdated")
@@ -242,18 +242,6 @@ def _photos(
             say(f"{method}: old {cells[0]} → {cells[1]}, new {cells[2]}, {seconds} s")
     console.print(sizes, shown)
     say(f"rows are in {folder}")
-
-
-def _drawable(request: Request, dataset: Dataset) -> list[Job]:
-    """The jobs whose classes can be drawn. With `all` the others are left out; otherwise they are an error."""
-    jobs = request.jobs(dataset)
-    reasons = request.without_scenario(jobs, dataset)
-    drawable = [job for job in jobs if job.plan not in reasons]
-    for reason in dict.fromkeys(reasons.values()):  # the networks of a table share one
-        if request.table != "all" or not drawable:
-            raise BranchoutError(reason)
-        say(reason, "left out:")
-    return drawable
 
 
 def _run(jobs: list[Job], workers: int, dask: str | None, may_start: Callable[[Job], bool] = lambda job: True) -> None:

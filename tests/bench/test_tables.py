@@ -10,11 +10,11 @@ import pytest
 from branchout.bench.experiment import Experiment
 from branchout.bench.methods import method_named, methods
 from branchout.bench.plan import Plan
+from branchout.bench.request import Request
 from branchout.bench.runner import Job
 from branchout.bench.tables import (
     experiments_of,
     fitted_to,
-    jobs_for,
     networks_of,
     plan_for,
     scale_of,
@@ -164,11 +164,12 @@ def test_names_that_mean_nothing_are_answered_with_near_ones() -> None:
 
 def test_networks_are_trained_for_one_seed_and_features_for_all(dataset: Dataset, tmp_path: Path) -> None:
     plan = fitted_to(Plan("disjoint", 8, 3), dataset)
-    jobs = jobs_for("glyphs", dataset, "mine", plan, ["finetune", "featcat-rt", "branchout"], [1, 2, 3], tmp_path)
+    request = Request("glyphs", tmp_path)
+    jobs = request.jobs_of(dataset, "mine", plan, ["finetune", "featcat-rt", "branchout"])
     assert [job.seeds for job in jobs] == [(1,), (1, 2, 3), (1, 2, 3)]
     assert [job.method for job in jobs] == ["finetune", "featcat-rt", "score-fusion-branchout"]
     many = replace(plan, scenario="steps", steps=2)
-    jobs = jobs_for("glyphs", dataset, "mine", many, ["featcat-rt", "reference", "branchout"], [1, 2, 3], tmp_path)
+    jobs = request.jobs_of(dataset, "mine", many, ["featcat-rt", "reference", "branchout"])
     assert [job.seeds for job in jobs] == [(1, 2, 3), (1, 2, 3), (1,)]  # ours trains a branch for each seed and step
 
 
