@@ -1,7 +1,7 @@
 """Measure the ladder and the candidates over many steps, one row each; a row that exists is not measured again.
 
     python -m benchmarks.steps --data DIR/tiny-imagenet-200 --arch resnet10 --one-branch-epochs 10
-    python -m benchmarks.steps --data DIR/tiny-imagenet-200 --split 2 --rungs compact joint-head from-last flip
+    python -m benchmarks.steps --data DIR/tiny-imagenet-200 --split 2 --rungs compact joint-head corrections mixed flip
     python -m benchmarks.steps --data glyphs --base-classes 40 --novel-classes 8 --steps 10 --width 8 --base-epochs 20
 
 With `--data` and nothing else it is the ladder in Table 2's experiment of the dataset; `--rungs` names candidates too.

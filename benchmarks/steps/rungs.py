@@ -6,21 +6,20 @@ with the dial and an offset for every step, both chosen on the other half (`two_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 import torch
 
+from benchmarks.steps import candidates
+from benchmarks.steps.candidates import Candidate, with_corrections
 from branchout.baselines import featcat
 from branchout.bench.experiment import Experiment
 from branchout.data.images import in_order
 from branchout.data.samples import Samples, concatenate
-from branchout.errors import BranchoutError
 from branchout.evaluate.two_fold import Scored, score_dial
-from branchout.method import stage1
 from branchout.method.choose import choose_point
 from branchout.method.compact import CompactConfig, Compaction
 from branchout.method.config import ExtendConfig
@@ -47,6 +46,8 @@ class Run:
     seed: int = 1
     one_branch_epochs: int | None = None
     """Epochs of a branch that sees the images of all steps; None for as many as a step's branch has."""
+    candidate: Candidate = field(default_factory=Candidate)
+    branch: str = "last"
 
     @cached_property
     def ours(self) -> Classifier:
@@ -64,18 +65,33 @@ class Run:
         return model
 
     def step(
-        self, model: Classifier, new: Samples, memory: Samples, branch: str = "last", epochs: int | None = None
+        self, model: Classifier, new: Samples, memory: Samples, branch: str | None = None, epochs: int | None = None
     ) -> Classifier:
-        experiment, steps = self.experiment, self.experiment.steps
-        dev, test = experiment.halves(steps)
-        config = ExtendConfig(branch=branch, seed=self.seed, epochs=epochs or experiment.plan.epochs)
-        split = DataSplit(new, memory, dev, test, "dev")
+        experiment, changed = self.experiment, self.candidate
+        dev, test = experiment.halves(experiment.steps)
+        epochs = epochs or changed.epochs or experiment.plan.epochs
         extension = Extension(
-            model, split, config, device=experiment.device, images=experiment.images, report=experiment.report
+            model,
+            DataSplit(new, memory, dev, test, "dev"),
+            ExtendConfig(branch=branch or self.branch, seed=self.seed, epochs=epochs),
+            device=experiment.device,
+            images=experiment.images,
+            report=experiment.report,
         )
-        return model.extended(extension.train_branch()[0]).to(experiment.device)
+        if changed.exemplar_share is not None:
+            effort = replace(extension.plan.effort, exemplar_share=changed.exemplar_share)
+            extension.plan = replace(extension.plan, effort=effort)
+        if changed.distillation is not None:
+            stage_one = replace(extension.recipe.stage_one, distillation=changed.distillation)
+            extension.recipe = replace(extension.recipe, stage_one=stage_one)
+        with changed.training() as trained:
+            step, _ = extension.train_branch()
+        extended = model.extended(step).to(experiment.device)
+        if changed.corrections:
+            with_corrections(extended, model, candidates.correction_of(trained[-1]).detach())
+        return extended
 
-    def one_branch(self, branch: str = "last") -> Classifier:
+    def one_branch(self, branch: str | None = None) -> Classifier:
         """One branch for all new classes, with all images of all classes."""
         train = self.experiment.train
         return self.step(
@@ -172,32 +188,14 @@ def joint_head(run: Run) -> Scores:
     )
 
 
-def from_last(run: Run) -> Scores:
-    """Every branch starts at the branch of the step before, instead of at the base."""
-    with branches_start_at_the_last():
-        model = run.extended(lambda step: run.experiment.memory(step, run.seed))
-    return run.scored(run.halves(model))
+def candidate(changed: Candidate) -> Callable[[Run], Scores]:
+    """Our recipe with something changed."""
+    return lambda run: run.scored(run.halves(replace(run, candidate=changed).ours))
 
 
-@contextmanager
-def branches_start_at_the_last() -> Iterator[None]:
-    """Replaces `stage1.initial_branch`; an error if stage I started no branch by it meanwhile."""
-    initial, started = stage1.initial_branch, []  # type: ignore[attr-defined]
-
-    def starting_there(model: Classifier, *args: object, **options: object) -> object:
-        made = initial(model, *args, **options)  # type: ignore[arg-type]
-        if model.steps:
-            made.branch.load_state_dict(model.steps[-1].branch.own_state_dict(), strict=False)
-        started.append(model)
-        return made
-
-    stage1.initial_branch = starting_there  # type: ignore[assignment, attr-defined]
-    try:
-        yield
-    finally:
-        stage1.initial_branch = initial  # type: ignore[attr-defined]
-    if not started:
-        raise BranchoutError("no branch was started by stage1.initial_branch, so none has started at the last one")
+def deeper(run: Run) -> Scores:
+    """Every branch clones one stage more."""
+    return run.scored(run.halves(replace(run, branch=run.experiment.base.backbone.names[-2]).ours))
 
 
 @torch.no_grad()
@@ -273,7 +271,8 @@ LADDER = {
 CANDIDATES = {
     "compact": Rung("ours, all step branches distilled into one", compacted),
     "joint-head": Rung("a new head over the features of all branches, balanced exemplars", joint_head),
-    "from-last": Rung("every branch starts at the last one instead of the base", from_last),
+    "deeper": Rung("every branch clones one stage more", deeper),
+    **{name: Rung(label, candidate(changed)) for name, (label, changed) in candidates.CANDIDATES.items()},
     "flip": Rung("test-time flips", flips, photos_only=True),
 }
 RUNGS = {**LADDER, **CANDIDATES}

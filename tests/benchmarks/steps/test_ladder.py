@@ -1,30 +1,27 @@
 """The ladder: rows that are measured once, tables that say what is not measured, oracles that cannot lose."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from helpers import BASE, LATER, NEW, untrained
 
 from benchmarks.steps import __main__ as ladder
 from benchmarks.steps import rungs, table
 from benchmarks.steps.rungs import CANDIDATES, LADDER, RUNGS, Run
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
-from branchout.method import stage1
-from branchout.method.new_branch import NewBranch
 
 SMALL = ["--data", "glyphs", "--base-classes", "6", "--novel-classes", "2", "--steps", "2", "--width", "8"]
 SHORT = ["--base-epochs", "1", "--epochs", "1", "--exemplars", "2"]
-EVERY = ["--one-branch-epochs", "2", "--rungs", *RUNGS]
+MEASURED = [*LADDER, "compact", "joint-head", "deeper", "mixed-corrections"]
+"""All but the candidates that only have other settings."""
+EVERY = ["--one-branch-epochs", "2", "--rungs", *MEASURED]
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All rungs on a few characters, and a page with their table."""
+    """Rungs on a few characters, and a page with their table."""
     folder = tmp_path_factory.mktemp("ladder")
     page = folder / "page.md"
     page.write_text(f"# Title\n\n{table.START}\nold\n{table.END}\n\nAfter.\n")
@@ -38,7 +35,7 @@ def rows(folder: Path) -> dict[str, dict[str, object]]:
 
 def test_every_rung_has_a_row_and_a_line(measured: Path) -> None:
     found = rows(measured)
-    assert set(found) == {name for name, rung in RUNGS.items() if not rung.photos_only}
+    assert set(found) == set(MEASURED)
     for row in found.values():
         assert row["per_seed"] == [row["metrics"]]  # of one seed
         assert row["two_fold_per_seed"] == [row["two_fold"]]
@@ -47,7 +44,7 @@ def test_every_rung_has_a_row_and_a_line(measured: Path) -> None:
     assert text.endswith("\n\nAfter.\n")
     assert "old\n" not in text
     of_glyphs = text.split("### glyphs-resnet10")[1].split("###")[0]
-    assert of_glyphs.count("not yet measured") == 2  # flips are for photos, and there is no joint training
+    assert of_glyphs.count("not yet measured") == 1 + len(RUNGS) - len(MEASURED)  # and there is no joint training
     for name, row in found.items():
         assert set(row["two_fold"]) == {"all", "balanced", "avg"}, name  # type: ignore[arg-type]
         assert row["steps"] == 2
@@ -102,23 +99,3 @@ def test_one_offset_moves_all_new_classes_alike() -> None:
         (b,) = scored.setting
         said = (halves[1][0] + np.array([0, 0, b, b])).argmax(1)
         assert scored.test.all == pytest.approx((said == halves[1][1]).mean()), goal
-
-
-def test_branches_can_start_at_the_last_one_and_the_method_is_restored() -> None:
-    before = stage1.initial_branch
-    model = untrained(BASE, NEW)
-
-    def start(initial: Callable[..., NewBranch]) -> NewBranch:
-        return initial(model, LATER, None, "last", replay=True, seed=0, device=torch.device("cpu"))
-
-    with rungs.branches_start_at_the_last():
-        made = start(stage1.initial_branch)
-    found, last, base = (
-        branch.own_state_dict() for branch in (made.branch, model.steps[-1].branch, start(before).branch)
-    )
-    assert all(torch.equal(found[name], last[name]) for name in last)
-    assert not all(torch.equal(found[name], base[name]) for name in last)
-    assert stage1.initial_branch is before
-    with pytest.raises(BranchoutError, match="none has started"), rungs.branches_start_at_the_last():
-        pass
-    assert stage1.initial_branch is before

@@ -1,0 +1,155 @@
+"""Candidates for many steps: our recipe with one thing changed, each measured as a rung of the ladder.
+
+Settings are changed where the method has them. Two candidates change its losses, so they replace functions of
+`method.stage1` while their steps are trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from branchout.method import stage1
+from branchout.method.new_branch import NewBranch, initial_branch
+from branchout.method.recipes import Stage1
+from branchout.method.stage1 import Batch, cross_entropy, distillation
+from branchout.method.trunk_cache import Frozen
+from branchout.model.classifier import Classifier
+from branchout.model.heads import to_norm
+from branchout.training.loop import precision
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What is changed."""
+
+    epochs: int | None = None
+    exemplar_share: float | None = None
+    """Exemplars in a batch for every new image."""
+    distillation: float | None = None
+    from_last: bool = False
+    """Every branch starts at the one of the step before, instead of at the base."""
+    mixed: bool = False
+    """Exemplars are mixed in pairs: a rectangle of one's feature map replaces that of another."""
+    corrections: bool = False
+    """Every branch learns with its head what it adds to the logits of all earlier branches."""
+
+    def training(self) -> AbstractContextManager[list[NewBranch]]:
+        """While a step is trained; gives what stage I trained."""
+        return replaced(self) if self.from_last or self.mixed or self.corrections else nullcontext([])
+
+
+@contextmanager
+def replaced(candidate: Candidate) -> Iterator[list[NewBranch]]:
+    started: list[NewBranch] = []
+
+    def starting(model: Classifier, *args: object, **options: object) -> NewBranch:
+        new = initial_branch(model, *args, **options)  # type: ignore[arg-type]
+        if candidate.from_last and model.steps:
+            new.branch.load_state_dict(model.steps[-1].branch.own_state_dict(), strict=False)
+        if candidate.corrections:
+            rows, columns = model.backbone.features, model.space.columns
+            new.correction = nn.Parameter(torch.zeros(rows, columns, device=new.head.weight.device))
+            parameters = [*new.trained_parameters(), new.correction]
+            new.trained_parameters = lambda: parameters  # type: ignore[method-assign]
+        started.append(new)
+        return new
+
+    def loss(batch: Batch, new: NewBranch, settings: Stage1) -> Tensor:
+        return changed_loss(batch, new, settings, candidate)
+
+    with (
+        patch.object(stage1, "initial_branch", starting),
+        patch.object(stage1, "stage1_loss", loss),
+        patch.object(Frozen, "__call__", with_deltas),
+    ):
+        yield started
+    assert started, "stage I started no branch by stage1.initial_branch"
+
+
+def changed_loss(batch: Batch, new: NewBranch, settings: Stage1, candidate: Candidate) -> Tensor:
+    pairs = mixed_in_pairs(batch) if candidate.mixed else [(torch.ones((), device=batch.x.device), batch)]
+    h = new.features(pairs[0][1].x)
+    z_n, z = new.head(h), pairs[0][1].z
+    corrected = z + to_norm(h) @ correction_of(new) if candidate.corrections else z
+    terms = [share * cross_entropy(z_n, Batch(each.x, corrected, each.y, each.new), new) for share, each in pairs]
+    loss = torch.stack(terms).sum()
+    return loss + settings.distillation * settings.temperature**2 * distillation(h, pairs[0][1], new, settings)
+
+
+def mixed_in_pairs(batch: Batch) -> list[tuple[Tensor, Batch]]:
+    """The batch with mixed exemplars, labelled as either of each pair, and the share of the map that each has.
+
+    Frozen logits are mixed in the same proportion. All numbers are drawn on the device, so that the step can be
+    recorded as a CUDA graph.
+    """
+    n, x = batch.new, batch.x
+    height, width = x.shape[2:]
+    draws = torch.rand(3, device=x.device)
+    side = draws[0].sqrt()  # the rectangle's area is uniform
+    rows, columns = (
+        ((torch.arange(size, device=x.device) + 0.5) / size - draw * (1 - side)).sub(side / 2).abs() <= side / 2
+        for size, draw in ((height, draws[1]), (width, draws[2]))
+    )
+    inside = rows[:, None] & columns
+    share = 1 - inside.float().mean()
+    other = torch.randperm(len(x) - n, device=x.device)
+    exemplars, frozen = x[n:], batch.z[n:]
+    x = torch.cat([x[:n], torch.where(inside, exemplars[other], exemplars)])
+    z = torch.cat([batch.z[:n], share * frozen + (1 - share) * frozen[other]])
+    swapped = torch.cat([batch.y[:n], batch.y[n:][other]])
+    return [(share, Batch(x, z, batch.y, n)), (1 - share, Batch(x, z, swapped, n))]
+
+
+def correction_of(new: NewBranch) -> nn.Parameter:
+    return new.get_parameter("correction")
+
+
+@torch.no_grad()
+def with_deltas(self: Frozen, images: Tensor) -> list[Tensor]:
+    """As `Frozen.__call__`, with the deltas that hold the corrections of earlier steps."""
+    model, end = self.model, len(self.model.backbone.names)
+    with precision(self.device):
+        passed = model.activations(model.backbone.arrange(images), [*(s.start for s in model.steps), self.start, end])
+        features = [passed[end], *(s.branch(passed[s.start]) for s in model.steps if s.start < end)]
+    return [passed[self.start], model.fused.columns([h.float() for h in features])]
+
+
+def with_corrections(model: Classifier, before: Classifier, correction: Tensor) -> None:
+    """Give a model with one more step the deltas of the model before it, and what its new branch adds to them."""
+    k, newest = model.backbone.features, len(model.steps)
+    deltas: list[Tensor | None] = []
+    for branch, names in enumerate(model.space.branches[:-1]):
+        own = model.space.slice_of(branch)
+        earlier, read = before.fused.deltas[branch], before.fused.sources[branch]
+        parts = []
+        for source in model.fused.sources[branch]:
+            if source == newest:
+                parts.append(correction[:, own])
+            elif earlier is None:
+                parts.append(correction.new_zeros(k, len(names)))
+            else:
+                parts.append(earlier.to(correction)[read.index(source) * k :][:k])
+        deltas.append(torch.cat(parts))
+    model.fused.deltas = [*deltas, None]
+
+
+CANDIDATES = {
+    "from-last": ("every branch starts at the last one instead of the base", Candidate(from_last=True)),
+    "corrections": ("branches also learn what they add to earlier logits", Candidate(corrections=True)),
+    "both": ("both of these", Candidate(from_last=True, corrections=True)),
+    "short": ("12 epochs instead of 30", Candidate(epochs=12)),
+    "shorter": ("6 epochs", Candidate(epochs=6)),
+    "fewer-exemplars": ("half as many exemplars as new images in a batch", Candidate(exemplar_share=0.5)),
+    "distilled": ("12 epochs, three times the weight of distillation", Candidate(epochs=12, distillation=3.0)),
+    "mixed": ("12 epochs, exemplars mixed in pairs", Candidate(epochs=12, mixed=True)),
+    "short-corrections": ("12 epochs, corrections", Candidate(epochs=12, corrections=True)),
+    "mixed-corrections": (
+        "20 epochs, exemplars mixed in pairs, corrections", Candidate(epochs=20, mixed=True, corrections=True)
+    ),
+}  # fmt: skip

@@ -1,0 +1,69 @@
+"""What the candidates change, and that the method is as before afterwards."""
+
+import torch
+from helpers import BASE, LATER, NEW, untrained
+
+from benchmarks.steps.candidates import Candidate, correction_of, mixed_in_pairs, with_corrections
+from branchout.method import new_branch, stage1
+from branchout.method.new_branch import NewBranch
+from branchout.method.recipes import BRANCHOUT
+from branchout.method.stage1 import Batch
+from branchout.model.classifier import Classifier, Step
+from branchout.model.heads import to_norm
+
+CPU = torch.device("cpu")
+
+
+def started(model: Classifier) -> NewBranch:
+    start = stage1.initial_branch  # type: ignore[attr-defined]
+    made: NewBranch = start(model, LATER, None, "last", settings=BRANCHOUT.stage_one, seed=0, device=CPU)
+    return made
+
+
+def test_branches_can_start_at_the_last_one_and_the_method_is_restored() -> None:
+    model = untrained(BASE, NEW)
+    with Candidate(from_last=True).training():
+        made = started(model)
+    found, last, base = (
+        branch.own_state_dict() for branch in (made.branch, model.steps[-1].branch, started(model).branch)
+    )
+    assert all(torch.equal(found[name], last[name]) for name in last)
+    assert not all(torch.equal(found[name], base[name]) for name in last)
+    assert stage1.initial_branch is new_branch.initial_branch  # type: ignore[attr-defined]
+
+
+def test_corrections_are_added_to_all_earlier_logits() -> None:
+    model, images = untrained(BASE), torch.randn(4, 1, 32, 32)
+    corrections = []
+    for names in (NEW, LATER):
+        with Candidate(corrections=True).training() as trained:
+            made = started(model)
+        assert correction_of(trained[-1]) is made.trained_parameters()[-1]
+        corrections.append(torch.randn_like(correction_of(made)))
+        step = untrained(BASE, names).steps[0]
+        grown = model.extended(Step(names, "last", step.start, step.branch, step.head))
+        with_corrections(grown, model, corrections[-1])
+        model = grown
+    with torch.no_grad():
+        features = model.features(images)
+        expected = model.fused.frozen_columns(features)
+        for h, correction in zip(features[1:], corrections, strict=True):
+            expected[:, : correction.shape[1]] += to_norm(h) @ correction
+        torch.testing.assert_close(model.fused.columns(features), expected)
+
+
+def test_mixed_exemplars_are_made_of_two_and_labelled_by_their_shares() -> None:
+    torch.manual_seed(3)
+    images = torch.arange(6.0)[:, None, None, None].expand(6, 2, 4, 4)
+    batch = Batch(images, torch.arange(6.0)[:, None], torch.arange(6), 2)
+    for _ in range(20):
+        (share, one), (rest, other) = mixed_in_pairs(batch)
+        assert torch.equal(one.x[:2], images[:2])
+        assert torch.equal(one.y[:2], other.y[:2])
+        assert torch.allclose(share + rest, torch.ones(()))
+        for n in range(2, 6):
+            own, partner = float(one.y[n]), float(other.y[n])
+            assert set(one.x[n].unique().tolist()) <= {own, partner}
+            if own != partner:
+                assert torch.isclose((one.x[n] == own).float().mean(), share)
+            assert torch.isclose(one.z[n, 0], share * own + rest * partner)
