@@ -27,7 +27,7 @@ from branchout.data.samples import Samples, concatenate, digest
 from branchout.errors import BranchoutError
 from branchout.method.dial import dial_frontier, predict, step_offsets, with_bias
 from branchout.method.features import predictions
-from branchout.method.running.effort import Effort
+from branchout.method.running.effort import CPU_BATCH, Effort
 from branchout.training.loop import Event, Report, silent
 
 HELD_OUT = 0.2
@@ -73,14 +73,14 @@ def _hold_out(samples: Samples) -> tuple[Samples, Samples]:
 
 
 def parse_effort(text: str) -> Effort:
-    """`views=8,exemplar_views=2,exemplar_share=0.5,epochs=20`: stops and half are those of plans for a CPU, 1."""
+    """`views=8,exemplar_views=2,exemplar_share=0.5,epochs=20`: the others are as on a CPU."""
     kinds = {each.name: float if each.name == "exemplar_share" else int for each in fields(Effort)}
-    given: dict[str, Any] = {"stops": True, "half": True}
+    given: dict[str, Any] = {"stops": True, "compressed": True, "batch": CPU_BATCH}
     try:
         for part in text.split(","):
             name, value = part.split("=")
             given[name] = kinds[name](value)
-        return Effort(**{**given, "stops": bool(given["stops"]), "half": bool(given["half"])})
+        return Effort(**{**given, **{name: bool(given[name]) for name in ("stops", "compressed")}})
     except (KeyError, ValueError, TypeError):
         raise BranchoutError(
             f"--plan takes views=… and any of {', '.join(kinds)}, such as views=8,exemplar_views=2,epochs=20; "

@@ -47,14 +47,15 @@ class ExtendConfig:
         found = asdict(self)
         return found if self.memory_limit else {key: value for key, value in found.items() if key != "memory_limit"}
 
-    def full_recipe(self, epochs: int | None = None) -> Recipe:
-        """The recipe with these epochs, or with `epochs` where ours is used and none are set."""
+    def full_recipe(self, epochs: int | None = None, batch: int | None = None) -> Recipe:
+        """The recipe with these epochs; where ours is used, with `epochs` if none are set, and with at most `batch`
+        images in a batch."""
         recipe = recipe_named(self.recipe)
-        epochs = self.epochs or (epochs if recipe.stage_one.replay else None)
-        if epochs is None:
-            return recipe
-        optimisation = replace(recipe.stage_one.optimisation, epochs=epochs)
-        return replace(recipe, stage_one=replace(recipe.stage_one, optimisation=optimisation))
+        stage_one, usual = recipe.stage_one, recipe.stage_one.optimisation
+        changed = replace(usual, epochs=self.epochs or (epochs if stage_one.replay else None) or usual.epochs)
+        if batch is not None and batch < usual.batch and stage_one.replay:
+            changed = replace(changed, batch=batch, lr=usual.lr * batch / usual.batch)
+        return replace(recipe, stage_one=replace(stage_one, optimisation=changed))
 
     def __post_init__(self) -> None:
         recipe_named(self.recipe)

@@ -37,6 +37,7 @@ from branchout.metrics import Accuracies, accuracies
 from branchout.model.checkpoint import Fusion
 from branchout.model.classifier import Classifier, Step
 from branchout.model.staged import branch_point
+from branchout.training.device import give_back_memory
 from branchout.training.loop import Event, Report, silent
 
 
@@ -65,7 +66,7 @@ class Extension(StepData):
         self.work = work
         replay = recipe_named(config.recipe).stage_one.replay
         self.plan = plan or Plan(config.branch, usual_effort(base, config.branch, device, replay=replay))
-        self.recipe = config.full_recipe(self.plan.effort.epochs)
+        self.recipe = config.full_recipe(self.plan.effort.epochs, self.plan.effort.batch)
 
     def run(self) -> Extended:
         engine = use_engine(self.base, self.plan.engine, [branch_point(self.base.backbone, self.plan.branch).start])
@@ -77,6 +78,7 @@ class Extension(StepData):
     def run_stages(self) -> Extended:
         times = [time.perf_counter()]
         step, losses = self.train_branch()
+        give_back_memory()
         times.append(time.perf_counter())
         model = self.base.extended(step).to(self.device)
         model.trunk = self.base.trunk
@@ -113,7 +115,7 @@ class Extension(StepData):
             exemplar_views=effort.exemplar_views if replay else None,
             exemplar_share=effort.exemplar_share if replay else 1.0,
             cache_limit=self.config.memory_bytes,
-            half=effort.half,
+            compressed=effort.compressed,
             held_out=self.held_out() if effort.stops else None,
             device=self.device,
             checkpoint=self.work / "branch.safetensors" if self.work else None,

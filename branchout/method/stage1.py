@@ -33,6 +33,7 @@ from branchout.method.trunk_cache import CHUNK, Frozen, TrunkOutputs, as_cached,
 from branchout.model.classifier import Classifier, Step
 from branchout.model.staged import branch_point
 from branchout.training import processes
+from branchout.training.device import give_back_memory
 from branchout.training.loop import Report, fit, seed_for, silent
 from branchout.training.optimisation import scale_to_dataset
 
@@ -108,7 +109,7 @@ def train_branch(
     exemplar_share: float = 1.0,
     augmentation: Augmentation | None = None,
     cache_limit: int | None = None,
-    half: bool = False,
+    compressed: bool = False,
     held_out: tuple[Labelled, Labelled | None] | None = None,
     device: torch.device,
     checkpoint: Path | None = None,
@@ -125,7 +126,9 @@ def train_branch(
     sources = [new, exemplars] if settings.replay and exemplars is not None else [new]
     frozen = Frozen(model, start, settings, augmentation=augmentation, device=device)
     images = [source.images for source in sources]
-    trunk = TrunkOutputs(frozen, images, views, exemplar_views, limit=cache_limit, half=half, seed=seed, report=report)
+    trunk = TrunkOutputs(
+        frozen, images, views, exemplar_views, limit=cache_limit, compressed=compressed, seed=seed, report=report
+    )
     optimisation = scale_to_dataset(settings.optimisation, len(new.labels))
     labels = [torch.from_numpy(source.labels).to(device) for source in sources]
     if settings.replay and isinstance(trained.head, nn.Linear):
@@ -149,17 +152,19 @@ def train_branch(
         device=device,
         work="Training the new branch",
         checkpoint=checkpoint,
-        held_out_loss=HeldOut(trained, frozen, *held_out, half=half) if held_out else None,
+        held_out_loss=HeldOut(trained, frozen, *held_out, compressed=compressed) if held_out else None,
         report=report,
     )
     return Step(tuple(names), where, start, trained.branch, trained.head), losses
 
 
 class HeldOut:
-    """The cross-entropy of stage I on images that are not trained with; `half` keeps feature maps in half precision."""
+    """The cross-entropy of stage I on images that are not trained with; `compressed` keeps feature maps in 8 bits."""
 
-    def __init__(self, trained: NewBranch, frozen: Frozen, new: Labelled, old: Labelled | None, *, half: bool) -> None:
-        self.trained, self.frozen, self.half = trained, frozen, half
+    def __init__(
+        self, trained: NewBranch, frozen: Frozen, new: Labelled, old: Labelled | None, *, compressed: bool
+    ) -> None:
+        self.trained, self.frozen, self.compressed = trained, frozen, compressed
         self.parts = [new] if old is None else [new, old]
 
     @cached_property
@@ -167,9 +172,10 @@ class HeldOut:
         """What the frozen part makes of the images, computed when it is first needed."""
         images = [part.images for part in self.parts]
         batches = (batch for of in images for batch in of.plain(in_order(len(of), forward_batch(of, CHUNK))))
-        found = [[as_cached(output, half=self.half) for output in self.frozen(batch)] for batch in batches]
+        found = [[as_cached(output, compressed=self.compressed) for output in self.frozen(batch)] for batch in batches]
         x, z = (torch.cat(tensors) for tensors in zip(*found, strict=True))
         y = torch.from_numpy(np.concatenate([part.labels for part in self.parts])).to(x.device)
+        give_back_memory()
         return Batch(x, z, y, len(self.parts[0].labels))
 
     @torch.no_grad()

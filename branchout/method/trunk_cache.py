@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from branchout.data import augment
@@ -25,6 +26,7 @@ from branchout.disk_cache import cache_folder, cache_limit, scratch_array, scrat
 from branchout.method.recipes import Stage1
 from branchout.model.classifier import Classifier
 from branchout.training import processes
+from branchout.training.device import give_back_memory
 from branchout.training.loop import Event, Report, precision, seed_for, silent
 from branchout.training.memory import in_parts
 from branchout.units import size
@@ -99,7 +101,7 @@ class TrunkOutputs:
     `views` > 0 caches that many augmented views of each new image, or as many as fit under `limit` bytes. Where fewer
     than `FEWEST_VIEWS` fit, they are kept on disk, within the limit of the disk cache, or else the trunk runs live;
     without `live`, at least one view is cached in memory instead. The cache is filled when the first epoch asks for it:
-    a finished training that is only read back never does. `half` keeps feature maps in half precision.
+    a finished training that is only read back never does. `compressed` keeps feature maps in 8 bits.
     """
 
     def __init__(
@@ -110,14 +112,14 @@ class TrunkOutputs:
         exemplar_views: int | None = None,
         *,
         limit: int | None = None,
-        half: bool = False,
+        compressed: bool = False,
         live: bool = True,
         seed: int = 0,
         report: Report = silent,
     ) -> None:
         self.frozen = frozen
         self.live = live
-        self.half = half
+        self.compressed = compressed
         self.sources = sources
         self.views = views
         self.exemplar_views = exemplar_views
@@ -210,7 +212,7 @@ class TrunkOutputs:
                 seed = seed_for(self.seed, view, 7 + number)
                 order = in_order(len(images), forward_batch(images, CHUNK))
                 for batch, found in zip(order, self.frozen.live(images, order, seed), strict=True):
-                    outputs = [as_cached(output, half=self.half) for output in found]
+                    outputs = [as_cached(output, compressed=self.compressed) for output in found]
                     table = table or [self._empty(views * len(images), output) for output in outputs]
                     own = slice(filled + processes.rank(), filled + len(batch), processes.count())
                     for whole, part in zip(table, outputs, strict=True):
@@ -219,6 +221,7 @@ class TrunkOutputs:
                     self.report(Event("Computing frozen features", done + filled, total))
             done += filled
             tables.append([processes.sum_up(whole) for whole in table])
+        give_back_memory()
         return tables
 
     def _empty(self, rows: int, like: Tensor) -> Tensor:
@@ -230,17 +233,26 @@ class TrunkOutputs:
         return table if processes.count() == 1 else table.zero_()  # the other processes' rows will be added
 
 
-def as_cached(output: Tensor, *, half: bool) -> Tensor:
-    """With `half`, feature maps in half precision, within what it can hold: beyond 65,504 it has only infinity."""
-    if not half or output.ndim != 4:
+def as_cached(output: Tensor, *, compressed: bool) -> Tensor:
+    """With `compressed`, feature maps (n, channels, height, width) in 8 bits.
+
+    Each channel of an image is stored as 127ths of its largest value, and that as the first bytes of one more row.
+    """
+    if not compressed or output.ndim != 4 or output.shape[3] < 4:
         return output
-    largest = torch.finfo(torch.float16).max
-    return output.float().clamp(-largest, largest).half()
+    scale = output.float().abs().amax((2, 3), keepdim=True).clamp(1e-30, 1e30) / 127
+    rounded = (output / scale).round().clamp(-127, 127).to(torch.int8)
+    packed = F.pad(rounded, (0, 0, 0, 1))
+    packed[:, :, -1, :4] = scale.flatten(2).view(torch.int8)
+    return packed
 
 
 def as_computed(cached: Tensor) -> Tensor:
     """What was cached, in the precision that networks compute in."""
-    return cached.float() if cached.dtype == torch.float16 else cached
+    if cached.dtype != torch.int8:
+        return cached
+    scale = cached[:, :, -1, :4].contiguous().view(torch.float32)
+    return cached[:, :, :-1] * scale[..., None]
 
 
 def default_limit(device: torch.device) -> int:

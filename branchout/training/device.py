@@ -37,6 +37,12 @@ def device_named(device: Device) -> torch.device:
     return found
 
 
+def give_back_memory() -> None:
+    """Return freed memory to the system: after a stage whose tensors the next one does not need."""
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 @cache
 def keep_freed_memory() -> None:
     """Have glibc keep the memory of freed tensors up to 32 MB, the most it allows, instead of returning it each time.

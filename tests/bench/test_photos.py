@@ -90,7 +90,7 @@ def test_a_row_is_measured_once_and_continued_with_more_seeds(
 def test_a_plan_is_used_as_it_is_given(base: api.Model, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     given = parse_effort("views=4,exemplar_views=1,exemplar_share=0.5,epochs=15")
     assert given == BRANCHES[1]  # as on a CPU
-    assert parse_effort("views=3,stops=0,half=0") == Effort(3)
+    assert parse_effort("views=3,stops=0,compressed=0,batch=32") == Effort(3, batch=32)
     for wrong in ("views", "speed=3", "epochs=3", "views=many"):
         with pytest.raises(BranchoutError, match="exemplar_share"):
             parse_effort(wrong)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from branchout.method.config import ExtendConfig
 from branchout.method.recipes import BRANCHOUT, RECIPES
 from branchout.training.optimisation import Optimisation, optimisation_in, settings_dict
 from branchout.training.pretrain import FAST, TRANSFORMER
@@ -44,3 +45,13 @@ def test_what_was_written_is_read_back() -> None:
     assert optimisation_in({"what": "opened", "base": "resnet18"}) is None
     assert optimisation_in({}) is None
     assert Optimisation(1).optimiser == "sgd"
+
+
+def test_a_plan_sets_epochs_and_a_smaller_batch_where_exemplars_are_replayed() -> None:
+    usual = BRANCHOUT.stage_one.optimisation
+    assert ExtendConfig().full_recipe() == BRANCHOUT
+    planned = ExtendConfig().full_recipe(20, 64).stage_one.optimisation
+    assert planned == replace(usual, epochs=20, batch=64, lr=usual.lr * 64 / usual.batch)
+    assert ExtendConfig(epochs=3).full_recipe(20, 1000).stage_one.optimisation == replace(usual, epochs=3)
+    paper = ExtendConfig(recipe="paper", epochs=3).full_recipe(20, 64).stage_one.optimisation
+    assert paper == replace(RECIPES["paper"].stage_one.optimisation, epochs=3)

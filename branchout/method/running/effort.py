@@ -15,6 +15,9 @@ from branchout.units import duration
 VIEWS = {"cuda": 15, "cpu": 4}
 """Cached views in stage I, by device: more take memory and time, fewer cost accuracy."""
 
+CPU_BATCH = 64
+"""New images in a batch on a CPU: twice as many take twice the memory, and longer for each of them."""
+
 
 @dataclass(frozen=True)
 class Effort:
@@ -30,8 +33,10 @@ class Effort:
     """None for the recipe's."""
     stops: bool = False
     """Training ends early once the loss on held-out images stops improving."""
-    half: bool = False
-    """Cached outputs are kept in half precision."""
+    compressed: bool = False
+    """Cached feature maps are kept in 8 bits."""
+    batch: int | None = None
+    """The most new images in a batch, with a learning rate to match; None for the recipe's."""
 
 
 FULL = Effort(VIEWS["cuda"])
@@ -41,7 +46,7 @@ LARGE_INPUTS = Effort(VIEWS["cpu"], exemplar_views=1, exemplar_share=0.5, epochs
 HEADS = tuple(Effort(views, max(1, views // 2)) for views in (2, 4, 8))
 """For a new head alone, from little to much."""
 BRANCHES = tuple(
-    replace(effort, stops=True, half=True)
+    replace(effort, stops=True, compressed=True, batch=CPU_BATCH)
     for effort in (
         replace(LARGE_INPUTS, epochs=10),
         LARGE_INPUTS,

@@ -86,6 +86,7 @@ class OnnxTrunk:
         settings = onnxruntime.SessionOptions()
         settings.intra_op_num_threads = torch.get_num_threads()
         settings.log_severity_level = 3
+        settings.enable_cpu_mem_arena = settings.enable_mem_pattern = False  # they keep memory while torch trains
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")  # other processes decode images
         self.session: Any = onnxruntime.InferenceSession(
             _exported(model, self.starts), settings, providers=["CPUExecutionProvider"]

@@ -14,12 +14,13 @@ from branchout.data.images import cores
 from branchout.method.config import ExtendConfig
 from branchout.method.extend import needs_deltas
 from branchout.method.recipes import BRANCHOUT
-from branchout.method.running.effort import Effort, trains_head_alone
+from branchout.method.running.effort import CPU_BATCH, Effort, trains_head_alone
 from branchout.method.running.engine import use_engine
 from branchout.method.split import DataSplit
-from branchout.method.trunk_cache import views_per_source
+from branchout.method.trunk_cache import as_cached, views_per_source
 from branchout.model.classifier import Classifier
 from branchout.model.staged import Branch, branch_point
+from branchout.training.device import give_back_memory
 from branchout.training.loop import Event, Report, silent
 from branchout.training.optimisation import scale_to_dataset
 
@@ -142,6 +143,7 @@ def measure_speeds(
         return Speeds(reading, frozen, training, fusing, cores(), device.type == "cuda", engine, sizes)
     finally:
         model.trunk = None
+        give_back_memory()
 
 
 def _training(model: Classifier, split: DataSplit, where: str, device: torch.device) -> float:
@@ -158,7 +160,8 @@ def _training(model: Classifier, split: DataSplit, where: str, device: torch.dev
     head = nn.Linear(model.backbone.features, len(split.new.classes), device=device)
     copied = nn.Linear(model.backbone.features, len(model.space.classes), device=device)
     count = 16 if branch.parameter_count else 512
-    most = 2 * scale_to_dataset(BRANCHOUT.stage_one.optimisation, len(split.new)).batch  # new images and exemplars
+    batch = scale_to_dataset(BRANCHOUT.stage_one.optimisation, len(split.new)).batch
+    most = 2 * (batch if device.type == "cuda" else min(batch, CPU_BATCH))  # new images and exemplars
     while True:
         x = entering.repeat(-(-count // 16), *[1] * (entering.ndim - 1))
         old = torch.rand(count, len(model.space.classes), device=device)
@@ -178,11 +181,11 @@ def _training(model: Classifier, split: DataSplit, where: str, device: torch.dev
 
 @torch.no_grad()
 def _table_bytes(model: Classifier, where: str, device: torch.device) -> int:
-    """What enters the branch, in half precision if it is a map, and the frozen logits."""
+    """What enters the branch, compressed if it is a map, and the frozen logits."""
     prep, start = model.preprocessing, branch_point(model.backbone, where).start
     images = torch.rand(1, prep.channels, prep.size, prep.size, device=device)
     entering = model.activations(model.backbone.arrange(images), [start])[start]
-    return entering.numel() * (2 if entering.ndim == 4 else 4) + 4 * len(model.space.class_of_column)
+    return as_cached(entering.float(), compressed=True).nbytes + 4 * len(model.space.class_of_column)
 
 
 def _reading(model: Classifier, split: DataSplit, count: int = 8) -> float:
