@@ -149,7 +149,7 @@ def sweep_partials(folder: Path) -> None:
     with suppress(OSError):
         for left in list(folder.iterdir()):
             found = _PARTIAL.fullmatch(left.name)
-            if not found or found["host"] not in {None, _host()} or _is_running(int(found["process"])):
+            if not found or found["host"] not in {None, _host()} or is_running(int(found["process"])):
                 continue
             if left.is_dir() and not left.is_symlink():
                 shutil.rmtree(left, ignore_errors=True)
@@ -167,7 +167,7 @@ def _host() -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in platform.node())[:64] or "here"
 
 
-def _is_running(process: int) -> bool:
+def is_running(process: int) -> bool:
     if os.name == "nt":  # where os.kill ends the process
         return True
     try:

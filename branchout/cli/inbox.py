@@ -63,8 +63,10 @@ def inbox(
     if name or dismiss or undo:
         _decide(box, model, name or [], dismiss or [], undo or [])
     if teach is not None or resume:
-        run = _run(box, model, memory, teach, epochs, classes_from)
-        _teach(box, run, device)
+        if teach is not None and model is None:
+            raise BranchoutError("--teach extends a model. Name it: --model v2/")
+        new = teach and runs.plan(box, model or "", teach, memory, epochs, classes_from)
+        _teach(box, new or _open_run(box), device)
     elif accept or discard:
         run = _open_run(box)
         _finish(box, runs.accept(run) if accept else runs.discard(run), memory)
@@ -204,23 +206,6 @@ def _open_run(box: Inbox) -> Run:
     if run is None:
         raise BranchoutError("There is no run to decide about. Start one with --teach OUT")
     return run
-
-
-def _run(
-    box: Inbox,
-    model: str | None,
-    memory: Path | None,
-    out: Path | None,
-    epochs: int | None,
-    classes_from: str | None,
-) -> Run:
-    from branchout.inbox.runs import plan
-
-    if out is None:
-        return _open_run(box)
-    if model is None:
-        raise BranchoutError("--teach extends a model. Name it: --model v2/")
-    return plan(box, model, out, memory, epochs, classes_from)
 
 
 def _teach(box: Inbox, run: Run, device: str | None) -> None:

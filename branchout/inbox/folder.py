@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,7 +51,7 @@ class Decision(BaseModel):
     when: str
 
 
-class InboxSettings(BaseModel):
+class FolderSettings(BaseModel):
     """What settings.json holds."""
 
     false_alarms: float | None = Field(None, gt=0, lt=1)
@@ -100,10 +100,10 @@ class Inbox:
     @property
     def false_alarms(self) -> float | None:
         file = self.state / "settings.json"
-        return read_as(InboxSettings, file).false_alarms if file.exists() else None
+        return read_as(FolderSettings, file).false_alarms if file.exists() else None
 
     def set_false_alarms(self, share: float) -> None:
-        write_json(self.state / "settings.json", InboxSettings(false_alarms=share).model_dump())
+        write_json(self.state / "settings.json", FolderSettings(false_alarms=share).model_dump())
 
     # Decisions.
 
@@ -118,13 +118,12 @@ class Inbox:
                     raise
         return {each.photo: each for each in sorted(found, key=lambda each: (each.when, each.file))}
 
-    def decide(self, photos: Iterable[Photo], name: str | None) -> list[Decision]:
+    def decide(self, photos: Iterable[Photo], name: str | None) -> None:
         """Record the class of some photos, or with None that they are dismissed. A later decision replaces it."""
         name = None if name is None else class_name(name)
-        made = [Decision(photo=photo.id, file=photo.file, name=name, when=now()) for photo in photos]
-        for decision in made:
-            write_json(self._file(decision.photo), decision.model_dump())
-        return made
+        for photo in photos:
+            decision = Decision(photo=photo.id, file=photo.file, name=name, when=now())
+            write_json(self._file(photo.id), decision.model_dump())
 
     def undo(self, photos: Iterable[Photo]) -> None:
         """Remove the decisions about some photos."""
@@ -165,15 +164,6 @@ def class_name(text: str) -> str:
     if why:
         raise BranchoutError(f"The class name {printable(name)[:40]!r} {why}. It must be the name of a folder.")
     return name
-
-
-def by_class(decisions: Mapping[str, Decision]) -> dict[str, list[Decision]]:
-    """The photos of each class, without dismissed ones."""
-    found: dict[str, list[Decision]] = {}
-    for decision in decisions.values():
-        if decision.name is not None:
-            found.setdefault(decision.name, []).append(decision)
-    return dict(sorted(found.items()))
 
 
 def _id(path: Path) -> str | None:

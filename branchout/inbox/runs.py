@@ -29,7 +29,7 @@ from pydantic import BaseModel
 
 from branchout.errors import BranchoutError
 from branchout.files import copy_file, lock, read_json, write_json
-from branchout.inbox.folder import Decision, Inbox, Photo, by_class, now, read_as
+from branchout.inbox.folder import Decision, Inbox, Photo, now, read_as
 from branchout.model.manifest import is_saved_model, read_manifest
 
 FEWEST = 3
@@ -173,10 +173,13 @@ def ready(
     inbox: Inbox, known: Collection[str] | None = None
 ) -> tuple[dict[str, list[Decision]], dict[str, list[Decision]]]:
     """Decided photos by class: the classes that have enough of them, and those that wait for more."""
-    done, here = taught(inbox, known), {photo.id for photo in inbox.photos()}
-    decided = by_class({k: d for k, d in inbox.decisions().items() if k not in done and k in here})
-    enough = {name: found for name, found in decided.items() if len(found) >= FEWEST}
-    return enough, {name: found for name, found in decided.items() if name not in enough}
+    free = {photo.id for photo in inbox.photos()} - taught(inbox, known)
+    decided: dict[str, list[Decision]] = {}
+    for photo, decision in inbox.decisions().items():
+        if decision.name is not None and photo in free:
+            decided.setdefault(decision.name, []).append(decision)
+    enough = {name: found for name, found in sorted(decided.items()) if len(found) >= FEWEST}
+    return enough, {name: found for name, found in sorted(decided.items()) if name not in enough}
 
 
 # Starting and running.

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from branchout.units import percent
 
 WIDTH, HEIGHT = 480, 340
-LEFT, RIGHT, TOP, BOTTOM = 46, 16, 14, 44
+LEFT, RIGHT, TOP, BOTTOM = 60, 16, 14, 44
 LETTER, LINE = 8.2, 15
 """Width of a letter and height of a line in the largest size that the stylesheet gives to labels."""
 NEAR = 8

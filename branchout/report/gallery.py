@@ -56,7 +56,13 @@ def select(
 
 
 def thumbnail(image: Image) -> str:
-    """A small copy as a data URI: JPEG, or PNG for images of few pixels."""
+    """A small copy as a data URI."""
+    kind, data = small_copy(image)
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def small_copy(image: Image) -> tuple[str, bytes]:
+    """The media type and the bytes of a small copy: JPEG, or PNG for images of few pixels."""
     from PIL import Image as Pillow
 
     copy = Pillow.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
@@ -68,4 +74,4 @@ def thumbnail(image: Image) -> str:
         copy.save(file, "PNG", optimize=True)
     else:
         copy.save(file, "JPEG", quality=72, optimize=True)
-    return f"data:image/{'png' if small else 'jpeg'};base64,{base64.b64encode(file.getvalue()).decode()}"
+    return f"image/{'png' if small else 'jpeg'}", file.getvalue()

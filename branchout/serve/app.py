@@ -16,6 +16,7 @@ from branchout import __version__
 from branchout.api import Model
 from branchout.data.decode import Kind, UnreadableImage
 from branchout.data.samples import Samples
+from branchout.report.gallery import small_copy
 from branchout.report.page import rendered, report_script, static_file
 from branchout.serve import schema
 from branchout.serve.access import Access, HostNames
@@ -260,7 +261,7 @@ async def report_data(
 @router.get("/test-image/{number}", summary="Get a labelled image", response_class=Response)
 async def labelled_image(service: Served, number: int) -> Response:
     """A small copy, by its number in /report-data."""
-    kind, data = await asyncio.to_thread(service.report.thumbnail, number)
+    kind, data = await asyncio.to_thread(lambda: small_copy(service.report.image(number)[1]))
     return Response(data, media_type=kind, headers={"cache-control": "private, max-age=3600"})
 
 
@@ -353,15 +354,12 @@ async def page(request: Request, service: Served) -> Response:
 
 
 @page_router.get("/style.css")
-async def style() -> Response:
-    return Response(static_file("style.css"), media_type="text/css; charset=utf-8")
-
-
 @page_router.get("/script.js")
-async def script() -> Response:
-    return Response(report_script(), media_type="text/javascript; charset=utf-8")
-
-
 @page_router.get("/serve.js")
-async def serve_script() -> Response:
-    return Response(static_file("serve.js"), media_type="text/javascript; charset=utf-8")
+@page_router.get("/inbox.js")
+async def static(request: Request) -> Response:
+    name = request.url.path[1:]
+    kind = "css" if name.endswith("css") else "javascript"
+    return Response(
+        report_script() if name == "script.js" else static_file(name), media_type=f"text/{kind}; charset=utf-8"
+    )

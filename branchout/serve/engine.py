@@ -97,7 +97,7 @@ class Engine:
 
     @torch.no_grad()
     def answer(self, questions: Sequence[Question]) -> list[Result]:
-        """Features are computed once for all images; heads once for all that share an operating point."""
+        """Features are computed once for all images; heads once for all that ask for the same."""
         classifier = self.model.classifier
         pixels = torch.stack([question.pixels for question in questions]).to(self.model.device)
         images = classifier.backbone.arrange(classifier.preprocessing.normalise(pixels))
@@ -105,17 +105,16 @@ class Engine:
         flipped = [n for n, question in enumerate(questions) if question.flip]
         flipped_features = classifier.features(images[flipped].flip(3)) if flipped else []
         results: list[Result] = [{} for _ in questions]
-        groups: dict[tuple[int, bool], list[int]] = {}
+        groups: dict[tuple[int, bool, int], list[int]] = {}
         for n, question in enumerate(questions):
-            groups.setdefault((id(question.point), question.flip), []).append(n)
-        for (_, flip), rows in groups.items():
+            groups.setdefault((id(question.point), question.flip, question.top), []).append(n)
+        for (_, flip, top), rows in groups.items():
             views = [[h[rows] for h in features]]
             if flip:
                 places = [flipped.index(n) for n in rows]
                 views.append([h[places] for h in flipped_features])
-            top = max(questions[n].top for n in rows)
             for n, each in zip(rows, self._results(views, questions[rows[0]].point, top), strict=True):
-                results[n] = _shortened(each, questions[n].top)
+                results[n] = each
         for n, question in enumerate(questions):
             if question.expect is not None:
                 results[n]["why"] = _why(question.point.head, [h[n : n + 1] for h in features], question.expect)
@@ -126,7 +125,7 @@ class Engine:
         head = point.head
         columns = [head.columns(h) for h in views]
         shift = head.bias.to(columns[0])[self._branch_of_column]
-        answers = self._named(_mean([head.pooler(z + shift) for z in columns]), head, top)
+        answers = _top(_mean([head.pooler(z + shift) for z in columns]), head.space.classes, top)
         for answer in answers:
             for each in answer:
                 each["new"] = self.before is not None and each["class"] not in self._known_before
@@ -135,21 +134,18 @@ class Engine:
             # The branches of earlier steps come first: the earlier model uses the first features of the list.
             count = 1 + max(self.before.feature_of)
             earlier = _mean([self.before(h[:count]) for h in views])
-            for each, before in zip(results, self._named(earlier, self.before, top), strict=True):
+            for each, before in zip(results, _top(earlier, self.before.space.classes, top), strict=True):
                 each["before"] = before
         for each, branches in zip(results, self._branches(_mean(columns), shift, head, top), strict=True):
             each["branches"] = branches
         return results
-
-    def _named(self, logits: Tensor, head: FusedHead, top: int) -> list[list[Result]]:
-        return _top(logits.softmax(1), head.space.classes, top)
 
     def _branches(self, columns: Tensor, shift: Tensor, head: FusedHead, top: int) -> list[list[Result]]:
         """For each image the answer of each branch alone, and its share of the answer."""
         shares, shifted = branch_shares(head, columns).tolist(), columns + shift
         rows: list[list[Result]] = [[] for _ in shares]
         for number, names in enumerate(head.space.branches):
-            own = _top(shifted[:, head.space.slice_of(number)].softmax(1), names, top)
+            own = _top(shifted[:, head.space.slice_of(number)], names, top)
             for row, share, best in zip(rows, shares, own, strict=True):
                 row.append({"branch": branch_name(number), "share": share[number], "top": best})
         return rows
@@ -176,18 +172,9 @@ def _mean(views: Sequence[Tensor]) -> Tensor:
     return views[0] if len(views) == 1 else torch.stack(list(views)).mean(0)
 
 
-def _top(probabilities: Tensor, names: Sequence[str], top: int) -> list[list[Result]]:
-    best = probabilities.topk(min(top, len(names)), dim=1)
+def _top(logits: Tensor, names: Sequence[str], top: int) -> list[list[Result]]:
+    best = logits.softmax(1).topk(min(top, len(names)), dim=1)
     return [
         [{"class": names[c], "probability": p} for p, c in zip(values, indices, strict=True)]
         for values, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True)
     ]
-
-
-def _shortened(result: Result, top: int) -> Result:
-    """As many classes as were asked for this image."""
-    return {
-        "answers": result["answers"][:top],
-        "before": result["before"] and result["before"][:top],
-        "branches": [{**branch, "top": branch["top"][:top]} for branch in result["branches"]],
-    }

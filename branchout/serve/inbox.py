@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -16,15 +15,15 @@ from pydantic import Field
 
 from branchout import api
 from branchout.data.decode import UnreadableImage, decode
-from branchout.errors import BranchoutError
 from branchout.inbox import runs
 from branchout.inbox.analysis import MAX_PIXELS, Analyzer
 from branchout.inbox.folder import Decision, Inbox, Photo, class_name
 from branchout.inbox.groups import Analysis, SeenPhoto
-from branchout.report.gallery import thumbnail
-from branchout.report.page import rendered, static_file
+from branchout.report.gallery import small_copy
+from branchout.report.page import rendered
 from branchout.serve import schema
 from branchout.serve.limits import Refused
+from branchout.serve.live_report import Stopped, sentence
 from branchout.serve.progress import progress_of
 from branchout.serve.service import Service
 from branchout.training.loop import Event
@@ -167,15 +166,15 @@ class ServedInbox:
                         self._analysis = analyzer.analyze(self.inbox, photos, report=self._note)
                         before = now
                     self._work, self._error = "", None
-            except _Stopped:
+            except Stopped:
                 return
             except Exception as error:  # whatever it is, the server goes on; it is tried again
-                self._error = str(error) if isinstance(error, BranchoutError) else f"{type(error).__name__}: {error}"
+                self._error = sentence(error)
             self._stopping.wait(LOOK_EVERY)
 
     def _note(self, event: Event) -> None:
         if self._stopping.is_set():
-            raise _Stopped
+            raise Stopped
         self._work = f"{event.work}: {event.done:,} of {event.total:,}"
 
     # What the page shows.
@@ -251,8 +250,7 @@ class ServedInbox:
             image = decode(self.inbox.path(self.photo(photo)), max_pixels=MAX_PIXELS, shrink=256)
         except (UnreadableImage, OSError) as error:
             raise Refused(404, f"The photo cannot be read: {error}") from None
-        head, _, body = thumbnail(image).partition(",")
-        return head.removeprefix("data:").removesuffix(";base64"), base64.b64decode(body)
+        return small_copy(image)
 
     # What a person decides.
 
@@ -310,10 +308,6 @@ class ServedInbox:
                 live = api.load(run.out, device=self.service.device)  # before it is recorded: it may be damaged
                 runs.accept(run)
         return self.info(), live
-
-
-class _Stopped(Exception):  # noqa: N818 – not an error
-    """The server stops while photos are being analysed."""
 
 
 # Routes.
@@ -375,8 +369,3 @@ async def act(inbox: Served, wanted: RunAction) -> object:
 @page_router.get("/inbox")
 async def page() -> Response:
     return Response(rendered("inbox.html", has_inbox=True), media_type="text/html; charset=utf-8")
-
-
-@page_router.get("/inbox.js")
-async def script() -> Response:
-    return Response(static_file("inbox.js"), media_type="text/javascript; charset=utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import shlex
 import threading
 from dataclasses import replace
@@ -15,15 +14,18 @@ from branchout.data.samples import Image, Samples
 from branchout.errors import BranchoutError, printable
 from branchout.model.checkpoint import SavedModel
 from branchout.report.data import ReportData
-from branchout.report.gallery import thumbnail
 from branchout.report.page import parts
 from branchout.serve.limits import Refused
 from branchout.serve.responses import finite
 from branchout.training.loop import Event, Report, silent
 
 
-class _Stopped(Exception):  # noqa: N818 – not an error
-    """The server stops while the images are being read."""
+class Stopped(Exception):  # noqa: N818 – not an error
+    """The server stops while images are being read."""
+
+
+def sentence(error: Exception) -> str:
+    return str(error) if isinstance(error, BranchoutError) else f"{type(error).__name__}: {error}"
 
 
 class LiveReport:
@@ -71,11 +73,10 @@ class LiveReport:
             problems: list[str] = []
             samples = samples_in(test, problems, model.classes, self.classes_from)
             facts = self._gather(model, samples)
-        except _Stopped:
+        except Stopped:
             return
         except Exception as error:  # whatever it is, the server goes on without these images
-            sentence = str(error) if isinstance(error, BranchoutError) else f"{type(error).__name__}: {error}"
-            self.state = {**self.state, "state": "failed", "error": sentence}
+            self.state = {**self.state, "state": "failed", "error": sentence(error)}
             return
         with self._lock:
             self._facts = facts
@@ -85,7 +86,7 @@ class LiveReport:
 
     def _note(self, event: Event) -> None:
         if self._stopping:
-            raise _Stopped
+            raise Stopped
         self.state = {**self.state, "work": event.work, "done": event.done, "total": event.total}
         self._report(event)
 
@@ -109,11 +110,6 @@ class LiveReport:
             return printable(str(samples.ids[number])), samples.read(number)
         except (UnreadableImage, OSError) as error:
             raise Refused(404, f"Labelled image {number} cannot be read any more: {error}") from None
-
-    def thumbnail(self, number: int) -> tuple[str, bytes]:
-        """The type and the bytes of a small copy of one labelled image."""
-        head, _, body = thumbnail(self.image(number)[1]).partition(",")
-        return head.removeprefix("data:").removesuffix(";base64"), base64.b64decode(body)
 
     def stop(self) -> None:
         self._stopping = True

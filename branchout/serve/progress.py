@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
+from branchout.files import is_running
 from branchout.model.manifest import is_saved_model
 from branchout.serve.schema import Progress, Work
 from branchout.training.progress_file import NOTE
@@ -53,11 +54,5 @@ def progress_of(out: Path | None) -> Progress:
 def _is_alive(note: _Note) -> bool:
     """Whether the process that wrote the file still runs, as far as this machine can tell."""
     if note.host == platform.node() and os.name == "posix" and note.pid is not None and note.pid > 0:
-        try:
-            os.kill(note.pid, 0)  # sends no signal
-        except ProcessLookupError:
-            return False
-        except OSError:
-            return True  # another user's process
-        return True
+        return is_running(note.pid)
     return time.time() - (note.updated or 0) < SILENT_FOR

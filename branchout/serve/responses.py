@@ -55,12 +55,10 @@ def has_inbox(request: Request) -> bool:
     return request.app.state.inbox is not None
 
 
-def _refused(_: Request, error: Refused) -> JSONResponse:
-    return FiniteJSON({"error": error.detail}, error.status_code, error.headers)
-
-
 def _http(request: Request, error: HTTPException) -> Response:
     path = request.url.path[:80]
+    if isinstance(error, Refused):
+        return FiniteJSON({"error": error.detail}, error.status_code, error.headers)
     if error.status_code == 404 and "text/html" in request.headers.get("accept", ""):
         return Response(not_found(path, has_inbox=has_inbox(request)), 404, media_type="text/html; charset=utf-8")
     close = difflib.get_close_matches(path, request.app.openapi()["paths"], n=1)
@@ -92,7 +90,6 @@ def _failed(_: Request, error: Exception) -> JSONResponse:
 
 
 HANDLERS: dict[int | type[Exception], Any] = {
-    Refused: _refused,
     HTTPException: _http,
     BranchoutError: _user_error,
     RequestValidationError: _invalid,

@@ -237,6 +237,7 @@ def test_a_model_with_one_operating_point_says_why_there_is_no_dial(extended: ap
     assert not [element for element in page.of("form") if element.attributes.get("id") == "dial"]
     assert f"There is only one operating point: on the {points.images} validation images" in page.shown
     assert "has no dial" in page.shown
+    assert "position of the dial" not in page.shown
     assert "--val" in page.shown
     assert "only one operating point" not in Page(render(extended.facts())).shown
 

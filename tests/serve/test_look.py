@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,16 +50,26 @@ def server(
 def addresses(
     adjustable: api.Model, val: Samples, server: Caller, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
-    report = tmp_path_factory.mktemp("page") / "report.html"
+    pages = tmp_path_factory.mktemp("page")
+    report, single = pages / "report.html", pages / "single.html"
+    single.write_text(render(with_one_point(adjustable).facts()), encoding="utf-8")
     report.write_text(render(adjustable.facts(val.of_classes(adjustable.classes), gallery=12)), encoding="utf-8")
     here = f"http://127.0.0.1:{server.port}/"
     return {
         "report": report.as_uri(),
+        "single": single.as_uri(),
         "images": f"{report.as_uri()}#images?change=gained",
         "served": here,
         "docs": f"{here}docs",
         "inbox": f"{here}inbox",
     }
+
+
+def with_one_point(model: api.Model) -> api.Model:
+    *earlier, last = model.saved.fusions
+    frontier = model.frontier.select(np.array([last.point]))
+    fusion = replace(last, frontier=frontier.to_dict(), point=0)
+    return api.Model(replace(model.saved, fusions=(*earlier, fusion)), None, model.device)
 
 
 def kept(page: Page, name: str) -> None:
@@ -117,7 +128,7 @@ def mistakes(page: Page) -> list[tuple[str, str, list[str]]]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["report", "images", "served", "docs", "inbox"])
+@pytest.mark.parametrize("kind", ["report", "single", "images", "served", "docs", "inbox"])
 def test_everything_fits_and_can_be_read(browser: Browser, addresses: dict[str, str], val: Samples, kind: str) -> None:
     """At three widths, light and dark. A page is opened once: its window is resized, as by turning a phone."""
     with visited(browser, addresses[kind], width=WIDTHS[0]) as page:
