@@ -43,8 +43,8 @@ def choose_point(
         deltas = [] if trained is None else [_on_cpu(trained.at(0, 0))]
         model.fused.deltas = list(deltas[0]) if deltas else [None] * len(model.fused.heads)
         columns = logit_columns(model, features)
-        curve, offsets = dial_curve(model, columns, labels, recipe.balanced, chosen_on, by_class)
-        curve = replace(curve, balanced_at=balanced_at)
+        curve, offsets = dial_curve(model, columns, labels, recipe.balanced, by_class)
+        curve = replace(curve, chosen_on=chosen_on, balanced_at=balanced_at)
         chosen = [curve.choose(each) for each in curve.possible_goals()] if by_class else []
         points = curve.select(np.union1d(curve.pareto(), np.array(chosen, dtype=np.int64)))  # no goal needs another
         return Fusion(points.to_dict(), deltas, points.choose(goal), goal, offsets), points
@@ -59,7 +59,7 @@ def choose_point(
 
 
 def dial_curve(
-    model: Classifier, columns: Floats, labels: Ints, balanced_by: str, chosen_on: str, by_class: bool
+    model: Classifier, columns: Floats, labels: Ints, balanced_by: str, by_class: bool
 ) -> tuple[Frontier, tuple[float, ...]]:
     """The dial's exact curve, and the offset of each step's branch where there are several."""
     space, pooler = model.space, model.fused.pooler.kind
@@ -67,8 +67,7 @@ def dial_curve(
     if len(model.steps) > 1:
         offsets = tuple(step_offsets(columns, labels, space, pooler, by_class=by_class).tolist())
         columns = with_bias(columns, space, offsets)
-    curve = dial_frontier(columns, labels, space, pooler, balanced_by=balanced_by, by_class=by_class)
-    return replace(curve, chosen_on=chosen_on), offsets
+    return dial_frontier(columns, labels, space, pooler, balanced_by=balanced_by, by_class=by_class), offsets
 
 
 def apply_fusion(model: Classifier, fusion: Fusion) -> None:
@@ -120,9 +119,7 @@ def cross_fit(
     directions = ((0, 1),) if second_only else ((1, 0), (0, 1))
     for here, there in directions:
         by_class = frontier.weighted is not None
-        curve, offsets = dial_curve(
-            model, columns[here], halves[here][1], frontier.balanced_by, frontier.chosen_on, by_class
-        )
+        curve, offsets = dial_curve(model, columns[here], halves[here][1], frontier.balanced_by, by_class)
         steps = np.array(offsets or [0.0] * len(model.steps))
         for goal in goals:
             b = curve.settings[curve.nearest(goal), 0]
