@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from branchout.data.glyphs import font_file
 from branchout.data.samples import Image, Samples
 from branchout.errors import BranchoutError
 from branchout.files import atomic_write
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
 
 PICTURE, GAP, CAPTION, COLUMNS = 64, 4, 20, 4
 INK, PAPER = (40, 40, 40), (255, 255, 255)
@@ -33,8 +37,7 @@ def contact_sheet(samples: Samples, path: Path, *, classes: int = 60, each: int 
         pen.text((left, top), _fitted(samples.classes[label], font, width - 3 * GAP), INK, font)
         members = np.flatnonzero(samples.labels == label)
         for place, index in enumerate(members[np.linspace(0, len(members) - 1, min(each, len(members))).astype(int)]):
-            picture = _thumbnail(samples.read(int(index)))
-            sheet.paste(Pillow.fromarray(picture), (left + place * (PICTURE + GAP), top + CAPTION))
+            sheet.paste(_thumbnail(samples.read(int(index))), (left + place * (PICTURE + GAP), top + CAPTION))
     format = Pillow.registered_extensions().get(path.suffix.lower())
     try:
         with atomic_write(path) as partial:
@@ -44,18 +47,16 @@ def contact_sheet(samples: Samples, path: Path, *, classes: int = 60, each: int 
     return len(shown)
 
 
-def _thumbnail(picture: Image) -> Image:
+def _thumbnail(image: Image) -> Picture:
     """The middle square of an image, in colour, at the sheet's size."""
     from PIL import Image as Pillow
 
-    side = min(picture.shape[:2])
-    top, left = ((full - side) // 2 for full in picture.shape[:2])
-    square = np.ascontiguousarray(
-        np.broadcast_to(picture, (*picture.shape[:2], 3))[top : top + side, left : left + side]
-    )
+    picture = Pillow.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).convert("RGB")
+    side = min(picture.size)
+    left, top = ((full - side) // 2 for full in picture.size)
     small = side < PICTURE  # small drawings look truer with hard pixels
     how = Pillow.Resampling.NEAREST if small else Pillow.Resampling.LANCZOS
-    return np.asarray(Pillow.fromarray(square).resize((PICTURE, PICTURE), how))
+    return picture.crop((left, top, left + side, top + side)).resize((PICTURE, PICTURE), how)
 
 
 def _fitted(text: str, font: object, width: float) -> str:

@@ -11,7 +11,7 @@ import math
 import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -76,13 +76,13 @@ def open_images(
     return StreamedImages(samples, preprocessing, device, cores())
 
 
+@dataclass(eq=False)
 class ResidentImages:
     """All images decoded, as one uint8 tensor; cropped and recoloured in batches on the device."""
 
-    def __init__(self, pixels: Tensor, preprocessing: Preprocessing, device: torch.device) -> None:
-        self.pixels = pixels
-        self.preprocessing = preprocessing
-        self.device = device
+    pixels: Tensor
+    preprocessing: Preprocessing
+    device: torch.device
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -104,14 +104,14 @@ class ResidentImages:
             yield self.preprocessing.normalise(augment.recolour(images, augmentation, random))
 
 
+@dataclass(eq=False)
 class Gallery:
     """Images of many tables that share their sources: each image is decoded once, tables are picked from them."""
 
-    def __init__(self, preprocessing: Preprocessing, device: torch.device, cache: Path | None = None) -> None:
-        self.preprocessing = preprocessing
-        self.device = device
-        self.cache = cache
-        self._sources: dict[int, Source] = {}
+    preprocessing: Preprocessing
+    device: torch.device
+    cache: Path | None = None
+    _sources: dict[int, Source] = field(default_factory=dict)
 
     def images(self, samples: Samples) -> Images:
         if self.preprocessing.size > SMALL:
@@ -149,14 +149,14 @@ class Source:
     decoded: Tensor
 
 
+@dataclass(eq=False)
 class StreamedImages:
     """Images decoded again for every view by worker processes; only cropping happens there."""
 
-    def __init__(self, samples: Samples, preprocessing: Preprocessing, device: torch.device, workers: int) -> None:
-        self.samples = samples
-        self.preprocessing = preprocessing
-        self.device = device
-        self.workers = workers
+    samples: Samples
+    preprocessing: Preprocessing
+    device: torch.device
+    workers: int
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -231,12 +231,12 @@ def _cropped(batches: Sequence[Ints], augmentation: Augmentation, seed: int, par
         yield [(int(i), tuple(box)) for i, box in zip(positions, boxes, strict=True)]
 
 
+@dataclass(eq=False)
 class CroppedSamples(torch.utils.data.Dataset[Tensor]):
     """What a worker does: decode images and crop them to the network's size."""
 
-    def __init__(self, samples: Samples, preprocessing: Preprocessing) -> None:
-        self.samples = samples
-        self.preprocessing = preprocessing
+    samples: Samples
+    preprocessing: Preprocessing
 
     def __getitems__(self, jobs: list[Job]) -> Tensor | BranchoutError:
         """A whole batch. An error is returned: raised in a worker, it would arrive as a traceback."""

@@ -145,7 +145,9 @@ def _of_synsets(name: str, root: Path, how: str) -> Dataset:
     # Names of the synsets, and which of them are siblings.
     facts = dict(read_json(root / FACTS)) if (root / FACTS).exists() else {}
     names = _names(train.classes, root, facts)
-    groups = [(group["parent"], group["wnids"]) for group in facts.get("siblings", [])] or _shipped_siblings()
+    groups = [(group["parent"], group["wnids"]) for group in facts.get("siblings", [])] or json.loads(
+        Path(__file__).with_name("siblings.json").read_text(encoding="utf-8")
+    )
     return Dataset(
         name,
         train.rename(names),
@@ -191,11 +193,6 @@ def _names(synsets: Sequence[str], root: Path, facts: Mapping[str, Any]) -> dict
     first = {synset: lemmas.get(synset, synset).split(",")[0].strip() for synset in synsets}
     count = Counter(name.casefold() for name in first.values())
     return {synset: name if count[name.casefold()] == 1 else f"{name} ({synset})" for synset, name in first.items()}
-
-
-def _shipped_siblings() -> list[tuple[str, list[str]]]:
-    text = Path(__file__).with_name("siblings.json").read_text(encoding="utf-8")
-    return [(parent, synsets) for parent, synsets in json.loads(text)]
 
 
 def _pairs(groups: Groups, names: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:

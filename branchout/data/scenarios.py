@@ -188,9 +188,9 @@ def members_in_id_order(samples: Samples) -> dict[str, Ints]:
 def describe(scenario: Scenario, dataset: Dataset) -> list[tuple[str, int, int]]:
     """Rows of (split, classes, images) for a table a person reads."""
     train = scenario.train(dataset)
-    rows = []
-    for number, names in enumerate(scenario.branches):
-        rows.append((branch_name(number), len(names), int((train.origin == number).sum())))
-    rows.append(("dev", len(scenario.space.classes), len(scenario.dev(dataset))))
-    rows.append(("test", len(scenario.space.classes), len(scenario.test(dataset))))
-    return rows
+    known = len(scenario.space.classes)
+    return [
+        *((branch_name(n), len(names), int((train.origin == n).sum())) for n, names in enumerate(scenario.branches)),
+        ("dev", known, len(scenario.dev(dataset))),
+        ("test", known, len(scenario.test(dataset))),
+    ]

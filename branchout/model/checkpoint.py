@@ -73,11 +73,6 @@ class Fusion:
             return None
         return self.deltas[self.point if len(self.deltas) > 1 else 0]
 
-    def without_other_points(self) -> Fusion:
-        """With the deltas of the chosen point alone."""
-        chosen = self.chosen_deltas()
-        return self if chosen is None else replace(self, deltas=[chosen])
-
 
 @dataclass(frozen=True)
 class SavedModel:
@@ -92,7 +87,9 @@ class SavedModel:
     def extended(self, classifier: Classifier, fusion: Fusion, event: Mapping[str, Any]) -> SavedModel:
         """This model after one more step. Only the deltas that "before → after" needs are kept of earlier steps."""
         kept = [replace(each, deltas=[], dropped=each.dropped or bool(each.deltas)) for each in self.fusions[:-1]]
-        kept += [each.without_other_points() for each in self.fusions[-1:]]
+        for last in self.fusions[-1:]:
+            chosen = last.chosen_deltas()
+            kept.append(last if chosen is None else replace(last, deltas=[chosen]))
         return SavedModel(classifier, (*kept, fusion), (*self.history, event))
 
     def model(self, step: int | None = None) -> Classifier:
