@@ -66,12 +66,8 @@ def small_copy(image: Image) -> tuple[str, bytes]:
     from PIL import Image as Pillow
 
     copy = Pillow.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
-    small = max(copy.size) <= SMALL
-    if not small:
-        copy.thumbnail((SIDE, SIDE), Pillow.Resampling.LANCZOS)
+    kind, quality = ("png", {}) if max(copy.size) <= SMALL else ("jpeg", {"quality": 72})
+    copy.thumbnail((SIDE, SIDE), Pillow.Resampling.LANCZOS)  # never enlarges
     file = io.BytesIO()
-    if small:
-        copy.save(file, "PNG", optimize=True)
-    else:
-        copy.save(file, "JPEG", quality=72, optimize=True)
-    return f"image/{'png' if small else 'jpeg'}", file.getvalue()
+    copy.save(file, kind, optimize=True, **quality)
+    return f"image/{kind}", file.getvalue()

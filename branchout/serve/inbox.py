@@ -283,13 +283,12 @@ class ServedInbox:
             self._process = runs.start(self.inbox, run, device=self.service.device)
         return self.info()
 
-    def act(self, action: str) -> tuple[InboxInfo, api.Model | None]:
-        """Do something with the open run. Returns also the model that goes live, if one does."""
+    def act(self, action: str) -> InboxInfo:
+        """Do something with the open run. A model that is accepted is served at once."""
         with self._changing:
             run = runs.open_run(self.inbox)
             if run is None:
                 raise Refused(409, "There is no run to decide about.")
-            live = None
             state = self._state(run)
             if action == "resume":
                 if state not in ("stopped", "failed"):
@@ -305,9 +304,10 @@ class ServedInbox:
                     raise Refused(409, "The run is running. Stop it first.")
                 runs.discard(run)
             else:
-                live = api.load(run.out, device=self.service.device)  # before it is recorded: it may be damaged
+                model = api.load(run.out, device=self.service.device)  # before it is recorded: it may be damaged
                 runs.accept(run)
-        return self.info(), live
+                self.service.replace(model)
+        return self.info()
 
 
 # Routes.
@@ -359,11 +359,7 @@ async def teach(inbox: Served, wanted: NewRun) -> object:
 @router.post("/run", summary="Stop, resume, accept or discard a run", response_model=InboxInfo)
 async def act(inbox: Served, wanted: RunAction) -> object:
     """With `accept` the new model is served from now on; with `discard` it is deleted and the decisions stay."""
-    info, model = await asyncio.to_thread(inbox.act, wanted.action)
-    if model is not None:
-        await asyncio.to_thread(inbox.service.replace, model)
-        info = await asyncio.to_thread(inbox.info)
-    return info
+    return await asyncio.to_thread(inbox.act, wanted.action)
 
 
 @page_router.get("/inbox")
