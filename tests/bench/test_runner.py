@@ -510,9 +510,9 @@ class Seen(module.Gallery):
         found = super().images(samples)
         views = found.views
 
-        def maps_and_features(batches: Any, augmentation: Augmentation, seed: int) -> Any:
+        def maps_and_features(batches: Any, augmentation: Augmentation, *rest: Any) -> Any:
             Seen.by.add(augmentation)
-            return views(batches, augmentation, seed)
+            return views(batches, augmentation, *rest)
 
         found.views = maps_and_features  # type: ignore[method-assign]
         return found
