@@ -20,6 +20,10 @@ class BranchoutError(Exception):
     """
 
 
+class LostProcess(BranchoutError):  # noqa: N818 – not a fault of this one
+    """Another process of the same run has ended."""
+
+
 class DoesNotApply(BranchoutError):  # noqa: N818 – not a fault
     """A method that cannot be used with what it was given, such as adapters for a transformer and a ResNet."""
 

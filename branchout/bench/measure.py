@@ -60,6 +60,13 @@ OnStep = Callable[[Measured], None]
 """Called after every step of every seed, so that what was measured is kept if a later step is interrupted."""
 
 
+def uses_seeds(method: Method) -> bool:
+    """Whether there is a result for each exemplar seed; otherwise there is one."""
+    if method.baseline is not None:
+        return method.baseline.seeded
+    return method.name != "stage-one-dial" and method.points() != ("alone",)
+
+
 def measure(
     method: Method, experiment: Experiment, seeds: Sequence[int], on_step: OnStep = lambda measured: None
 ) -> Measured:

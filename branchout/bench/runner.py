@@ -22,7 +22,7 @@ import torch
 
 from branchout.bench import rows as results
 from branchout.bench.experiment import Experiment
-from branchout.bench.measure import Measured, measure
+from branchout.bench.measure import Measured, OnStep, measure
 from branchout.bench.methods import RENAMED, Method, method_named
 from branchout.bench.plan import Plan, difference, flat
 from branchout.data.datasets import resolve
@@ -34,6 +34,7 @@ from branchout.training.loop import Event, Report, silent
 from branchout.training.optimisation import settings_dict
 
 Opened = dict[tuple[str, Plan], Experiment]
+Measure = Callable[[Method, Experiment, Sequence[int], OnStep], Measured]
 """The last experiment, with what its jobs have trained, by its data and plan."""
 _OPENED: Opened = {}
 """That of a worker, for its next group of jobs."""
@@ -197,7 +198,19 @@ def run_group(jobs: Sequence[Job]) -> list[Done]:
         return [done for done in (run(job, _OPENED) for job in jobs) if done is not None]
 
 
-def run(job: Job, opened: Opened, report: Report = silent, *, wait: bool = True) -> Done | None:
+def experiment_of(job: Job, opened: Opened, report: Report = silent) -> Experiment:
+    """The job's experiment. `opened` holds the last one, with the images and models that its jobs share."""
+    if (job.data, job.plan) not in opened:
+        opened.clear()
+        opened[job.data, job.plan] = Experiment(
+            job.plan, resolve(job.data), scenario_file=job.scenario_file, report=report
+        )
+    return opened[job.data, job.plan]
+
+
+def run(
+    job: Job, opened: Opened, report: Report = silent, *, wait: bool = True, measured_by: Measure = measure
+) -> Done | None:
     """Measure the missing rows of one job; without `wait`, None if another process is measuring them."""
     if not job.missing():
         return Done(job)
@@ -212,19 +225,14 @@ def run(job: Job, opened: Opened, report: Report = silent, *, wait: bool = True)
         missing = job.missing()  # another process may have written them meanwhile
         if not missing:
             return Done(job)
-        if (job.data, job.plan) not in opened:
-            opened.clear()  # images and models of one experiment at a time
-            opened[job.data, job.plan] = Experiment(
-                job.plan, resolve(job.data), scenario_file=job.scenario_file, report=report
-            )
-        experiment = opened[job.data, job.plan]
+        experiment = experiment_of(job, opened, report)
         method = method_named(job.method)
         forget_peak_memory()
         shared = others_beside()
         # Before the measurement: the code may be edited while it runs for hours.
         made_by = {**results.provenance(), "command": job.command or results.command()}
         try:
-            measured = measure(method, experiment, job.seeds, partial(keep_partial, job, made_by))
+            measured = measured_by(method, experiment, job.seeds, partial(keep_partial, job, made_by))
         except DoesNotApply as error:
             return Done(job, why_not=str(error))
         finally:

@@ -108,7 +108,7 @@ def main() -> None:
             say(f"stopped: nobody reads the output{resume}", error=True)
         sys.exit(1 if resumable else 0)
     except Exception as error:
-        launched.let_first_speak()
+        launched.let_first_speak(error)
         message = explained(error)
         if message is None:
             raise

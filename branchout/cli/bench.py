@@ -13,6 +13,7 @@ import typer
 from rich.text import Text
 
 from branchout.cli.app import ClassesFrom, app, console, open_dataset, say
+from branchout.cli.launched import several
 from branchout.errors import BranchoutError
 from branchout.units import duration
 
@@ -134,6 +135,10 @@ def bench(
             "the pages of results are written by a script of the repository: python -m benchmarks.paper; "
             "see benchmarks/README.md"
         )
+    if several() and (table == "photos" or workers > 1 or dask or minutes is not None):
+        raise BranchoutError(
+            "accelerate launch divides tables among its processes: without photos, --workers, --dask or --minutes"
+        )
     if table == "photos":
         _photos(new, memory, test, base, method, _numbers(seeds), out, classes_from, name, plan)
         return
@@ -254,6 +259,11 @@ def _run(jobs: list[Job], workers: int, dask: str | None, may_start: Callable[[J
     if workers > 1 or dask:
         with _executor(workers, dask) as (executor, number):
             done = runner.run_all(jobs, executor=executor, workers=number, on_done=_say_left_out)
+    elif several():
+        from branchout.bench.divided import run_divided
+
+        with progress(console) as report:
+            done = run_divided(jobs, report=report, on_done=_say_left_out)
     else:
         with progress(console) as report:
             done = runner.run_all(jobs, report=report, on_done=_say_left_out, may_start=may_start)

@@ -10,22 +10,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, LostProcess
 
 COMMANDS = ("pretrain", "extend", "bench")
 SECONDS_TO_END = 5.0
 """How long a process keeps its error back: if the first one fails too, the launcher ends the others within them."""
 
 
+def several() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 def number() -> int:
     """The number of this process in its run; 0 also if it was started alone."""
-    return int(os.environ.get("RANK", "0")) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else 0
+    return int(os.environ.get("RANK", "0")) if several() else 0
 
 
 @contextmanager
 def one_prints(command: str) -> Iterator[None]:
     """Refuse commands that several processes cannot share; silence all processes but the first."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if not several():
         yield
         return
     if command not in COMMANDS:
@@ -41,9 +45,12 @@ def one_prints(command: str) -> Iterator[None]:
         yield
 
 
-def let_first_speak() -> None:
-    """Before an error is printed: the launcher ends this process meanwhile if the first one failed too."""
+def let_first_speak(error: Exception) -> None:
+    """Before an error is printed: the launcher ends this process meanwhile if the first one failed too.
+
+    That another process has ended is said at once: it may have been the first.
+    """
     if number() > 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(SECONDS_TO_END)
+        time.sleep(0 if number() == 1 and isinstance(error, LostProcess) else SECONDS_TO_END)
         print(f"process {number()}:", file=sys.stderr)

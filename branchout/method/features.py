@@ -69,7 +69,7 @@ def extract(
         key = _cache_key(model, fingerprint, repr((views, augmentation, seed, *engine)))
         shape = (rounds, len(images), 1 + max(model.fused.feature_of), model.backbone.features)
         stored = load_cached(cache, key, shape, np.float32)
-        if processes.all_have(stored is not None):
+        if all(processes.from_each(stored is not None)):
             assert stored is not None
             return torch.from_numpy(stored).to(device)
     batches = in_order(len(images), forward_batch(images, BATCH))

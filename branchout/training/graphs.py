@@ -18,6 +18,8 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from branchout.training import processes
+
 Batch = TypeVar("Batch")
 
 FEWEST_STEPS = 100
@@ -46,7 +48,7 @@ def training_step(
         return EagerStep(*given)
     if steps < FEWEST_STEPS:
         return eager_because(f"{steps} steps are too few to win back the time of recording one", *given)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if processes.count() > 1:
         return eager_because("several processes train together", *given)
     return GraphStep(*given, CudaRecorder(device), device)
 

@@ -22,11 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, LostProcess
 
 Value = TypeVar("Value")
-PATIENCE = timedelta(minutes=30)
-"""How long a process waits for the others, for example while one of them decodes images."""
+PATIENCE = timedelta(hours=12)
+"""How long a process waits for the others, of which one may decode images or measure another exemplar seed. One that
+has ended is noticed at once."""
 _independent: ContextVar[bool] = ContextVar("independent", default=False)
 
 
@@ -54,9 +55,9 @@ def part() -> tuple[int, int]:
 
 
 @contextmanager
-def independent() -> Iterator[None]:
-    """Inside, this process works as if it were alone: it exchanges nothing with the others."""
-    token = _independent.set(True)
+def independent(alone: bool = True) -> Iterator[None]:
+    """Inside, this process works as if it were alone: it exchanges nothing with the others; or it does so again."""
+    token = _independent.set(alone)
     try:
         yield
     finally:
@@ -97,13 +98,12 @@ def check_same(value: object, what: str) -> None:
         )
 
 
-def all_have(condition: bool) -> bool:
-    """Whether the condition holds in every process."""
-    if count() == 1:
-        return condition
-    found: list[bool] = [False] * count()
-    torch.distributed.all_gather_object(found, condition)
-    return all(found)
+def from_each(value: Value) -> list[Value]:
+    """What each process has computed, in every process."""
+    found = [value] * count()
+    if count() > 1:
+        torch.distributed.all_gather_object(found, value)
+    return found
 
 
 @contextmanager
@@ -187,7 +187,7 @@ def connected() -> Iterator[None]:
     except RuntimeError as error:
         if count() == 1 or not any(word in str(error) for word in ("gloo", "NCCL", "Connection", "TCPStore")):
             raise
-        raise BranchoutError(
+        raise LostProcess(
             f"Another process of this run has ended, so process {rank()} of {count()} stops too. Run the same command "
             f"again, with any number of processes, to resume. ({str(error).splitlines()[0][:160]})"
         ) from error

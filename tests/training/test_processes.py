@@ -192,7 +192,7 @@ def saved(patterns: Samples, out: Path, stop: bool = False) -> State:
     return {name: tensor.clone() for name, tensor in model.classifier.state_dict().items()}
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 4)])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (4, 1)])
 def test_checkpoints_serve_any_number_of_processes(before: int, after: int, patterns: Samples, tmp_path: Path) -> None:
     (whole,) = in_processes(1, partial(saved, patterns, tmp_path / "whole"))
     ended, *others = in_processes(before, partial(saved, patterns, tmp_path / "base", stop=True))
@@ -224,11 +224,22 @@ def test_a_process_that_sees_other_files_says_so() -> None:
     assert "same paths" in found[1]
 
 
-def test_a_cached_table_is_used_only_if_all_have_it() -> None:
-    assert in_processes(2, lambda: (processes.all_have(True), processes.all_have(processes.is_main()))) == [
-        (True, False),
-        (True, False),
-    ]
+def test_features_that_only_one_process_finds_in_its_cache_are_computed_together(
+    train: Samples, tmp_path: Path
+) -> None:
+    some = train.select(np.arange(6))
+
+    def features() -> tuple[Tensor, int]:
+        images = Counted(open_images(some, SIZES, CPU))
+        own = tmp_path / str(processes.rank())  # as on two machines
+        with processes.independent(processes.count() == 1):
+            found = extract(untrained(BASE), images, device=CPU, cache=own, fingerprint="six")
+        return found, len(images.asked)
+
+    ((expected, _),) = in_processes(1, features)
+    for found, computed in in_processes(2, features):
+        torch.testing.assert_close(found, expected)
+        assert computed == 3
 
 
 def test_one_process_exchanges_nothing() -> None:
