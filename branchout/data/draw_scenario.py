@@ -46,17 +46,7 @@ def draw_scenario(
     `features`: one row per training sample, from a network trained on all classes. With a `given` base only the novel
     classes are drawn.
     """
-    if name not in NAMES:
-        raise unknown("scenario", name, NAMES)
-    for what, number in (("base", base), ("novel", novel), ("steps", steps)):
-        if number is not None and number < 1:
-            raise BranchoutError(f"--{what} must be at least 1, found {number}")
-    if steps > 1 and name != "steps":
-        raise BranchoutError(f"{steps} steps were asked for, but '{name}' has one; the scenario with many is 'steps'")
-    overlapping = name.startswith("overlap")
-    shared = novel if name == "overlap-full" else overlap if overlapping else 0
-    if overlapping and not 1 <= shared <= novel:
-        raise BranchoutError(f"--overlap must lie between 1 and the {novel} novel classes, found {shared}")
+    shared = _check_numbers(name, base, novel, overlap, steps)
     rng = np.random.default_rng(seed)
     merged: dict[str, str] = {}
     sides: Mapping[str, str] = {}
@@ -91,6 +81,22 @@ def draw_scenario(
         sides=dict(sides),
         samples=sample_digest(dataset, dev_or_test),
     )
+
+
+def _check_numbers(name: str, base: int | None, novel: int, overlap: int, steps: int) -> int:
+    """Raise for numbers that the scenario cannot have; returns how many novel classes are base classes too."""
+    if name not in NAMES:
+        raise unknown("scenario", name, NAMES)
+    for what, number in (("base", base), ("novel", novel), ("steps", steps)):
+        if number is not None and number < 1:
+            raise BranchoutError(f"--{what} must be at least 1, found {number}")
+    if steps > 1 and name != "steps":
+        raise BranchoutError(f"{steps} steps were asked for, but '{name}' has one; the scenario with many is 'steps'")
+    overlapping = name.startswith("overlap")
+    shared = novel if name == "overlap-full" else overlap if overlapping else 0
+    if overlapping and not 1 <= shared <= novel:
+        raise BranchoutError(f"--overlap must lie between 1 and the {novel} novel classes, found {shared}")
+    return shared
 
 
 # Which classes.

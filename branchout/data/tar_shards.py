@@ -196,15 +196,10 @@ def _class_list(folder: Path) -> list[str]:
 def _class_name(label: str, numbered: list[str], shard: Path) -> str:
     if not numbered or not label.isdecimal():
         return label
-    number = int(label)
-    if number >= len(numbered):
+    name = "".join(numbered[int(label) :][:1])
+    if not name:
         raise BranchoutError(
-            f"{printable(shard)} has an image of class {label}, but {CLASS_LIST} beside it names {len(numbered):,} "
-            "classes, numbered from 0"
+            f"{printable(shard)} has an image of class {label}, but line {int(label) + 1:,} of {CLASS_LIST} beside it "
+            f"is missing or empty; it has {len(numbered):,} lines, for classes numbered from 0"
         )
-    if not numbered[number]:
-        raise BranchoutError(
-            f"{printable(shard)} has an image of class {label}, but line {number + 1:,} of {CLASS_LIST} beside it is "
-            "empty"
-        )
-    return numbered[number]
+    return name

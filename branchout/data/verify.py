@@ -90,12 +90,6 @@ class FilePixels:
     def read(self, row: int) -> Image:
         return decode(self.file(row))
 
-    def only(self, rows: npt.NDArray[np.bool_]) -> FilePixels:
-        """Some of the rows; they get new numbers."""
-        spans = None if self.spans is None else self.spans[rows]
-        shapes = None if self.shapes is None else self.shapes[rows]
-        return replace(self, paths=self.paths[rows], spans=spans, shapes=shapes)
-
     def fingerprint(self, rows: Ints, *, portable: bool = False) -> str:
         stamp = lru_cache(64)(lambda path: self._stamp(path, portable))  # an archive has many rows
         spans = b"" if self.spans is None else self.spans[rows].tobytes()
@@ -179,5 +173,8 @@ def _only(samples: Samples, which: npt.NDArray[np.bool_]) -> Samples:
     assert isinstance(samples.pixels, FilePixels)
     if which.all():
         return samples
-    kept = samples.select(which)
-    return replace(kept, pixels=samples.pixels.only(which), rows=np.arange(len(kept)))
+    pixels, kept = samples.pixels, samples.select(which)
+    spans = None if pixels.spans is None else pixels.spans[which]
+    shapes = None if pixels.shapes is None else pixels.shapes[which]
+    pixels = replace(pixels, paths=pixels.paths[which], spans=spans, shapes=shapes)
+    return replace(kept, pixels=pixels, rows=np.arange(len(kept)))
