@@ -153,3 +153,17 @@ def test_a_name_that_cannot_be_a_folder_is_explained_and_nothing_is_lost(
         until(page, "!document.getElementById('message').hidden")
         assert "slash" in page.locator("#message").inner_text()
         assert len(files(page, "#groups")) + len(files(page, "#fits")) == 10
+
+
+def test_false_alarms_are_chosen_and_a_photo_is_dismissed_without_keys(
+    browser: Browser, server: Caller, case: Case
+) -> None:
+    with visited(browser, address(server), width=390) as page:
+        opened(page)
+        page.select_option("#share", "0.5")
+        until(page, "document.getElementById('unknown-note').textContent.includes('50% of 100 known images')")
+        page.locator("#groups .photo").first.click()
+        page.get_by_role("dialog").get_by_role("button", name="Dismiss").click()
+        until(page, "document.querySelectorAll('#dismissed .photo').length === 1")
+    assert Inbox(case.photos).false_alarms == 0.5
+    assert [each.name for each in Inbox(case.photos).decisions().values()] == [None]
