@@ -1,0 +1,341 @@
+"""Write docs/performance.md and its figures from the files in results/speed: python -m benchmarks.speed.page"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from benchmarks.paper.figures import BLUE, GREEN, RED, SOFT, STYLE
+from branchout.files import atomic_write, write_text
+
+ROOT = Path(__file__).parents[2]
+Row = Mapping[str, Any]
+Rows = Mapping[str, Row]
+DEVICES = {"cuda": "GPU", "cpu": "2 cores"}
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A measured value, and where it should be."""
+
+    title: str
+    file: str
+    """With {device}."""
+    value: Callable[[Row], float]
+    goals: Mapping[str, float]
+    """By device."""
+    more_is_better: bool = False
+    reason: str = ""
+    """Why a goal is not reached."""
+
+    def reached(self, value: float, device: str) -> bool:
+        goal = self.goals[device]
+        return value >= goal if self.more_is_better else value <= goal
+
+
+def ratio(row: Row) -> float:
+    return float(row["ratio"])
+
+
+GOALS = (
+    Goal(
+        "all 36 points of the α×β grid in one pass: times as fast as the published procedure",
+        "fusion-published-{device}",
+        lambda row: float(row["times_faster"]),
+        {"cuda": 100, "cpu": 50},
+        more_is_better=True,
+        reason="Both run the frozen network on ten views of every exemplar, the published procedure once for each of "
+        "36 points. Where the network takes most of the time the factor is about 36, whatever stage II costs. Fewer "
+        "views than epochs would raise it, but would no longer train the same.",
+    ),
+    Goal(
+        "all 36 points against one point alone, both on cached features (180+20 classes)",
+        "fusion-grid-{device}-180+20",
+        ratio,
+        {"cuda": 1.5, "cpu": 6},
+        reason="36 points are 36 times the arithmetic. A GPU is not busy with one point; a CPU is, and gains only from "
+        "larger matrix products and fewer calls.",
+    ),
+    Goal(
+        "a whole extension against joint training",
+        "extension-{device}",
+        ratio,
+        {"cuda": 1 / 12},
+        reason="Stage I trains 30 epochs on new images and as many exemplars; joint training 40 epochs on all images.",
+    ),
+    Goal(
+        "training at 64 px: share of pure compute that the input pipeline leaves",
+        "pipeline-compute-{device}",
+        ratio,
+        {"cuda": 0.9},
+        more_is_better=True,
+        reason="Views are cropped and recoloured on the device by several small kernels before each step.",
+    ),
+    Goal(
+        "large JPEGs for evaluation, against torchvision's DataLoader",
+        "pipeline-jpeg-plain-{device}",
+        ratio,
+        {"cuda": 1.0, "cpu": 1.0},
+        reason="Both spend almost all of their time in the same JPEG decoder.",
+    ),
+    Goal(
+        "large JPEGs in random crops, against torchvision's DataLoader",
+        "pipeline-jpeg-views-{device}",
+        ratio,
+        {"cuda": 1.0, "cpu": 1.0},
+        reason="Both spend almost all of their time in the same JPEG decoder.",
+    ),
+    Goal(
+        "a training step as a CUDA graph against one launched kernel by kernel (stage I, ResNet10)",
+        "training-step-{device}",
+        ratio,
+        {"cuda": 1.0},
+        reason="The kernels themselves take most of the step.",
+    ),
+    Goal(
+        "an image from the server (1 / throughput) against `predict` in a loop",
+        "server-{device}",
+        ratio,
+        {"cuda": 1.0, "cpu": 1.0},
+        reason="Clients and server share the machine's cores.",
+    ),
+)
+
+
+def rows_in(folder: Path) -> Rows:
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+
+
+def link(name: str, text: str) -> str:
+    return f"[{text}](../results/speed/{quote(name)}.json)"
+
+
+def number(value: float) -> str:
+    return f"{value:.0f}" if value >= 20 else f"{value:.1f}" if value >= 2 else f"{value:.3g}"
+
+
+def table(*lines: tuple[str, ...]) -> str:
+    head, *body = lines
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ("---",) * len(head), *body))
+
+
+def goals_part(rows: Rows) -> str:
+    lines: list[tuple[str, ...]] = [("measured", *DEVICES.values(), "goal")]
+    missed = []
+    for goal in GOALS:
+        cells = []
+        for device in DEVICES:
+            name = goal.file.format(device=device)
+            name = "extension" if name == "extension-cuda" and name not in rows else name  # an earlier measurement
+            row = rows.get(name)
+            if row is None:
+                cells.append("not measured")
+                continue
+            value = goal.value(row)
+            wanted = device in goal.goals
+            met = wanted and goal.reached(value, device)
+            cells.append(
+                link(name, number(value)) + (" (goal reached)" if met else " (**not reached**)" if wanted else "")
+            )
+            if wanted and not met:
+                missed.append(f"- {goal.title}, {DEVICES[device]}: {number(value)}. {goal.reason}")
+        sign = "≥" if goal.more_is_better else "≤"
+        aims = ", ".join(f"{sign} {number(aim)} on {_article(device)}" for device, aim in goal.goals.items())
+        lines.append((goal.title, *cells, aims))
+    text = ["## Goals", table(*lines)]
+    if missed:
+        text += ["Goals that are not reached:", "\n".join(dict.fromkeys(missed))]
+    return "\n\n".join(text)
+
+
+def _article(device: str) -> str:
+    return "a GPU" if device == "cuda" else "2 cores"
+
+
+def accuracy_part(rows: Rows) -> str:
+    lines: list[tuple[str, ...]] = [("on", "(α, β)", "one pass", "published procedure")]
+    for device, told in DEVICES.items():
+        row = rows.get(f"fusion-published-{device}")
+        for point, found in (row["accuracy"] if row else {}).items():
+            cells = (f"{100 * found[key]:.1f}%" for key in ("of", "against"))
+            lines.append((link(f"fusion-published-{device}", told), point, *cells))
+    if len(lines) == 1:
+        return ""
+    about = (
+        "The accuracy of points trained in both ways, on other images of the same classes. Both see ten random views "
+        "of every exemplar; the views are drawn in another order, so the figures differ by chance."
+    )
+    return "\n\n".join(["## Does the grid in one pass train the same?", about, table(*lines)])
+
+
+def step_part(rows: Rows) -> str:
+    row = rows.get("training-step-cuda")
+    if row is None:
+        return ""
+    lines: list[tuple[str, ...]] = [
+        ("step", "eager", "CUDA graph", "torch.compile", "largest difference of losses", "of two eager runs")
+    ]
+    for case in row["cases"]:
+        compiled = f"{case['compile_ms']:.1f} ms" if "compile_ms" in case else "–"
+        shares = (f"{case[key]:.2%}" for key in ("loss_difference", "loss_difference_of_two_eager_runs"))
+        lines.append((case["of"], f"{case['eager_ms']:.1f} ms", f"{case['graph_ms']:.1f} ms", compiled, *shares))
+    about = (
+        "Milliseconds an iteration on one " + row["hardware"] + " ([file](../results/speed/training-step-cuda.json)). "
+        "`fit` records a step on a GPU where a training has at least 100 steps, and prints the choice with its reason. "
+        "Steps that wait for the device, or that Python changes, are found and run as before."
+    )
+    return "\n\n".join(["## Training step", about, table(*lines), "![Training step](figures/speed-steps.svg)"])
+
+
+def growth_part(rows: Rows) -> str:
+    lines: list[tuple[str, ...]] = [
+        ("work", "on", "sizes", "expected", "measured", "time at the largest", "peak memory")
+    ]
+    for name, row in rows.items():
+        if not name.startswith("growth-") or "sizes" not in row:
+            continue
+        peak = (
+            f"{max(row['peak_bytes']) / 1e6:,.0f} MB"
+            if "peak_bytes" in row
+            else f"{row['bytes'][-1] / 1e6:.1f} MB on disk"
+        )
+        lines.append(
+            (
+                row["of"].partition(":")[0],
+                DEVICES[name.rpartition("-")[2]],
+                f"{row['sizes'][0]:,} to {row['sizes'][-1]:,} {row['unit']}",
+                number(row["expected_exponent"]),
+                link(name, f"{row['exponent']:.2f}"),
+                f"{row['seconds'][-1]:.2f} s",
+                peak,
+            )
+        )
+    steps = rows.get("many-steps")
+    if steps is not None and "exponents" in steps:
+        expected = steps.get("expected_exponents", {"seconds": 1.0, "bytes": 1.0})
+        for key, told in (("seconds", "a step"), ("bytes", "a saved model")):
+            last = steps["steps"][-1]
+            lines.append(
+                (
+                    f"{told}, with deltas",
+                    DEVICES["cpu"],
+                    f"1 to {last['step']} steps",
+                    number(expected[key]),
+                    link("many-steps", f"{steps['exponents'][key]:.2f}"),
+                    f"{last['seconds']:.2f} s",
+                    f"{last['bytes'] / 1e6:.1f} MB on disk",
+                )
+            )
+    if len(lines) == 1:
+        return ""
+    about = (
+        "The exponent e of time ∝ sizeᵉ (of the bytes, for what is saved): what the arithmetic gives, and the slope "
+        "over the larger half of the sizes. Below the expected exponent, fixed costs still weigh; above it, caches no "
+        "longer hold the data, or other work on the machine took its share."
+    )
+    return "\n\n".join(["## Growth", about, table(*lines), "![Growth](figures/speed-growth.svg)"])
+
+
+def inference_part(rows: Rows) -> str:
+    lines: list[tuple[str, ...]] = [("engine", "on", "1 image", "64 images", "accuracy")]
+    served: list[tuple[str, ...]] = [
+        ("clients", "on", "p50", "p99", "images a second", "in a loop: p50", "images a second")
+    ]
+    for device, told in DEVICES.items():
+        row = rows.get(f"inference-{device}")
+        for name, found in (row["engines"] if row else {}).items():
+            times = (f"{found[f'ms_batch_{batch}']:.2f} ms" for batch in (1, 64))
+            lines.append((name, link(f"inference-{device}", told), *times, f"{100 * found['accuracy']:.2f}%"))
+        for level in (rows.get(f"server-{device}") or {"levels": ()})["levels"]:
+            over, loop = level["served"], level["loop"]
+            figures = [f"{over['p50_ms']:.1f} ms", f"{over['p99_ms']:.1f} ms", f"{over['per_second']:.0f}"]
+            figures += [f"{loop['p50_ms']:.1f} ms", f"{loop['per_second']:.0f}"]
+            served.append((str(level["clients"]), link(f"server-{device}", told), *figures))
+    parts = ["## Inference"]
+    if len(lines) > 1:
+        parts += ["The built-in model of 800 characters; accuracy on the same drawn images.", table(*lines)]
+    if len(served) > 1:
+        parts += ["`branchout serve`, its clients on the same machine, and `predict` in a loop:", table(*served)]
+    parts.append("LitServe and Triton were not measured: neither is installed where these figures come from.")
+    return "\n\n".join(parts)
+
+
+def page(rows: Rows) -> str:
+    machines = sorted({row["hardware"] for row in rows.values()})
+    first = (
+        "# Performance\n\nEach figure compares Branchout with what people do today, side by side in one run: `python "
+        "-m benchmarks.speed` on one GPU and on two CPU cores. Files name commit, settings and hardware; `python -m "
+        f"benchmarks.speed.page` writes this page. Machines: {', '.join(machines)}. The two cores were shared with "
+        "other work, so their times are rough, and networks were narrower there. [All ratios](results/speed.md).\n\n"
+        "![All ratios](figures/speed-ratios.svg)"
+    )
+    parts = (first, goals_part(rows), accuracy_part(rows), step_part(rows), growth_part(rows), inference_part(rows))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def draw(rows: Rows, folder: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot as plt
+
+    with plt.style.context({**STYLE, "figure.dpi": 72}):  # type: ignore[arg-type]
+        growths = {name: row for name, row in rows.items() if name.startswith("growth-") and "peak_bytes" in row}
+        if growths:
+            figure, axes = plt.subplots(figsize=(6.4, 3.6))
+            for number_, (name, row) in enumerate(growths.items()):
+                relative = [size / row["sizes"][0] for size in row["sizes"]]
+                style = "-" if name.endswith("cuda") else "--"
+                axes.plot(
+                    relative, row["seconds"], style, marker="osD^v"[number_ % 5], label=name.removeprefix("growth-")
+                )
+            axes.set(xscale="log", yscale="log", xlabel="size, as a multiple of the smallest", ylabel="seconds")
+            axes.legend(fontsize=6)
+            _save(figure, folder / "speed-growth.svg")
+        steps = rows.get("training-step-cuda")
+        if steps:
+            figure, axes = plt.subplots(figsize=(6.4, 2.6))
+            cases = steps["cases"]
+            for shift, key, colour, told in (
+                (0.2, "eager_ms", RED, "kernel by kernel"),
+                (-0.2, "graph_ms", BLUE, "CUDA graph"),
+            ):
+                axes.barh(
+                    [n + shift for n in range(len(cases))],
+                    [case[key] for case in cases],
+                    0.38,
+                    color=colour,
+                    label=told,
+                )
+            axes.set_yticks(range(len(cases)), [case["of"] for case in cases])
+            axes.set_xlabel("milliseconds an iteration")
+            axes.legend()
+            _save(figure, folder / "speed-steps.svg")
+        figure, axes = plt.subplots(figsize=(6.4, 0.9 + 0.16 * len(rows)))
+        names = sorted(rows, key=lambda name: rows[name]["ratio"], reverse=True)
+        colours = [GREEN if rows[name]["hardware"].startswith("NVIDIA") else BLUE for name in names]
+        axes.barh(names, [rows[name]["ratio"] for name in names], color=colours)
+        axes.axvline(1, color=SOFT, linewidth=0.8)
+        axes.set(xscale="log", xlabel="ratio to what it is compared with (green: GPU, blue: CPU)")
+        axes.tick_params(axis="y", labelsize=6)
+        _save(figure, folder / "speed-ratios.svg")
+
+
+def _save(figure: Any, path: Path) -> None:
+    figure.tight_layout()
+    with atomic_write(path) as partial:
+        figure.savefig(partial, format="svg", metadata={"Date": None})
+
+
+def main() -> None:
+    rows = rows_in(ROOT / "results" / "speed")
+    draw(rows, ROOT / "docs" / "figures")
+    write_text(ROOT / "docs" / "performance.md", page(rows))
+
+
+if __name__ == "__main__":
+    main()

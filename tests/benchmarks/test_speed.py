@@ -1,0 +1,40 @@
+"""The page about performance, and the names of the measurements."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from benchmarks.speed.__main__ import NAMES
+from benchmarks.speed.common import compared, exponent
+from benchmarks.speed.page import page, rows_in
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_about_performance_is_what_the_files_say() -> None:
+    written = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert page(rows_in(ROOT / "results" / "speed")) == written, "run: python -m benchmarks.speed.page"
+
+
+def test_a_goal_that_is_missed_is_named_with_its_reason() -> None:
+    row = {**compared("36 points", "one point", 9.0, 1.0), "hardware": "a CPU"}
+    text = page({"fusion-grid-cpu-180+20": row})
+    assert "(**not reached**)" in text
+    assert "36 times the arithmetic" in text
+    reached = page({"fusion-grid-cpu-180+20": {**row, "ratio": 5.0}})
+    assert "not reached" not in reached
+    assert "goal reached" in reached
+
+
+def test_exponents_are_those_of_the_larger_half() -> None:
+    sizes = [1.0, 2.0, 4.0, 8.0, 16.0]
+    assert exponent(sizes, [size**2 for size in sizes]) == pytest.approx(2)
+    assert exponent(sizes, [7.0, 7.0, 16.0, 64.0, 256.0]) == pytest.approx(2)  # fixed costs of small sizes
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_measurement_has_rows(name: str) -> None:
+    assert callable(importlib.import_module(f"benchmarks.speed.{name.replace('-', '_')}").rows)
