@@ -80,12 +80,9 @@ def _show_families(found: list[ListedBase]) -> None:
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.table import Table
+    from branchout.cli.display import new_table
 
-    table = Table(box=None, pad_edge=False)
-    for heading in headings:
-        text = heading in ("network", "family", "smallest", "weights")
-        table.add_column(heading, justify="left" if text else "right", overflow="fold")
+    table = new_table(*headings, left=("smallest", "weights"))
     for row in rows:
         table.add_row(*row)
     console.print(table)

@@ -175,16 +175,14 @@ def bench(
 
 def _show_forecast(forecast: Forecast) -> list[Job]:
     """The jobs in their order, with the time that each will take, and when it will end."""
-    from rich.table import Table
+    from branchout.cli.display import new_table
 
-    shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for heading in ("expected", "ends after", "experiment", "network", "method"):
-        shown.add_column(heading, justify="right" if heading in ("expected", "ends after") else "left")
+    shown = new_table("experiment", "network", "method", "expected", "ends after", left=("network", "method"))
     total, jobs = 0.0, []
     for job, seconds in forecast.cheapest_first():
         total += seconds
         jobs.append(job)
-        shown.add_row(duration(seconds), duration(total), job.folder.parent.name, job.plan.arch, job.method)
+        shown.add_row(job.folder.parent.name, job.plan.arch, job.method, duration(seconds), duration(total))
     console.print(shown)
     say(f"expected by old rows from: {'; '.join(forecast.hardware)}")
     return jobs
@@ -207,13 +205,11 @@ def _photos(
         raise BranchoutError(
             "name the folders and the base: branchout bench photos --new NEW/ --memory OLD/ --base efficientnet_lite0"
         )
-    from rich.table import Table
-
     from branchout import load
     from branchout.api.predictor import samples_in
     from branchout.bench import photos
     from branchout.bench.photo_methods import BRANCHOUT, METHODS
-    from branchout.cli.display import progress
+    from branchout.cli.display import new_table, progress
     from branchout.errors import unknown
 
     effort = None if plan is None else photos.parse_effort(plan)
@@ -224,9 +220,7 @@ def _photos(
     chosen = methods or (list(METHODS) if effort is None else ["default"])
     data, network = name or new.absolute().parent.name, Path(base).name
     folder = out / (name or Path(data, network))
-    shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for heading in ("method", "old before", "old after", "new", "average", "s"):
-        shown.add_column(heading, justify="left" if heading == "method" else "right")
+    shown = new_table("method", "old before", "old after", "new", "average", "s")
     with progress(console) as report:
         model = load(base)
 
@@ -297,25 +291,23 @@ BUILT_ON = {"ours": "a new branch", "features": "the paper's branch", "network":
 
 
 def _list() -> None:
-    from rich.table import Table
-
     from branchout.bench.methods import methods
     from branchout.bench.photo_methods import METHODS
     from branchout.bench.tables import figures, tables
+    from branchout.cli.display import new_table
     from branchout.data.scenarios import NAMES
 
-    shown = Table(title="tables and figures", title_justify="left")
-    for heading in ("name", "what it shows", "networks"):
-        shown.add_column(heading, no_wrap=heading == "name")
+    text = ("what it shows", "networks", "what it is", "builds on")
+    shown = new_table("name", *text[:2], title="tables and figures", left=text)
+    shown.columns[0].no_wrap = True
     for table in (tables() | figures()).values():
         beside = [f"{arch} ({dataset})" for dataset, archs in table.beside.items() for arch in archs]
         shown.add_row(table.name, table.title, ", ".join([*table.archs, *beside]))
     console.print(shown)
     console.print(f"scenarios: {', '.join(NAMES)}\n", highlight=False)
     console.print(f"photos: your own folders, with the methods {', '.join(METHODS)}\n", highlight=False)
-    shown = Table(title="methods", title_justify="left")
-    for heading in ("name", "what it is", "builds on"):
-        shown.add_column(heading, no_wrap=heading == "name")
+    shown = new_table("name", *text[2:], title="methods", left=text)
+    shown.columns[0].no_wrap = True
     for method in methods().values():
         note = method.baseline.note if method.baseline else ""
         built_on = BUILT_ON[method.baseline.on if method.baseline else "ours"]
@@ -361,6 +353,7 @@ def _executor(workers: int, dask: str | None) -> Iterator[tuple[Executor, int]]:
 def _show(jobs: list[Job]) -> None:
     """The rows of these jobs as one table."""
     from branchout.bench.rows import number, read_row
+    from branchout.cli.display import new_table
     from branchout.metrics import METRICS, STEP_METRICS
 
     rows = {job: [read_row(path) for path in job.files().values()] for job in jobs}
@@ -370,13 +363,10 @@ def _show(jobs: list[Job]) -> None:
     every = [row["metrics"] for each in rows.values() for row in each]
     measured = {name for metrics in every for name, value in metrics.items() if value is not None}
     metrics = [name for name in (*METRICS, *STEP_METRICS) if name in measured]
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("method", overflow="fold")  # the only one that gives way where the window is narrow
     short = {"incremental": "all*", "avg_steps": "avg*"}
-    for heading in (*(short.get(name, name) for name in metrics), "+M", "s"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = new_table("method", *(short.get(name, name) for name in metrics), "+M", "s")
+    for column in table.columns[1:]:
+        column.no_wrap = True  # the first alone gives way where the window is narrow
     for job, points in rows.items():
         alone = points[0]["point"] in ("plain", "alone")  # the method as it is, so that the point needs no name
         if not alone:

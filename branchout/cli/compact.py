@@ -60,15 +60,11 @@ def compact(
 
 def comparison(found: Outcome) -> Table:
     """Size, speed and accuracy before → after."""
-    from rich.table import Table
-
-    from branchout.cli.display import percent
+    from branchout.cli.display import new_table, percent
     from branchout.metrics import METRICS
     from branchout.units import parameters, size
 
-    table = Table(title="compaction", title_justify="left")
-    for heading in ("", "before", "after"):
-        table.add_column(heading, justify="right" if heading else "left")
+    table = new_table("", "before", "after", title="compaction")
     sides = (found.before, found.after)
     table.add_row("step branches", *(str(side.branches) for side in sides))
     table.add_row("parameters", *(parameters(side.parameters) for side in sides))

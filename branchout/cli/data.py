@@ -27,17 +27,16 @@ def data(
 ) -> None:
     """Show what is in a dataset: classes, counts, sizes, problems."""
     import numpy as np
-    from rich.table import Table
 
+    from branchout.cli.display import new_table
     from branchout.data.contact_sheet import contact_sheet
     from branchout.files import check_output
 
     if sheet:
         check_output(sheet, such_as="sheet.png")
     dataset = open_dataset(data, classes_from=classes_from)
-    table = Table(title=Text(dataset.name), title_justify="left")
-    for heading in ("", "classes", "images", "fewest", "median", "most", "pixels"):
-        table.add_column(heading, justify="right" if heading else "left")
+    headings = ("", "classes", "images", "fewest", "median", "most", "pixels")
+    table = new_table(*headings, title=Text(dataset.name))
     for name, samples in (("train", dataset.train), ("val", dataset.val)):
         counts = sorted(samples.counts().values())
         table.add_row(
@@ -96,8 +95,7 @@ def scenario(
     device: Device = None,
 ) -> None:
     """Draw one of the paper's scenarios, and write it to a file."""
-    from rich.table import Table
-
+    from branchout.cli.display import new_table, progress
     from branchout.data import scenarios
     from branchout.data.draw_scenario import draw_scenario
     from branchout.files import check_output
@@ -109,14 +107,10 @@ def scenario(
     dataset = open_dataset(data, classes, classes_from)
     rows = _features(features) if features else None
     if model and name in scenarios.CLUSTERED:
-        from branchout.cli.display import progress
-
         with progress(console) as report:
             rows = open_model(str(model), device=device).features(dataset.train, report=report)
     plan = draw_scenario(name, dataset, base=base, novel=novel, overlap=overlap, steps=steps, seed=seed, features=rows)
-    table = Table(title=Text(str(plan)), title_justify="left")
-    for heading in ("split", "classes", "images"):
-        table.add_column(heading, justify="left" if heading == "split" else "right")
+    table = new_table("split", "classes", "images", title=Text(str(plan)))
     for split, count, images in scenarios.describe(plan, dataset):
         table.add_row(split, f"{count:,}", f"{images:,}")
     console.print(table)

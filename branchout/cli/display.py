@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -101,6 +101,15 @@ def _figures(event: Event) -> str:
     return "  ".join(f"{name} {value:.3f}" for name, value in event.figures.items())
 
 
+def new_table(*headings: str, title: str | Text | None = None, left: Sequence[str] = ()) -> Table:
+    """A table of numbers beside the text of its first column and of those in `left`; without a title, no frame."""
+    table = Table(title=title, title_justify="left") if title else Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for number, heading in enumerate(headings):
+        text = number == 0 or heading in left
+        table.add_column(heading, justify="left" if text else "right", overflow="fold" if text else "ellipsis")
+    return table
+
+
 def percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f}"
 
@@ -109,10 +118,8 @@ def operating_points(measured: Measured, chosen: str) -> Table:
     """Each goal's point on the test images, with the accuracy of old classes before → after."""
     before = {name: getattr(measured.before, name, None) for name in METRICS if METRICS[name].of_old}
     shown = [name for name in METRICS if getattr(measured.after, name) is not None]
-    table = Table(title=f"accuracy in % on {measured.images:,} held-out test images", title_justify="left")
-    table.add_column("goal")
-    for name in shown:
-        table.add_column(name if before.get(name) is None else f"{name} before → after", justify="right")
+    headings = [name if before.get(name) is None else f"{name} before → after" for name in shown]
+    table = new_table("goal", *headings, title=f"accuracy in % on {measured.images:,} held-out test images")
     rows = {goal: result.test for goal, result in measured.goals.items()}
     rows.setdefault(chosen, measured.after)
     for goal, figures in rows.items():
@@ -127,10 +134,9 @@ def operating_points(measured: Measured, chosen: str) -> Table:
 def before_after(before: Accuracies | None, after: Accuracies, images: int) -> Table:
     """Accuracies of one evaluation; with several steps also those of each step's own classes."""
     steps = len(after.steps)
-    table = Table(title=f"accuracy in % on {images:,} images", title_justify="left", min_width=36)
     headings = ("split", "accuracy") if before is None else ("split", f"before step {steps}", "after")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "split" else "right")
+    table = new_table(*headings, title=f"accuracy in % on {images:,} images")
+    table.min_width = 36
 
     def add(name: str, now: float | None, was: float | None) -> None:
         if now is not None:
@@ -148,9 +154,7 @@ def before_after(before: Accuracies | None, after: Accuracies, images: int) -> T
 
 def forgotten(found: Comparison, most: int = 10) -> Table:
     """The classes whose accuracy fell, worst first."""
-    table = Table(title="forgotten, worst first", title_justify="left")
-    for heading in ("class", "images", "before", "after"):
-        table.add_column(heading, justify="left" if heading == "class" else "right")
+    table = new_table("class", "images", "before", "after", title="forgotten, worst first")
     losses = [row for row in found.classes() if row.before is not None and row.after < row.before]
     for row in losses[:most]:
         table.add_row(Text(row.name), str(row.images), percent(row.before), percent(row.after))

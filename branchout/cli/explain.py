@@ -141,16 +141,14 @@ def _why_not(expected: Expected, winner: str, has_dial: bool) -> str:
 
 def _sums(why: Explanation, scores: Sequence[ClassScore]) -> Table:
     """How the best classes' logits come about. Parts are rounded first and then added, so what is shown adds up."""
+    from branchout.cli.display import new_table
     from branchout.labels import branch_name
 
     pools = any(len(score.columns) > 1 for score in scores)
     several = len(why.branches) > 1
     headings = ["class", "branch", "own logit", "+ deltas", "+ dial", "= logit"] if several else ["class", "logit"]
-    from rich.table import Table
-
-    table = Table(title="logits of the most probable classes" if several else None, title_justify="left")
-    for heading in [*headings, *(["pooled"] if pools else [])]:
-        table.add_column(heading, justify="left" if heading in ("class", "branch", "pooled") else "right")
+    title = "logits of the most probable classes" if several else None
+    table = new_table(*headings, *(["pooled"] if pools else []), title=title, left=("branch", "pooled"))
     for score in scores:
         for number, column in enumerate(score.columns):
             parts = _rounded(column)
