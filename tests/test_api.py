@@ -14,8 +14,9 @@ from branchout.data.images import in_order, open_images
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
+from branchout.evaluate import two_fold
 from branchout.evaluate.compare import Comparison
-from branchout.method import dial, two_fold
+from branchout.method import dial
 from branchout.metrics import accuracies
 from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
