@@ -170,6 +170,7 @@ class HeldOut:
     @cached_property
     def batch(self) -> Batch:
         """What the frozen part makes of the images, computed when it is first needed."""
+        give_back_memory()  # of training, and then of the frozen part
         images = [part.images for part in self.parts]
         batches = (batch for of in images for batch in of.plain(in_order(len(of), forward_batch(of, CHUNK))))
         found = [[as_cached(output, compressed=self.compressed) for output in self.frozen(batch)] for batch in batches]
