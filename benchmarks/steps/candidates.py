@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from branchout.method import stage1
+from branchout.method.frozen import Frozen
 from branchout.method.new_branch import NewBranch, initial_branch
 from branchout.method.recipes import Stage1
 from branchout.method.stage1 import Batch, cross_entropy, distillation
-from branchout.method.trunk_cache import Frozen
 from branchout.model.classifier import Classifier
 from branchout.model.heads import to_norm
 from branchout.training.loop import precision

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.labels import LabelSpace
-from branchout.method.trunk_cache import Frozen
+from branchout.method.frozen import Frozen
 from branchout.model.classifier import Classifier, Step
 from branchout.model.heads import Pooler, new_head
 from branchout.model.staged import Branch, branch_point

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from branchout.data.augment import Augmentation
 from branchout.errors import BranchoutError
+from branchout.method.frozen import Frozen
 from branchout.method.new_branch import Labelled, NewBranch, initial_branch
 from branchout.method.recipes import HEAD_DECAY, HEAD_ITERATIONS, Stage1
 from branchout.method.stage1 import Batch, cross_entropy
-from branchout.method.trunk_cache import Frozen, TrunkOutputs
+from branchout.method.trunk_cache import TrunkOutputs
 from branchout.model.classifier import Classifier, Step
 from branchout.training import processes
 from branchout.training.loop import Event, Report, silent

@@ -13,11 +13,12 @@ from branchout.method import extend as pipeline
 from branchout.method import head_only, trunk_cache
 from branchout.method.config import ExtendConfig
 from branchout.method.extend import Extension
+from branchout.method.frozen import Frozen
 from branchout.method.head_only import train_head
 from branchout.method.new_branch import Labelled
 from branchout.method.recipes import BRANCHOUT, HEAD_DECAY
 from branchout.method.split import DataSplit
-from branchout.method.trunk_cache import Frozen, TrunkOutputs
+from branchout.method.trunk_cache import TrunkOutputs
 from branchout.model.classifier import Classifier
 
 CPU = torch.device("cpu")

@@ -19,10 +19,11 @@ from branchout.data.augment import Augmentation
 from branchout.data.images import in_order, open_images, shuffled
 from branchout.data.samples import Samples
 from branchout.method import new_branch, stage1, trunk_cache
+from branchout.method.frozen import Frozen
 from branchout.method.new_branch import Labelled
 from branchout.method.recipes import BRANCHOUT, PAPER, Stage1
 from branchout.method.stage1 import train_branch
-from branchout.method.trunk_cache import Frozen, TrunkOutputs, as_cached, as_computed
+from branchout.method.trunk_cache import TrunkOutputs, as_cached, as_computed
 from branchout.model.classifier import Classifier, Step
 from branchout.model.staged import branch_point
 from branchout.training.loop import seed_for

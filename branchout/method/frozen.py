@@ -1,0 +1,76 @@
+"""The part of the network that stage I does not train (paper, section 3.3: Φ_s, and all that earlier steps trained).
+
+Symbols: Φ_s, Φ_b, W_b, Φ_n1, … → `Frozen` · h(x; Φ_s) → its first output · z_b, z_n1, … → its second
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from branchout.data import augment
+from branchout.data.augment import Augmentation
+from branchout.data.images import Images
+from branchout.method.recipes import Stage1
+from branchout.model.classifier import Classifier
+from branchout.training import processes
+from branchout.training.loop import precision
+from branchout.training.memory import in_parts
+
+Ints = npt.NDArray[np.int64]
+
+
+class Frozen:
+    """Trunk, earlier branches and their heads, in eval mode and without gradients; what they see is augmented."""
+
+    def __init__(
+        self,
+        model: Classifier,
+        start: int,
+        settings: Stage1,
+        *,
+        augmentation: Augmentation | None = None,
+        device: torch.device,
+    ) -> None:
+        self.model = model
+        self.start = start
+        self.logits = settings.replay
+        self.device = device
+        if augmentation is None:
+            augmentation = augment.for_kind(model.kind, model.preprocessing.size, few=True)
+            if settings.replay:
+                augmentation = replace(augmentation, hue=min(augmentation.hue, settings.most_hue))
+        self.augmentation = augmentation
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> list[Tensor]:
+        """What enters the new branch, and with replay the logits of all earlier branches; otherwise no columns."""
+        if self.logits:
+            x, features = self.run(images)
+            return [x, self.model.fused.frozen_columns(features)]
+        images = self.model.backbone.arrange(images)
+        with precision(self.device):
+            return [self.model.activations(images, [self.start])[self.start], images.new_empty(len(images), 0)]
+
+    def run(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """What enters the new branch, and the features of all earlier branches."""
+        model, end = self.model, len(self.model.backbone.names)
+        with precision(self.device):
+            starts = [*(step.start for step in model.steps), self.start, end]
+            passed = model.activations(model.backbone.arrange(images), starts)
+            features = [passed[end], *(s.branch(passed[s.start]) for s in model.steps if s.start < end)]
+        return passed[self.start], [h.float() for h in features]
+
+    def live(self, images: Images, order: Sequence[Ints], seed: int) -> Iterator[list[Tensor]]:
+        for batch in images.views(order, self.augmentation, seed, processes.part()):
+            yield [output[: len(batch)] for output in in_parts(self, processes.never_empty(batch))]
+
+    def bytes_per_image(self, images: Images) -> int:
+        with processes.independent():
+            (outputs,) = self.live(images, [np.zeros(1, dtype=np.int64)], 0)
+        return sum(output.numel() * output.element_size() for output in outputs)
