@@ -283,7 +283,7 @@ def draw(rows: Rows, folder: Path) -> None:
     matplotlib.use("svg")
     from matplotlib import pyplot as plt
 
-    with plt.style.context({**STYLE, "figure.dpi": 72}):  # type: ignore[arg-type]
+    with plt.style.context({**STYLE, "figure.dpi": 72}):
         growths = {name: row for name, row in rows.items() if name.startswith("growth-") and "peak_bytes" in row}
         if growths:
             figure, axes = plt.subplots(figsize=(6.4, 3.6))
