@@ -14,6 +14,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 import torch
@@ -247,7 +248,7 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
         if re.match(r"[a-z]+:", link):
             continue
         path, _, anchor = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
+        target = (page.parent / unquote(path)).resolve() if path else page
         assert target.exists(), f"{page.name} links to {link}"
         assert ROOT in target.parents, f"{page.name} links out of the repository: {link}"
         if anchor:
@@ -379,11 +380,12 @@ def test_the_readme_says_what_a_weak_base_loses() -> None:
 
 FLOWERS = {
     "**Branchout**": "default",
-    "`--branch blocks.5` (a deeper branch)": "blocks.5",
-    "`--branch fc` (a new head alone)": "fc",
+    "`--branch blocks.5` (deeper branch)": "blocks.5",
+    "`--branch fc` (new head alone)": "fc",
     "no old images kept": "no-memory",
-    "logistic regression beside the old logits": "logistic-regression",
-    "nearest class mean": "nearest-class-mean",
+    "logistic regression beside old logits": "logistic-regression",
+    "full fine-tuning": "fine-tuning",
+    "RanPAC": "ranpac",
 }
 
 
