@@ -198,7 +198,9 @@ Pictures = Annotated[list[Path], typer.Argument(metavar="IMAGES", help="Image fi
 ClassesFrom = Annotated[
     str | None,
     typer.Option(
-        metavar="folders|leaves", help="Nested class folders: the outermost or the innermost folder names the class."
+        "--classes-from",
+        metavar="folders|leaves",
+        help="Nested class folders: the outermost or the innermost folder names the class.",
     ),
 ]
 Goal = Annotated[
@@ -229,7 +231,9 @@ ClassNames = Annotated[
     Path | None, typer.Option("--classes", help="The base's class names: one on each line, or a JSON list.")
 ]
 Flip = Annotated[bool, typer.Option("--flip", help="Average over the image and its mirror image: twice the time.")]
-TensorBoard = Annotated[Path | None, typer.Option(metavar="DIR", help="Also write TensorBoard event files here.")]
+TensorBoard = Annotated[
+    Path | None, typer.Option("--tensorboard", metavar="DIR", help="Also write TensorBoard event files here.")
+]
 Seed = Annotated[int, typer.Option(min=0, help="The random seed.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; by default a GPU if there is one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]

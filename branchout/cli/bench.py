@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 Name = Annotated[str | None, typer.Argument(metavar="TABLE", help="sota, fig-design-space, …, or all; see --list.")]
 DataSource = Annotated[str, typer.Option(help="A benchmark's folder, a folder of classes, or 'glyphs'.")]
 List = Annotated[bool, typer.Option("--list", help="List all tables, scenarios and methods.")]
-MethodNames = Annotated[list[str] | None, typer.Option(metavar="METHOD", help="Run this method only; can be repeated.")]
+MethodNames = Annotated[
+    list[str] | None, typer.Option("--method", metavar="METHOD", help="Run this method only; can be repeated.")
+]
 ScenarioName = Annotated[str | None, typer.Option(help="Run a scenario of these sizes instead of a table.")]
 BaseModel = Annotated[str | None, typer.Option(help="With --scenario: a saved base model; no base is trained.")]
 BaseClasses = Annotated[int | None, typer.Option(min=1, help="Number of base classes; default: all others.")]

@@ -38,12 +38,14 @@ def explain(
     model: Saved,
     images: Pictures,
     expect: Annotated[
-        str | None, typer.Option(metavar="CLASS", help="The class you expected: show why it did not win.")
+        str | None, typer.Option("--expect", metavar="CLASS", help="The class you expected: show why it did not win.")
     ] = None,
     memory: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="DIR", help="Labelled images: name those with the nearest features. May be given several times."
+            "--memory",
+            metavar="DIR",
+            help="Labelled images: name those with the nearest features. May be given several times.",
         ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many classes of each branch.")] = 3,

@@ -37,11 +37,16 @@ def inbox(
     ] = None,
     classes_from: ClassesFrom = None,
     name: Annotated[
-        list[str] | None, typer.Option(metavar="WHICH=CLASS", help="Name a group (its number) or a photo (its file).")
+        list[str] | None,
+        typer.Option("--name", metavar="WHICH=CLASS", help="Name a group (its number) or a photo (its file)."),
     ] = None,
-    dismiss: Annotated[list[str] | None, typer.Option(metavar="WHICH", help="Dismiss a group or a photo.")] = None,
-    undo: Annotated[list[str] | None, typer.Option(metavar="WHICH", help="Undo what was decided.")] = None,
-    teach: Annotated[Path | None, typer.Option(metavar="OUT", help="Extend the model by all named photos.")] = None,
+    dismiss: Annotated[
+        list[str] | None, typer.Option("--dismiss", metavar="WHICH", help="Dismiss a group or a photo.")
+    ] = None,
+    undo: Annotated[list[str] | None, typer.Option("--undo", metavar="WHICH", help="Undo what was decided.")] = None,
+    teach: Annotated[
+        Path | None, typer.Option("--teach", metavar="OUT", help="Extend the model by all named photos.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume a run of --teach that was stopped.")] = False,
     accept: Annotated[bool, typer.Option("--accept", help="Use the new model from now on.")] = False,
     discard: Annotated[bool, typer.Option("--discard", help="Throw the new model away; decisions stay.")] = False,

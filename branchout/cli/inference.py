@@ -78,7 +78,8 @@ def predict(
     as_json: AsJson = False,
     out: Annotated[Path | None, typer.Option(help="Write a table to this file: .csv, .jsonl or .parquet.")] = None,
     dask: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="With --out: predict on the cluster of this Dask scheduler.")
+        str | None,
+        typer.Option("--dask", metavar="ADDRESS", help="With --out: predict on the cluster of this Dask scheduler."),
     ] = None,
     device: Device = None,
 ) -> None:

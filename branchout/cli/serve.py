@@ -42,16 +42,19 @@ def serve(
         str | None,
         typer.Option(envvar="BRANCHOUT_TOKEN", help="The token that requests need; --public generates one."),
     ] = None,
-    watch: Annotated[Path | None, typer.Option(metavar="OUT", help="Show the progress of an extension to OUT.")] = None,
+    watch: Annotated[
+        Path | None, typer.Option("--watch", metavar="OUT", help="Show the progress of an extension to OUT.")
+    ] = None,
     inbox: Annotated[
-        Path | None, typer.Option(metavar="PHOTOS", help="A folder of new photos to name and teach, at /inbox.")
+        Path | None,
+        typer.Option("--inbox", metavar="PHOTOS", help="A folder of new photos to name and teach, at /inbox."),
     ] = None,
     memory: Memory = None,
     classes_from: ClassesFrom = None,
     max_mb: Annotated[float, typer.Option(min=0.001, help="The largest image file to accept, in MB.")] = 20.0,
     batch: Annotated[int, typer.Option(min=1, help="The largest batch of images.")] = 32,
     name: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Another host name of this machine to accept.")
+        list[str] | None, typer.Option("--name", metavar="NAME", help="Another host name of this machine to accept.")
     ] = None,
     device: Device = None,
 ) -> None:

@@ -50,6 +50,7 @@ def test_help_fits_80_columns_and_gives_an_example(command: str) -> None:
     told = well(run(*[command] if command else [], "--help"))
     assert all(len(line) <= 80 for line in told.splitlines())
     assert "<bool>" not in told
+    assert not re.search(r"--[A-Z]", told)  # for typer 0.27 the metavar of an option without a name is its name
     if command == "":
         places = [told.index(f"\n  {name} ") for name in COMMANDS]
         assert places == sorted(places)
