@@ -61,7 +61,7 @@ class DataSplit:
             held = val
         if memory is not None and (val is None or not set(held.classes) & old):
             grouped += _count(memory, "images of --memory", notices)
-            memory, held_old = _hold_out(memory, rng, pairs=True)
+            memory, held_old = _hold_out(memory, rng, few=True)
             held = concatenate([held, held_old]) if len(held_old) else held
             chosen_on = "held-out"
         held = _without_training_images(held, new, memory, notices)
@@ -130,23 +130,29 @@ def _hold_out_new(new: Samples, seed: int, rng: np.random.Generator, notices: li
 
 
 def _hold_out(
-    samples: Samples, rng: np.random.Generator, *, pairs: bool = False, grouped: bool = True
+    samples: Samples, rng: np.random.Generator, *, few: bool = False, grouped: bool = True
 ) -> tuple[Samples, Samples]:
     """A fifth of each class, at least one image where it has three or more; near-duplicates stay together.
 
-    With `pairs`, classes with two images give a fifth of their images too: one each, of classes drawn at random.
+    With `few`, classes with two images give a fifth of their images too: one each, of classes drawn at random. So do
+    classes with a single image, if these are so many that they can choose an operating point: the classes drawn then
+    have no image to train with, but a point that no old image has chosen is worse.
     """
     groups = near_duplicates(samples) if grouped else np.arange(len(samples))
     held = np.zeros(len(samples), dtype=bool)
+    of_one: list[int] = []
     of_two: list[np.ndarray] = []
     for label in range(len(samples.classes)):
         members = rng.permutation(np.flatnonzero(samples.labels == label))
         count = max(1, round(HELD_OUT * len(members))) if len(members) >= 3 else 0
         held[take_groups(members, groups, count)] = True
+        of_one += members.tolist() if len(members) == 1 else []
         of_two += [members] if len(members) == 2 and len(np.unique(groups[members])) == 2 else []
-    if pairs and of_two:
+    if few and of_two:
         drawn = rng.permutation(len(of_two))[: round(2 * HELD_OUT * len(of_two))]
         held[[of_two[n][0] for n in drawn]] = True
+    if few and HELD_OUT * len(of_one) >= ENOUGH_OLD:
+        held[rng.permutation(of_one)[: round(HELD_OUT * len(of_one))]] = True
     return samples.select(~held), samples.select(held)
 
 

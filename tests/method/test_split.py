@@ -10,6 +10,7 @@ from helpers import BASE, LATER, NEW, exemplars, some
 from branchout import api
 from branchout.data.samples import Samples, concatenate, content_hashes
 from branchout.errors import BranchoutError
+from branchout.labels import LabelSpace
 from branchout.method.split import DataSplit
 
 
@@ -165,6 +166,18 @@ def test_two_images_a_class_are_enough_to_hold_some_out(base: api.Model, train: 
     held = concatenate([split.dev, split.test])
     assert held.of_classes(BASE).counts() == dict.fromkeys(sorted(given), 1)
     assert DataSplit.of(space, new, exemplars(train, per_class=1), None, 0).chosen_on == "pseudo"
+
+
+@pytest.mark.parametrize(("classes", "held"), [(499, 0), (500, 100), (600, 120)])
+def test_single_images_of_many_classes_choose_too(classes: int, held: int, train: Samples) -> None:
+    """A fifth of them, if that is enough to choose an operating point; otherwise all of them train."""
+    names = tuple(f"{n:03}" for n in range(classes))
+    old = replace(train.select(np.arange(classes) % len(train)), classes=names, labels=np.arange(classes))
+    split = DataSplit.of(LabelSpace.of(names), train.of_classes(NEW), old, None, 0)
+    assert split.memory is not None
+    assert len(split.memory) == classes - held
+    assert concatenate([split.dev, split.test]).mask(names).sum() == held
+    assert split.chosen_on == ("held-out" if held else "pseudo")
 
 
 def with_bursts(samples: Samples, groups: Sequence[int]) -> Samples:
