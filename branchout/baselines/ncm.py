@@ -3,9 +3,9 @@ network is the frozen base and nothing is trained, so nothing is forgotten eithe
 
 Source: SimpleCIL (Zhou, Cai, Ye, Zhan, Liu: "Revisiting Class-Incremental Learning with Pre-Trained Models", 2023).
 Departures: the base's classes have means of their exemplars only (`ncm-all`: of all their images). A mean of n images
-is longer than the class's own by its noise, which lowers every cosine to it; so it is divided by the length that the
-true mean is estimated to have, and classes of ten images and of five hundred are compared fairly. A class that comes
-again keeps one mean for each of its looks, and the nearer one counts.
+is longer than the class's own by its noise, which lowers every cosine to it; so cosines to means of n images are
+multiplied by what that noise is estimated to take from them on average, and classes of ten images and of five hundred
+are compared fairly. A class that comes again keeps one mean for each of its looks, and the nearer one counts.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from branchout.baselines.networks import OnFeatures
 from branchout.baselines.task import Task, on_base
 from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier
-from branchout.model.heads import NORM, Pooler, to_norm
+from branchout.model.heads import Pooler, to_norm
 
 LEAST = 0.1
-"""What is left at least of a mean's squared length without its noise: the estimate is rough where images are few."""
+"""What is left at least of the squared length of means without their noise: a single image of a class has much."""
 
 
 class NearestMean(nn.Module):
@@ -45,16 +45,19 @@ class NearestMean(nn.Module):
 
 
 def class_means(groups: Sequence[Tensor]) -> Tensor:
-    """The mean of each group (n, k), divided by the estimated length of its class's true mean, times 4.
+    """The mean of each group (n, k) at length 4, times ‖m‖ / ‖μ‖ as estimated for all groups of n images.
 
-    E‖m‖² = ‖μ‖² + tr Σ / n, with Σ the covariance that all classes share.
+    E‖m‖² = ‖μ‖² + tr Σ / n, with Σ the covariance that all classes share. For a single group of two images the
+    estimate would be rough, and classes whose length is underestimated would win too often.
     """
     means = torch.stack([group.mean(0) for group in groups])
     counts = torch.tensor([len(group) for group in groups]).to(means)
     spread = sum((group - mean).square().sum() for group, mean in zip(groups, means, strict=True))
     noise = spread / (counts.sum() - len(groups)).clamp(min=1) / counts
     squared = means.square().sum(1)
-    return NORM * means / torch.maximum(squared - noise, LEAST * squared).clamp(min=1e-24).sqrt()[:, None]
+    alike = (counts[:, None] == counts).to(means)
+    kept: Tensor = (alike @ (squared - noise) / (alike @ squared).clamp(min=1e-24)).clamp(min=LEAST)
+    return to_norm(means) / kept.sqrt()[:, None]
 
 
 def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = False) -> OnFeatures:

@@ -22,12 +22,14 @@ def features_of(model: Classifier, task: Task, samples: Samples) -> np.ndarray:
 
 
 def directions(groups: list[np.ndarray]) -> list[np.ndarray]:
-    """Each mean over the length it would have without noise, with the variance that all groups share."""
+    """Each mean at length 1, over the share of it that is no noise: in all groups of as many images together."""
     spread = sum(((group - group.mean(0)) ** 2).sum() for group in groups) / sum(len(group) - 1 for group in groups)
     found = []
     for group in groups:
-        squared = (group.mean(0) ** 2).sum()
-        found.append(group.mean(0) / np.sqrt(max(squared - spread / len(group), 0.1 * squared)))
+        alike = sum((other.mean(0) ** 2).sum() for other in groups if len(other) == len(group))
+        number = sum(len(other) == len(group) for other in groups)
+        share = max(1 - number * spread / len(group) / alike, 0.1)
+        found.append(group.mean(0) / np.linalg.norm(group.mean(0)) / np.sqrt(share))
     return found
 
 

@@ -8,7 +8,7 @@ import pytest
 from helpers import BASE, LATER, NEW, exemplars, some
 
 from branchout import api
-from branchout.data.samples import Samples, concatenate, content_hashes
+from branchout.data.samples import ArrayPixels, Samples, concatenate, content_hashes
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
 from branchout.method.split import DataSplit
@@ -171,8 +171,9 @@ def test_two_images_a_class_are_enough_to_hold_some_out(base: api.Model, train: 
 @pytest.mark.parametrize(("classes", "held"), [(499, 0), (500, 100), (600, 120)])
 def test_single_images_of_many_classes_choose_too(classes: int, held: int, train: Samples) -> None:
     """A fifth of them, if that is enough to choose an operating point; otherwise all of them train."""
-    names = tuple(f"{n:03}" for n in range(classes))
-    old = replace(train.select(np.arange(classes) % len(train)), classes=names, labels=np.arange(classes))
+    names = [f"{n:03}" for n in range(classes)]
+    noise = np.random.default_rng(0).integers(256, size=(classes, 8, 8, 1), dtype=np.uint8)
+    old = Samples.build(ArrayPixels(noise), names, names)
     split = DataSplit.of(LabelSpace.of(names), train.of_classes(NEW), old, None, 0)
     assert split.memory is not None
     assert len(split.memory) == classes - held
