@@ -173,14 +173,15 @@ def step_offsets(
     return offsets
 
 
-MOST_STRANGERS, ENOUGH_FOUND = 0.45, 0.95
-"""Chosen on features of one network, with subsets of 8 to 101 new classes and kept images of old ones."""
+MOST_STRANGERS, ENOUGH_FOUND = 0.5, 0.95
+"""Chosen on features of one network, with subsets of 8 to 101 new classes and kept images of old ones. Fewer strangers
+than half cost new classes more than they save old ones where new classes are many."""
 
 
 def balanced_without_old(columns: Floats, labels: Ints, space: LabelSpace) -> float | None:
     """A balanced b where there are no images of old classes: from held-out images of the newest step alone.
 
-    An image whose own class is left out stands for one that belongs to none of the new classes. b gives at most 45% of
+    An image whose own class is left out stands for one that belongs to none of the new classes. b gives at most half of
     these images to a new class; images of old classes lie further away, so that few of them are given to one. The fewer
     new classes, the smaller their logits on such images, so b is also at most what gives 95% of the images to a new
     class with their own among them. None where nothing is left to compare with.
