@@ -153,7 +153,7 @@ def recolour(images: Tensor, augmentation: Augmentation, random: Random) -> Tens
     if channels == 1:
         mean = images.mean((1, 2, 3)) * light
         return (images * gain + ((1 - contrast) * mean).view(-1, 1, 1, 1)).clamp_(0, 1)
-    to_yiq, from_yiq = _yiq(images.device)
+    to_yiq, from_yiq = _yiq(images.device, images.dtype)
     grey_mean = (images.mean((2, 3)) @ to_yiq[0]) * light
     saturation = 1 + augmentation.saturation * draw[:, 2]
     angle = 2 * math.pi * augmentation.hue * draw[:, 3]
@@ -169,8 +169,8 @@ def recolour(images: Tensor, augmentation: Augmentation, random: Random) -> Tens
 
 
 @lru_cache(maxsize=8)
-def _yiq(device: torch.device) -> tuple[Tensor, Tensor]:
+def _yiq(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """RGB → YIQ and back. Hue is an angle in the IQ plane, so the whole jitter is one 3×3 matrix for each image."""
     there = [(0.299, 0.587, 0.114), (0.595716, -0.274453, -0.321263), (0.211456, -0.522591, 0.311135)]
-    matrix = torch.tensor(there, device=device)
+    matrix = torch.tensor(there, device=device, dtype=dtype)
     return matrix, torch.linalg.inv(matrix)

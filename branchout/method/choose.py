@@ -5,12 +5,13 @@ Symbols: (α, β) or b → a point of the `Frontier` · W_dd' at that point → 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
 
-from branchout.method.dial import dial_frontier, predict, step_offsets, with_bias
+from branchout.method.dial import balanced_without_old, dial_frontier, predict, step_offsets, with_bias
 from branchout.method.features import logit_columns, predictions
 from branchout.method.frontier import Floats, Frontier, Ints, grid_frontier
 from branchout.method.recipes import Recipe
@@ -19,6 +20,9 @@ from branchout.method.stage2 import TrainedDeltas, grid_answers
 from branchout.metrics import PAPER_GOALS, Accuracies, accuracies
 from branchout.model.checkpoint import Deltas, Fusion
 from branchout.model.classifier import Classifier
+
+Half = tuple[Tensor, Ints]
+"""Features (N, feature vectors, k) and labels of some held-out images."""
 
 
 def choose_point(
@@ -31,20 +35,24 @@ def choose_point(
     goal: str,
     chosen_on: str = "dev",
     by_class: bool = False,
-    balanced_at: float | None = None,
+    held_new: Half | None = None,
+    earlier: Sequence[float] = (),
 ) -> tuple[Fusion, Frontier]:
     """The frontier on dev images, given by features (N, feature vectors, k) and labels, and the goal's point on it.
 
     `chosen_on` says what these images are: a key of `metrics.CHOSEN_ON`. `by_class` has the goal weigh classes
-    instead of images: see `metrics.weighted_by_class`; `balanced_at` is the b of the goal `balanced` where they cannot
-    judge it.
+    instead of images: see `metrics.weighted_by_class`. Where they cannot judge the goal `balanced`, `held_new` has
+    held-out images of the newest classes, which place it (`dial.balanced_without_old`), and the branches of earlier
+    steps keep their biases, `earlier`.
     """
     if recipe.dial or trained is None:
         deltas = [] if trained is None else [_on_cpu(trained.at(0, 0))]
         model.fused.deltas = list(deltas[0]) if deltas else [None] * len(model.fused.heads)
         columns = logit_columns(model, features)
-        curve, offsets = dial_curve(model, columns, labels, recipe.balanced, by_class)
-        curve = replace(curve, chosen_on=chosen_on, balanced_at=balanced_at)
+        b = None if held_new is None else place_without_old(model, held_new, earlier)
+        offsets = None if b is None else (*(each - b for each in earlier), 0.0)
+        curve, offsets = dial_curve(model, columns, labels, recipe.balanced, by_class, offsets)
+        curve = replace(curve, chosen_on=chosen_on, balanced_at=b)
         chosen = [curve.choose(each) for each in curve.possible_goals()] if by_class else []
         points = curve.select(np.union1d(curve.pareto(), np.array(chosen, dtype=np.int64)))  # no goal needs another
         return Fusion(points.to_dict(), deltas, points.choose(goal), goal, offsets), points
@@ -58,14 +66,26 @@ def choose_point(
     return Fusion(points.to_dict() | {"beaten": beaten}, deltas, points.choose(goal), goal), points
 
 
+def place_without_old(model: Classifier, held_new: Half, earlier: Sequence[float]) -> float | None:
+    """The b of the newest step, beside earlier steps that keep their biases."""
+    columns = with_bias(logit_columns(model, held_new[0]), model.space, [*earlier, 0.0])
+    return balanced_without_old(columns, held_new[1], model.space)
+
+
 def dial_curve(
-    model: Classifier, columns: Floats, labels: Ints, balanced_by: str, by_class: bool
+    model: Classifier,
+    columns: Floats,
+    labels: Ints,
+    balanced_by: str,
+    by_class: bool,
+    offsets: tuple[float, ...] | None = None,
 ) -> tuple[Frontier, tuple[float, ...]]:
-    """The dial's exact curve, and the offset of each step's branch where there are several."""
+    """The dial's exact curve, and the offset of each step's branch where there are several; these may be given."""
     space, pooler = model.space, model.fused.pooler.kind
-    offsets: tuple[float, ...] = ()
-    if len(model.steps) > 1:
-        offsets = tuple(step_offsets(columns, labels, space, pooler, by_class=by_class).tolist())
+    if len(model.steps) < 2:
+        offsets = ()
+    else:
+        offsets = offsets or tuple(step_offsets(columns, labels, space, pooler, by_class=by_class).tolist())
         columns = with_bias(columns, space, offsets)
     return dial_frontier(columns, labels, space, pooler, balanced_by=balanced_by, by_class=by_class), offsets
 
@@ -93,10 +113,6 @@ def measure_goals(
     goals = {goal: frontier.choose(goal) for goal in PAPER_GOALS}
     results = {goal: GoalResult(point, at(point)) for goal, point in goals.items()}
     return Measured(len(labels), before, at(fusion.point), results)
-
-
-Half = tuple[Tensor, Ints]
-"""Features (N, feature vectors, k) and labels of half of the held-out images."""
 
 
 def cross_fit(

@@ -10,7 +10,7 @@ Symbols: the branches Φ_n1, Φ_n2, … of the model to compact → `Teacher` ·
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -145,10 +145,11 @@ class Compaction:
     def run(self) -> Compacted:
         begun = time.perf_counter()
         steps, losses = self.distil()
-        fusions, notices = [], list(self.split.notices)
+        fusions: list[Fusion] = []
+        notices = list(self.split.notices)
         for number in range(1, len(steps) + 1):
             model = self.old.rebuilt(steps[:number]).to(self.device)
-            fusion, measured, notice = self.choose(model)
+            fusion, measured, notice = self.choose(model, fusions[-1:])
             fusions.append(fusion)
         notices += [notice] if notice else []
         apply_fusion(model, fusion)
@@ -198,8 +199,11 @@ class Compaction:
         )
         return steps, losses
 
-    def choose(self, model: Classifier) -> tuple[Fusion, Measured | None, str]:
-        """Fuse and choose after the last of these steps; a goal out of reach becomes `balanced`, with a notice."""
+    def choose(self, model: Classifier, last: Sequence[Fusion]) -> tuple[Fusion, Measured | None, str]:
+        """Fuse and choose after the last of these steps; a goal out of reach becomes `balanced`, with a notice.
+
+        `last` holds the fusion of the step before, if there is one.
+        """
         number = len(model.steps)
         space, split = self.space.upto(number), self.split
         earlier = [part for part in (split.memory, split.new.select(split.new.origin < number)) if part]
@@ -212,6 +216,8 @@ class Compaction:
         )
         config = ExtendConfig(goal=self.fusion.goal, seed=self.config.seed)
         base = self.old.rebuilt(model.steps[:-1])
+        for fusion in last:
+            base.fused.set_bias(fusion.biases(number - 1))
         extension = Extension(base, split, config, device=self.device, images=self.images, report=self.report)
         extension.space = space  # a class without images keeps its column
         trained = extension.train_deltas(model) if extension.needs_deltas() else None

@@ -187,14 +187,14 @@ def balanced_without_old(columns: Floats, labels: Ints, space: LabelSpace) -> fl
     class with their own among them. None where nothing is left to compare with.
     """
     newest = space.branch_of_column == len(space.branches) - 1
-    own = space.class_of_column[newest][None] == labels[:, None]
-    known = own.any(1)
+    own = space.class_of_column[None] == labels[:, None]
+    known = own[:, newest].any(1)
     if newest.sum() < 2 or not known.any():
         return None
-    new, earlier = columns[known][:, newest], columns[known][:, ~newest].max(1)
-    others = np.where(own[known], -np.inf, new).max(1)
+    new, strange = columns[known][:, newest], np.where(own, -np.inf, columns)[known]
+    others, earlier = strange[:, newest].max(1), strange[:, ~newest].max(1)
     limits = np.quantile(earlier - others, MOST_STRANGERS), np.quantile(earlier - new.max(1), ENOUGH_FOUND)
-    return float(min(limits))
+    return float(min(limits)) if np.isfinite(limits).all() else None
 
 
 def own_columns(scores: Floats, space: LabelSpace) -> Floats:

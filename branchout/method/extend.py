@@ -20,8 +20,7 @@ from branchout.data.samples import Samples, concatenate
 from branchout.labels import LabelSpace
 from branchout.method.choose import apply_fusion, choose_point, cross_fit, measure_goals
 from branchout.method.config import ExtendConfig
-from branchout.method.dial import balanced_without_old
-from branchout.method.features import logit_columns, predictions
+from branchout.method.features import predictions
 from branchout.method.frontier import Frontier
 from branchout.method.head_only import train_head
 from branchout.method.recipes import recipe_named
@@ -170,7 +169,8 @@ class Extension(StepData):
             goal=config.goal,
             chosen_on=chosen_on,
             by_class=chosen_on != "dev",  # validation images that were given are taken as they are
-            balanced_at=self.balanced_without_old(model),
+            held_new=self.held_new(model),
+            earlier=self.base.fused.bias[1:].tolist(),
         )
         if not both:
             return fusion, frontier, self.measure(model, fusion, frontier)
@@ -178,13 +178,13 @@ class Extension(StepData):
         before = self.before(self.split.test if stops else concatenate([self.split.dev, self.split.test]))
         return fusion, frontier, cross_fit(model, (halves[0], halves[1]), fusion, frontier, before, second_only=stops)
 
-    def balanced_without_old(self, model: Classifier) -> float | None:
-        """Where the dial of a linear head stands for `balanced` if no old image can choose; None if some can."""
+    def held_new(self, model: Classifier) -> tuple[Tensor, np.ndarray] | None:
+        """Held-out images of the new classes, for a linear head without old images that could choose."""
         if self.split.chosen_on != "pseudo" or not isinstance(self.base.base_head, nn.Linear):
             return None
         held = concatenate([part for part in (self.split.dev, self.split.calibration) if part])
         held = held.of_classes(self.split.new.classes)
-        return balanced_without_old(logit_columns(model, self.features(model, held)[0]), self.labels(held), self.space)
+        return self.features(model, held)[0], self.labels(held)
 
     def dev(self, model: Classifier) -> tuple[Tensor, np.ndarray]:
         """Features and labels of the dev images, with pseudo-exemplars of the old classes if most have no images."""

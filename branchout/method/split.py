@@ -50,6 +50,7 @@ class DataSplit:
         check_classes(space, new, memory, val)
         rng = np.random.default_rng(seed)
         old = set(space.classes) - set(new.classes) or set(space.classes)  # if all get new images, these measure them
+        lacking = memory is None or not old <= set(memory.classes)
         chosen_on = "dev"
         notices: list[str] = []
         grouped = 0
@@ -61,7 +62,7 @@ class DataSplit:
             held = val
         if memory is not None and (val is None or not set(held.classes) & old):
             grouped += _count(memory, "images of --memory", notices)
-            memory, held_old = _hold_out(memory, rng, few=True)
+            memory, held_old = _hold_out(memory, rng, few=old)
             held = concatenate([held, held_old]) if len(held_old) else held
             chosen_on = "held-out"
         held = _without_training_images(held, new, memory, notices)
@@ -74,7 +75,7 @@ class DataSplit:
             chosen_on = "pseudo"
         dev, test = _halve(held, new.classes, rng)
         calibration = None
-        if chosen_on == "pseudo" or memory is None or not old <= set(memory.classes):
+        if chosen_on == "pseudo" or lacking:
             dev, calibration = _take_calibration(dev, new.classes, rng)
         if memory is not None:
             memory = _with_origin(memory, space)
@@ -130,28 +131,28 @@ def _hold_out_new(new: Samples, seed: int, rng: np.random.Generator, notices: li
 
 
 def _hold_out(
-    samples: Samples, rng: np.random.Generator, *, few: bool = False, grouped: bool = True
+    samples: Samples, rng: np.random.Generator, *, few: Collection[str] = (), grouped: bool = True
 ) -> tuple[Samples, Samples]:
     """A fifth of each class, at least one image where it has three or more; near-duplicates stay together.
 
     With `few`, classes with two images give a fifth of their images too: one each, of classes drawn at random. So do
-    classes with a single image, if these are so many that they can choose an operating point: the classes drawn then
-    have no image to train with, but a point that no old image has chosen is worse.
+    the classes `few` with a single image, if these are so many that they can choose an operating point: the classes
+    drawn then have no image to train with, but a point that no old image has chosen is worse.
     """
     groups = near_duplicates(samples) if grouped else np.arange(len(samples))
     held = np.zeros(len(samples), dtype=bool)
     of_one: list[int] = []
     of_two: list[np.ndarray] = []
-    for label in range(len(samples.classes)):
+    for label, name in enumerate(samples.classes):
         members = rng.permutation(np.flatnonzero(samples.labels == label))
         count = max(1, round(HELD_OUT * len(members))) if len(members) >= 3 else 0
         held[take_groups(members, groups, count)] = True
-        of_one += members.tolist() if len(members) == 1 else []
+        of_one += members.tolist() if len(members) == 1 and name in few else []
         of_two += [members] if len(members) == 2 and len(np.unique(groups[members])) == 2 else []
     if few and of_two:
         drawn = rng.permutation(len(of_two))[: round(2 * HELD_OUT * len(of_two))]
         held[[of_two[n][0] for n in drawn]] = True
-    if few and HELD_OUT * len(of_one) >= ENOUGH_OLD:
+    if HELD_OUT * len(of_one) >= ENOUGH_OLD:
         held[rng.permutation(of_one)[: round(HELD_OUT * len(of_one))]] = True
     return samples.select(~held), samples.select(held)
 

@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from helpers import BASE, NEW, untrained
+from helpers import BASE, LATER, NEW, untrained
+from torch import nn
 
 from branchout.method.choose import choose_point, cross_fit
-from branchout.method.dial import dial_frontier, predict
+from branchout.method.dial import balanced_without_old, dial_frontier, predict, with_bias
 from branchout.method.features import logit_columns
 from branchout.method.recipes import BRANCHOUT
 from branchout.metrics import accuracies
+from branchout.model.classifier import Classifier, Step
+from branchout.model.staged import Branch, branch_point
 
 
 def test_each_half_is_measured_at_the_other_halfs_choice() -> None:
@@ -74,3 +77,33 @@ def test_a_goal_that_one_half_cannot_judge_does_not_end_a_run(goal: str) -> None
     found = cross_fit(model, halves, fusion, frontier, None)
     assert found.images == 20
     assert found.after.novel is not None
+
+
+def test_without_old_images_the_newest_step_is_placed_and_earlier_ones_stay() -> None:
+    torch.manual_seed(0)
+    like = untrained(BASE)
+    k, point = like.backbone.features, branch_point(like.backbone, "fc")
+    model = Classifier(like.arch, like.backbone, nn.Linear(k, len(BASE)), BASE, like.preprocessing, "glyph")
+    for names in (NEW, LATER):
+        branch, head = Branch.clone(like.backbone, point), nn.Linear(k, len(names))
+        model = model.extended(Step(tuple(names), "fc", point.start, branch, head))
+    features = torch.randn(80, 1, k)
+    labels = np.random.default_rng(0).choice(model.space.index(LATER), 80)
+    fusion, frontier = choose_point(
+        model,
+        None,
+        features,
+        labels,
+        recipe=BRANCHOUT,
+        goal="balanced",
+        chosen_on="pseudo",
+        by_class=True,
+        held_new=(features, labels),
+        earlier=[-3.0],
+    )
+    b = balanced_without_old(with_bias(logit_columns(model, features), model.space, [-3.0, 0.0]), labels, model.space)
+    assert b is not None
+    assert frontier.balanced_at == b
+    first, second = fusion.biases(2)
+    assert second - first == pytest.approx(b + 3.0)
+    assert second == pytest.approx(b, abs=0.2)  # the curve's nearest point

@@ -179,6 +179,13 @@ def test_single_images_of_many_classes_choose_too(classes: int, held: int, train
     assert len(split.memory) == classes - held
     assert concatenate([split.dev, split.test]).mask(names).sum() == held
     assert split.chosen_on == ("held-out" if held else "pseudo")
+    assert (split.calibration is None) == (held > 0)  # classes that gave their only image are not lacking
+    again = LabelSpace.of([*names[:-1], NEW[0]])  # a class that gets new images does not count
+    shared = Samples.build(ArrayPixels(noise), [*names[:-1], NEW[0]], names)
+    split = DataSplit.of(again, train.of_classes(NEW), shared, None, 0)
+    assert split.chosen_on == ("held-out" if classes > 500 else "pseudo")
+    assert split.memory is not None
+    assert NEW[0] in split.memory.classes
 
 
 def with_bursts(samples: Samples, groups: Sequence[int]) -> Samples:
