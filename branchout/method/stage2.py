@@ -113,7 +113,8 @@ def _points_per_pass(
     floats += sum(len(layout.space.branches[d]) * len(f) for d, f in enumerate(sources(layout.feature_of))) * (
         data[0].u.shape[-1] * len(data) * 3  # deltas, gradients, momentum
     )
-    limit = memory_limit or MEMORY_LIMIT.get(data[0].u.device.type, 2 << 30)
+    most = MEMORY_LIMIT.get(data[0].u.device.type, 2 << 30)
+    limit = most if memory_limit is None else min(memory_limit, most)
     return max(1, min(len(settings.grid), limit // (floats * data[0].u.element_size())))
 
 

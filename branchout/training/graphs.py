@@ -221,8 +221,9 @@ class GraphStep(EagerStep[Batch]):
         """A repeated step, if its loss is that of an ordinary one: what Python decides in a loss is not recorded."""
         assert self.repeat is not None
         kept = self.state()
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            expected = float(self.loss_of(batch).detach())
+        # Without gradients: the recording holds the memory of a whole step already.
+        with torch.no_grad(), torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            expected = float(self.loss_of(batch))
         self.restore(kept)
         loss = self.repeat()
         if math.isclose(float(loss), expected, rel_tol=TOLERANCE, abs_tol=1e-4) or not math.isfinite(expected):

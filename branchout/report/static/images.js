@@ -222,7 +222,7 @@ const whyTable = ({ winner, expected, place, dial_change: dialChange }) => {
   const words = element("p", undefined, "note");
   words.append(name(), ` is in place ${grouped(place)} with ${percent(expected.probability)}%. `);
   words.append(element("bdi", winner.class), ` leads by ${number(sum(lead))}: own logits ${own}, deltas ${delta}, dial ${dial}. `);
-  if (dialChange) words.append(`With the dial ${number(Math.abs(dialChange))} ${dialChange > 0 ? "higher" : "lower"} it would win.`);
+  if (dialChange) words.append(`With the dial more than ${number(Math.abs(dialChange))} ${dialChange > 0 ? "higher" : "lower"} it would win.`);
   else if (dialChange === null) words.append("No position of the dial makes it win.");
   const title = element("h4", "Why not ");
   title.append(name(), "?");
