@@ -97,10 +97,9 @@ def _list(
     from branchout.training.loop import silent
 
     live = live_model(box)
+    model = model or live
     if model is None:
-        raise BranchoutError(
-            f"No model was given. Type: branchout inbox {quoted(box.folder)} --model {live or 'MODEL'}"
-        )
+        raise BranchoutError(f"No model was given. Type: branchout inbox {quoted(box.folder)} --model MODEL")
     opened = open_model(model, device=device)
     done = taught(box, opened.classes)
     with nullcontext(silent) if as_json else progress(console) as report:
