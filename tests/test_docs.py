@@ -382,7 +382,6 @@ FLOWERS = {
     "**Branchout**": "default",
     "`--branch blocks.5` (deeper branch)": "blocks.5",
     "`--branch fc` (new head alone)": "fc",
-    "no old images kept": "no-memory",
     "logistic regression beside old logits": "logistic-regression",
     "full fine-tuning": "fine-tuning",
     "RanPAC": "ranpac",

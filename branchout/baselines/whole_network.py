@@ -96,11 +96,16 @@ def train(
     loss_of: Loss,
     work: str = "train the network",
     optimisation: Optimisation | None = None,
+    *,
+    statistics: bool = True,
 ) -> None:
-    """Train all parameters that are not frozen, and BatchNorm's statistics, on augmented views of these images."""
+    """Train all parameters that are not frozen on augmented views of these images; `statistics`: BatchNorm's too."""
     labelled = task.labelled(samples)
     optimisation = scale_to_dataset(optimisation or task.network, len(labelled.labels))
     network.train()
+    for module in () if statistics else network.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
     fit(
         network,
         [parameter for parameter in network.parameters() if parameter.requires_grad],

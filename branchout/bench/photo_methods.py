@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.api.model import Model
-from branchout.baselines.networks import Network, epochs_of, scores_of
+from branchout.baselines.networks import Network, scores_of
 from branchout.baselines.registry import baselines
 from branchout.baselines.task import Ints, Task
-from branchout.baselines.whole_network import new_and_exemplars, student_and_teacher
+from branchout.baselines.whole_network import new_and_exemplars, student_and_teacher, train
 from branchout.data.images import Gallery, forward_batch
 from branchout.data.memory import keep
 from branchout.data.samples import Samples, concatenate
@@ -37,8 +37,8 @@ from branchout.method.running.speeds import Counts, frozen_passes
 from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier
 from branchout.model.heads import new_head
-from branchout.training.loop import Report, fit, silent
-from branchout.training.optimisation import Optimisation, scale_to_dataset
+from branchout.training.loop import Report, silent
+from branchout.training.optimisation import Optimisation
 
 KEPT = 5
 """Images kept of each new class for later steps."""
@@ -216,24 +216,16 @@ def fine_tuned(base: Classifier, task: Task, optimisation: Optimisation) -> Netw
         with torch.no_grad():
             for name, values in head.named_parameters():
                 network.head.get_parameter(name)[rows] = values[fresh]
-    labelled = task.labelled(new_and_exemplars(task))
-    optimisation = scale_to_dataset(optimisation, len(labelled.labels))
-    network.train()
-    for module in network.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eval()
-    fit(
+    train(
         network,
-        [parameter for parameter in network.parameters() if parameter.requires_grad],
-        epochs_of(task, labelled, optimisation.batch),
-        max(len(labelled.labels) // optimisation.batch, 1),
-        lambda batch: F.cross_entropy(network(batch[0]), batch[1]),
-        optimisation,
-        device=task.device,
+        task,
+        new_and_exemplars(task),
+        lambda images, target: F.cross_entropy(network(images), target),
         work="Fine-tuning the network",
-        report=task.report,
+        optimisation=optimisation,
+        statistics=False,
     )
-    return network.eval()
+    return network
 
 
 def chosen_bias(case: Case, split: DataSplit, columns: Callable[[Samples], Floats]) -> tuple[float, float]:
