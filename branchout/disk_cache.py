@@ -5,6 +5,8 @@ It is optional: one that cannot be written is not used.
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import shutil
 import tempfile
@@ -13,8 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, explain_os_error
 from branchout.files import atomic_write
+from branchout.units import size
 
 if TYPE_CHECKING:
     from typing import Any
@@ -79,28 +82,47 @@ def evict(cache: Path, limit: int) -> None:
         with suppress(OSError):
             status = file.stat()
             found.append((status.st_mtime_ns, status.st_size, file))
-    total = sum(size for _, size, _ in found)
-    for _, size, file in sorted(found):
+    total = sum(taken for _, taken, _ in found)
+    for _, taken, file in sorted(found):
         if total <= limit:
             return
         with suppress(OSError):
             file.unlink()
-            total -= size
+            total -= taken
 
 
 def scratch_room() -> int:
-    """How many bytes `scratch_array` may take: half of what is free on the cache's disk."""
-    above = next(each for each in (cache_folder(), *cache_folder().absolute().parents) if each.exists())
-    return shutil.disk_usage(above).free // 2
+    """How many bytes `scratch_array` may take: half of what is free on the cache's disk; 0 if it cannot be written."""
+    with suppress(OSError):
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        return shutil.disk_usage(cache_folder()).free // 2
+    return 0
 
 
 def scratch_array(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Bytes in a nameless file of the cache folder: the file goes with the array, or with a killed process."""
+    """Bytes in a nameless file of the cache folder: the file goes with the array, or with a killed process.
+
+    Its space is reserved first: a disk that fills up later would end the process with SIGBUS.
+    """
     import numpy as np
 
-    cache_folder().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=cache_folder()) as file:
-        return np.memmap(file, np.uint8, "w+", shape=shape)
+    folder, needed = cache_folder(), max(1, math.prod(shape))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, needed)
+            elif shutil.disk_usage(folder).free < needed:  # macOS, Windows
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            else:
+                file.truncate(needed)
+            return np.memmap(file, np.uint8, "r+", shape=shape)
+    except OSError as error:
+        raise BranchoutError(
+            f"{folder} cannot hold {size(needed)} of data that should stay out of memory: "
+            f"{explain_os_error(OSError(error.errno, error.strerror))}. Or name a folder on a larger disk: "
+            "BRANCHOUT_CACHE=/path/to/folder branchout …, or give a larger --memory-limit"
+        ) from None
 
 
 def _crc(array: npt.NDArray[Any]) -> bytes:

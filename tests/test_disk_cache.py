@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from branchout.disk_cache import cache_folder, cache_limit, load_cached, store_cached
+from branchout.disk_cache import cache_folder, cache_limit, load_cached, scratch_array, scratch_room, store_cached
 from branchout.errors import BranchoutError
 
 
@@ -94,3 +94,38 @@ def test_the_cache_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv("BRANCHOUT_CACHE_LIMIT", wrong)
         with pytest.raises(BranchoutError, match="BRANCHOUT_CACHE_LIMIT"):
             cache_limit()
+
+
+def test_a_full_disk_is_said_before_a_scratch_array_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing to a memory-mapped file on a full disk would end the process with SIGBUS."""
+    monkeypatch.setenv("BRANCHOUT_CACHE", str(tmp_path))
+    array = scratch_array((3, 5))
+    array[:] = 7
+    assert int(array.sum()) == 105
+    assert not list(tmp_path.iterdir())
+
+    def full(descriptor: int, offset: int, count: int) -> None:
+        assert (offset, count) == (0, 2_500_000_000)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(BranchoutError, match=r"2\.5 GB.*full.*BRANCHOUT_CACHE=.*--memory-limit") as raised:
+        scratch_array((2_500_000, 1000))
+    assert str(tmp_path) in str(raised.value)
+
+
+def test_space_is_checked_where_the_system_cannot_reserve_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRANCHOUT_CACHE", str(tmp_path))
+    monkeypatch.delattr(os, "posix_fallocate")
+    assert scratch_array((2, 3)).shape == (2, 3)
+    with pytest.raises(BranchoutError, match="full"):
+        scratch_array((2**60,))
+
+
+def test_a_cache_folder_that_cannot_be_made_leaves_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert scratch_room() > 0
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("BRANCHOUT_CACHE", str(tmp_path / "file" / "cache"))
+    assert scratch_room() == 0
+    with pytest.raises(BranchoutError, match=r"file/cache.*BRANCHOUT_CACHE="):
+        scratch_array((2, 3))
