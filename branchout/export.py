@@ -152,7 +152,7 @@ def metadata(saved: SavedModel, model: Classifier, flip: bool) -> dict[str, str]
         "branches": {branch_name(n): list(names) for n, names in enumerate(model.space.branches)},
         "network": model.arch["name"],
         "flip": flip,
-        "goal": saved.fusions[-1].goal if saved.fusions else None,
+        "goal": saved.step_points[-1].goal if saved.step_points else None,
         "branchout": __version__,
     }
     return {key: json.dumps(value, ensure_ascii=False) for key, value in facts.items()}

@@ -127,9 +127,9 @@ def with_fixed_dial(model: api.Model, samples: Samples, folder: Path) -> api.Mod
     frontier = Frontier("dial", np.array(DIAL)[:, None], figures, len(samples))
     point = frontier.choose("balanced")
     assert 0 < point < len(DIAL) - 1
-    *earlier, last = model.saved.fusions
-    fusion = replace(last, frontier=frontier.to_dict(), point=point, goal="balanced")
+    *earlier, last = model.saved.step_points
+    points = replace(last, frontier=frontier.to_dict(), point=point, goal="balanced")
     # What `extend` measured belongs to points of the frontier that is replaced.
     history = tuple({k: v for k, v in event.items() if k != "measured"} for event in model.saved.history)
-    saved = replace(model.saved, fusions=(*earlier, fusion), history=history)
+    saved = replace(model.saved, step_points=(*earlier, points), history=history)
     return api.Model(saved, None, model.device).save(folder)

@@ -247,8 +247,8 @@ def test_classes_the_model_does_not_know_are_named(base: api.Model, val: Samples
 
 def test_columns_give_the_answers_at_any_point(measured: tuple[Comparison, Samples], extended_twice: api.Model) -> None:
     comparison, _ = measured
-    fusion = extended_twice.saved.fusions[-1]
-    biases = fusion.biases(2)
+    points = extended_twice.saved.step_points[-1]
+    biases = points.biases(2)
     assert np.array_equal(dial.predict(comparison.columns, comparison.space, biases), comparison.answers)
 
 

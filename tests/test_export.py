@@ -22,7 +22,7 @@ from branchout import export as exporting
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.export import Graph, built_in_pictures, export_onnx
-from branchout.model.checkpoint import Fusion, SavedModel
+from branchout.model.checkpoint import SavedModel, StepPoints
 
 # What somebody writes who has the file, a picture library and nothing of ours: all of it from the metadata.
 STRANGER = """
@@ -65,9 +65,9 @@ def asked_by_a_stranger(file: Path, pictures: list[Path]) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def fusion(b: float, deltas: list[Any] | None = None) -> Fusion:
+def points(b: float, deltas: list[Any] | None = None) -> StepPoints:
     frontier = {"kind": "dial", "settings": [[b]], "figures": {}, "images": 1, "measured": "dev"}
-    return Fusion(frontier, [deltas] if deltas else [], 0, "balanced")
+    return StepPoints(frontier, [deltas] if deltas else [], 0, "balanced")
 
 
 def mixed(pooler: str, b: float = 0.7) -> SavedModel:
@@ -80,7 +80,7 @@ def mixed(pooler: str, b: float = 0.7) -> SavedModel:
         torch.randn(len(sources) * model.backbone.features, len(names), generator=generator) * 0.3
         for sources, names in zip(model.fused.sources, model.space.branches, strict=True)
     ]
-    return SavedModel(model, (fusion(0.1), fusion(b, deltas)))
+    return SavedModel(model, (points(0.1), points(b, deltas)))
 
 
 def grey(count: int = 3) -> list[np.ndarray]:

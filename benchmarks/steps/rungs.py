@@ -219,7 +219,7 @@ def compacted(run: Run) -> Scores:
     experiment, steps = run.experiment, run.experiment.steps
     dev, _ = experiment.halves(steps)
     model = run.ours
-    fusion, _ = choose_point(
+    points, _ = choose_point(
         model,
         None,
         experiment.features(model, dev)[0],
@@ -232,7 +232,7 @@ def compacted(run: Run) -> Scores:
     if experiment.plan.epochs:
         config = replace(config, epochs=2 * experiment.plan.epochs)
     small = Compaction(
-        SavedModel(model, (fusion,) * steps, ()), memory, config, val=dev, device=experiment.device,
+        SavedModel(model, (points,) * steps, ()), memory, config, val=dev, device=experiment.device,
         report=experiment.report,
     ).run()  # fmt: skip
     return one_offset(run, run.halves(small.model))

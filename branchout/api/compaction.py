@@ -95,7 +95,7 @@ def compact(
         event = _event(saved, config, made, memory)
         earlier = [{**event, "measured": None}] * (config.branches - 1)
         history = (*saved.history[:1], *earlier, event)
-        small = SavedModel(made.model.rebuilt(made.model.steps).to(device), made.fusions, history)
+        small = SavedModel(made.model.rebuilt(made.model.steps).to(device), made.step_points, history)
         if out is not None:
             checkpoint.save(small, out, source=source)
     measured = made.measured

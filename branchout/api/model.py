@@ -17,7 +17,7 @@ from branchout.errors import BranchoutError
 from branchout.evaluate.compare import Comparison, check_classes, compare
 from branchout.evaluate.two_fold import Scored, score_dial
 from branchout.files import write_text
-from branchout.method.choose import apply_fusion
+from branchout.method.choose import apply_point
 from branchout.method.compact import CompactConfig
 from branchout.method.config import ExtendConfig
 from branchout.method.extend import Extension
@@ -56,9 +56,9 @@ class Model(Predictor):
     @property
     def frontier(self) -> Frontier:
         """The operating points of the last step."""
-        if not self.saved.fusions:
+        if not self.saved.step_points:
             raise BranchoutError("A base model has no operating points. Extend it first")
-        return Frontier.from_dict(self.saved.fusions[-1].frontier)
+        return Frontier.from_dict(self.saved.step_points[-1].frontier)
 
     def bytes_on_disk(self) -> int:
         """The size of all weights, as saved or as they would be."""
@@ -79,9 +79,9 @@ class Model(Predictor):
         Returns the point's accuracies on the images that it was chosen with.
         """
         point = self.frontier.choose(goal)
-        *earlier, last = self.saved.fusions
-        self.saved = replace(self.saved, fusions=(*earlier, replace(last, point=point, goal=goal)))
-        apply_fusion(self.classifier, self.saved.fusions[-1])
+        *earlier, last = self.saved.step_points
+        self.saved = replace(self.saved, step_points=(*earlier, replace(last, point=point, goal=goal)))
+        apply_point(self.classifier, self.saved.step_points[-1])
         if self.folder is not None:
             checkpoint.rewrite(self.saved, self.folder)
         return self.frontier.at(point)
@@ -272,7 +272,7 @@ class Model(Predictor):
                     report=reported,
                 ).run()
             classifier = outcome.model.rebuilt(outcome.model.steps).to(self.device)
-            grown = self.saved.extended(classifier, outcome.fusion, prepared.event(outcome, plan))
+            grown = self.saved.extended(classifier, outcome.points, prepared.event(outcome, plan))
             if out is not None and processes.is_main():
                 checkpoint.save(grown, out, source=self.folder)
         model = Model(grown, out, self.device)

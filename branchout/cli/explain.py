@@ -69,7 +69,7 @@ def explain(
     pixels = (read.append(file) or image for file, image in readable(files))  # type: ignore[func-returns-value]
     with nullcontext(silent) if as_json else progress(console) as report:
         found = loaded.explain(pixels, top=top, expect=expect, memory=album, nearest=nearest, report=report)
-    has_dial = bool(loaded.saved.fusions) and loaded.frontier.kind == "dial"
+    has_dial = bool(loaded.saved.step_points) and loaded.frontier.kind == "dial"
     for file, explanation in zip(read, found, strict=True):
         if as_json:
             print_json({"file": printable(file), **explanation.to_dict()})

@@ -192,11 +192,11 @@ def _show_comparison(model: Model, found: Comparison) -> None:
 
 def _operating_point(model: Model) -> dict[str, str | float] | None:
     """The chosen goal and its b, or its α and β, as the JSON file keeps them; None for a base model."""
-    if not model.saved.fusions:
+    if not model.saved.step_points:
         return None
-    fusion, frontier = model.saved.fusions[-1], model.frontier
+    points, frontier = model.saved.step_points[-1], model.frontier
     names = ("b",) if frontier.kind == "dial" else ("alpha", "beta")
-    return {"goal": fusion.goal, **dict(zip(names, frontier.settings[fusion.point].tolist(), strict=True))}
+    return {"goal": points.goal, **dict(zip(names, frontier.settings[points.point].tolist(), strict=True))}
 
 
 def _two_fold(model: Model, found: Comparison) -> dict[str, Scored]:

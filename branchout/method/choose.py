@@ -1,6 +1,6 @@
 """Choose an operating point on the dev images and measure it on the test images (paper, section 5.1, "Learning").
 
-Symbols: (α, β) or b → a point of the `Frontier` · W_dd' at that point → `Fusion.deltas` · Acc → `Measured`
+Symbols: (α, β) or b → a point of the `Frontier` · W_dd' at that point → `StepPoints.deltas` · Acc → `Measured`
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from branchout.method.recipes import Recipe
 from branchout.method.results import GoalResult, Measured
 from branchout.method.stage2 import TrainedDeltas, grid_answers
 from branchout.metrics import PAPER_GOALS, Accuracies, accuracies
-from branchout.model.checkpoint import Deltas, Fusion
+from branchout.model.checkpoint import Deltas, StepPoints
 from branchout.model.classifier import Classifier
 
 Half = tuple[Tensor, Ints]
@@ -37,7 +37,7 @@ def choose_point(
     by_class: bool = False,
     held_new: Half | None = None,
     earlier: Sequence[float] = (),
-) -> tuple[Fusion, Frontier]:
+) -> tuple[StepPoints, Frontier]:
     """The frontier on dev images, given by features (N, feature vectors, k) and labels, and the goal's point on it.
 
     `chosen_on` says what these images are: a key of `metrics.CHOSEN_ON`. `by_class` has the goal weigh classes
@@ -55,7 +55,7 @@ def choose_point(
         curve = replace(curve, chosen_on=chosen_on, balanced_at=b)
         chosen = [curve.choose(each) for each in curve.possible_goals()] if by_class else []
         points = curve.select(np.union1d(curve.pareto(), np.array(chosen, dtype=np.int64)))  # no goal needs another
-        return Fusion(points.to_dict(), deltas, points.choose(goal), goal, offsets), points
+        return StepPoints(points.to_dict(), deltas, points.choose(goal), goal, offsets), points
     answers = grid_answers(model, features, trained, 0).cpu().numpy()
     whole = grid_frontier(answers, labels, model.space, trained.grid, recipe.balanced)
     kept = whole.pareto()
@@ -63,7 +63,7 @@ def choose_point(
     deltas = [_on_cpu(trained.at(0, int(n))) for n in kept]
     # Shown in charts only: no goal would choose them, so their deltas are not kept.
     beaten = whole.select(np.setdiff1d(np.arange(len(whole)), kept)).to_dict()
-    return Fusion(points.to_dict() | {"beaten": beaten}, deltas, points.choose(goal), goal), points
+    return StepPoints(points.to_dict() | {"beaten": beaten}, deltas, points.choose(goal), goal), points
 
 
 def place_without_old(model: Classifier, held_new: Half, earlier: Sequence[float]) -> float | None:
@@ -90,11 +90,11 @@ def dial_curve(
     return dial_frontier(columns, labels, space, pooler, balanced_by=balanced_by, by_class=by_class), offsets
 
 
-def apply_fusion(model: Classifier, fusion: Fusion) -> None:
-    """Set a model's deltas and dial to the chosen point of a fusion."""
-    deltas = fusion.chosen_deltas()
+def apply_point(model: Classifier, points: StepPoints) -> None:
+    """Set a model's deltas and dial to the chosen point of a step."""
+    deltas = points.chosen_deltas()
     model.fused.deltas = [None] * len(model.fused.heads) if deltas is None else list(deltas)
-    model.fused.set_bias(fusion.biases(len(model.steps)))
+    model.fused.set_bias(points.biases(len(model.steps)))
 
 
 def _on_cpu(deltas: list[Tensor]) -> Deltas:
@@ -102,23 +102,23 @@ def _on_cpu(deltas: list[Tensor]) -> Deltas:
 
 
 def measure_goals(
-    model: Classifier, features: Tensor, labels: Ints, fusion: Fusion, frontier: Frontier, before: Accuracies | None
+    model: Classifier, features: Tensor, labels: Ints, points: StepPoints, frontier: Frontier, before: Accuracies | None
 ) -> Measured:
     """Accuracies on test images at the chosen point, and at the point of each of the paper's goals."""
 
     def at(point: int) -> Accuracies:
-        apply_fusion(model, replace(fusion, point=point))
+        apply_point(model, replace(points, point=point))
         return accuracies(predictions(model, features), labels, model.space)
 
     goals = {goal: frontier.choose(goal) for goal in PAPER_GOALS}
     results = {goal: GoalResult(point, at(point)) for goal, point in goals.items()}
-    return Measured(len(labels), before, at(fusion.point), results)
+    return Measured(len(labels), before, at(points.point), results)
 
 
 def cross_fit(
     model: Classifier,
     halves: tuple[Half, Half],
-    fusion: Fusion,
+    points: StepPoints,
     frontier: Frontier,
     before: Accuracies | None,
     *,
@@ -129,7 +129,7 @@ def cross_fit(
     With `second_only` the first half measures nothing, because training was ended with it.
     """
     space, pooler = model.space, model.fused.pooler.kind
-    goals = list(dict.fromkeys([*PAPER_GOALS, fusion.goal]))
+    goals = list(dict.fromkeys([*PAPER_GOALS, points.goal]))
     predicted: dict[str, list[Ints]] = {goal: [] for goal in goals}
     columns = [logit_columns(model, features) for features, _ in halves]
     directions = ((0, 1),) if second_only else ((1, 0), (0, 1))
@@ -143,4 +143,4 @@ def cross_fit(
     labels = np.concatenate([halves[there][1] for _, there in directions])
     found = {goal: accuracies(np.concatenate(parts), labels, space) for goal, parts in predicted.items()}
     results = {goal: GoalResult(frontier.choose(goal), found[goal]) for goal in PAPER_GOALS}
-    return Measured(len(labels), before, found[fusion.goal], results)
+    return Measured(len(labels), before, found[points.goal], results)

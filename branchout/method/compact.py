@@ -22,7 +22,7 @@ from branchout.data.images import Images, open_images, shuffled
 from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
-from branchout.method.choose import apply_fusion
+from branchout.method.choose import apply_point
 from branchout.method.config import ExtendConfig
 from branchout.method.distil import Student, Teacher, common_branch_point, compaction_loss, groups_of, merged_step
 from branchout.method.extend import Extension
@@ -34,7 +34,7 @@ from branchout.method.running.effort import effort_for
 from branchout.method.split import DataSplit, listed
 from branchout.method.trunk_cache import TrunkOutputs
 from branchout.metrics import Accuracies, accuracies
-from branchout.model.checkpoint import Fusion, SavedModel
+from branchout.model.checkpoint import SavedModel, StepPoints
 from branchout.model.classifier import Classifier, Step
 from branchout.training.loop import Report, fit, seed_for, silent
 from branchout.training.optimisation import Optimisation, scale_to_dataset
@@ -59,7 +59,7 @@ class Compacted:
     """What a compaction made, and what it cost."""
 
     model: Classifier
-    fusions: tuple[Fusion, ...]
+    step_points: tuple[StepPoints, ...]
     before: Accuracies | None
     """Of the model that was compacted, on the same held-out images as `measured`; None where there are too few."""
     measured: Measured | None
@@ -111,7 +111,7 @@ class Compaction:
         report: Report = silent,
     ) -> None:
         """`unlabelled` images are distilled on too; `work` is a folder for checkpoints, `cache` one for features."""
-        self.old, self.fusion = saved.model().placed(device), saved.fusions[-1]
+        self.old, self.points = saved.model().placed(device), saved.step_points[-1]
         self.config, self.device, self.work, self.cache, self.report = config, device, work, cache, report
         self.unlabelled = unlabelled
         self.groups = groups_of(len(self.old.steps), config.branches)
@@ -145,27 +145,27 @@ class Compaction:
     def run(self) -> Compacted:
         begun = time.perf_counter()
         steps, losses = self.distil()
-        fusions: list[Fusion] = []
+        step_points: list[StepPoints] = []
         notices = list(self.split.notices)
         for number in range(1, len(steps) + 1):
             model = self.old.rebuilt(steps[:number]).to(self.device)
-            fusion, measured, notice = self.choose(model, fusions[-1:])
-            fusions.append(fusion)
+            points, measured, notice = self.choose(model, step_points[-1:])
+            step_points.append(points)
         notices += [notice] if notice else []
-        apply_fusion(model, fusion)
+        apply_point(model, points)
         before = self.accuracy_before(measured)
         seconds = time.perf_counter() - begun
-        return Compacted(model, tuple(fusions), before, measured, losses, seconds, tuple(notices))
+        return Compacted(model, tuple(step_points), before, measured, losses, seconds, tuple(notices))
 
     def distil(self) -> tuple[list[Step], list[float]]:
         """Train the new branches."""
         config, base = self.config, self.old.rebuilt(())
         teacher = self.old.rebuilt(self.old.steps).to(self.device)
-        frontier = Frontier.from_dict(self.fusion.frontier)
-        fusion = replace(self.fusion, point=frontier.choose("balanced"))
-        apply_fusion(teacher, fusion)
+        frontier = Frontier.from_dict(self.points.frontier)
+        points = replace(self.points, point=frontier.choose("balanced"))
+        apply_point(teacher, points)
         where = common_branch_point(base, [step.where for step in self.old.steps])
-        biases = np.array(fusion.biases(len(self.old.steps)))
+        biases = np.array(points.biases(len(self.old.steps)))
         shared = [float(np.mean(biases[np.array(group) - 1])) for group in self.groups]
         torch.manual_seed(seed_for(config.seed, len(self.old.steps)))
         steps = [
@@ -199,10 +199,10 @@ class Compaction:
         )
         return steps, losses
 
-    def choose(self, model: Classifier, last: Sequence[Fusion]) -> tuple[Fusion, Measured | None, str]:
+    def choose(self, model: Classifier, last: Sequence[StepPoints]) -> tuple[StepPoints, Measured | None, str]:
         """Fuse and choose after the last of these steps; a goal out of reach becomes `balanced`, with a notice.
 
-        `last` holds the fusion of the step before, if there is one.
+        `last` holds the points of the step before, if there is one.
         """
         number = len(model.steps)
         space, split = self.space.upto(number), self.split
@@ -214,21 +214,21 @@ class Compaction:
             dev=split.dev.of_classes(space.classes),
             test=split.test.of_classes(space.classes),
         )
-        config = ExtendConfig(goal=self.fusion.goal, seed=self.config.seed)
+        config = ExtendConfig(goal=self.points.goal, seed=self.config.seed)
         base = self.old.rebuilt(model.steps[:-1])
-        for fusion in last:
-            base.fused.set_bias(fusion.biases(number - 1))
+        for points in last:
+            base.fused.set_bias(points.biases(number - 1))
         extension = Extension(base, split, config, device=self.device, images=self.images, report=self.report)
         extension.space = space  # a class without images keeps its column
         trained = extension.train_deltas(model) if extension.needs_deltas() else None
         notice = ""
         try:
-            fusion, _, measured = extension.choose_and_measure(model, trained)
+            points, _, measured = extension.choose_and_measure(model, trained)
         except BranchoutError as error:
             notice = f"The goal {config.goal!r} is out of reach after compaction; balanced was chosen. {error}"
             extension.config = replace(config, goal="balanced")
-            fusion, _, measured = extension.choose_and_measure(model, trained)
-        return fusion, measured, notice
+            points, _, measured = extension.choose_and_measure(model, trained)
+        return points, measured, notice
 
     def accuracy_before(self, measured: Measured | None) -> Accuracies | None:
         """Of the model that was compacted, on the images that `measured` was measured on."""

@@ -18,7 +18,7 @@ from branchout.data import memory as memory_rules
 from branchout.data.images import Images
 from branchout.data.samples import Samples, concatenate
 from branchout.labels import LabelSpace
-from branchout.method.choose import apply_fusion, choose_point, cross_fit, measure_goals
+from branchout.method.choose import apply_point, choose_point, cross_fit, measure_goals
 from branchout.method.config import ExtendConfig
 from branchout.method.features import predictions
 from branchout.method.frontier import Frontier
@@ -33,7 +33,7 @@ from branchout.method.stage1 import train_branch
 from branchout.method.stage2 import TrainedDeltas, train_grid
 from branchout.method.step_data import StepData
 from branchout.metrics import Accuracies, accuracies
-from branchout.model.checkpoint import Fusion
+from branchout.model.checkpoint import StepPoints
 from branchout.model.classifier import Classifier, Step
 from branchout.model.staged import branch_point
 from branchout.training.device import give_back_memory
@@ -83,12 +83,12 @@ class Extension(StepData):
         model.trunk = self.base.trunk
         trained = self.train_deltas(model) if self.needs_deltas() else None
         times.append(time.perf_counter())
-        fusion, frontier, measured = self.choose_and_measure(model, trained)
-        apply_fusion(model, fusion)
+        points, frontier, measured = self.choose_and_measure(model, trained)
+        apply_point(model, points)
         times.append(time.perf_counter())
         seconds = dict(zip(("stage1", "fusion", "choice"), np.diff(times).tolist(), strict=True))
         model.trunk = None
-        return Extended(model, step, fusion, frontier, measured, losses, seconds)
+        return Extended(model, step, points, frontier, measured, losses, seconds)
 
     def train_branch(self) -> tuple[Step, list[float]]:
         """Stage I."""
@@ -147,7 +147,7 @@ class Extension(StepData):
 
     def choose_and_measure(
         self, model: Classifier, trained: TrainedDeltas | None
-    ) -> tuple[Fusion, Frontier, Measured | None]:
+    ) -> tuple[StepPoints, Frontier, Measured | None]:
         """The operating point, and its accuracies.
 
         Validation images that were given choose with one half and measure with the other. Images held out from
@@ -160,7 +160,7 @@ class Extension(StepData):
         if both:
             halves.append((self.features(model, self.split.test)[0], self.labels(self.split.test)))
         features, labels = torch.cat([half[0] for half in halves]), np.concatenate([half[1] for half in halves])
-        fusion, frontier = choose_point(
+        points, frontier = choose_point(
             model,
             trained,
             features,
@@ -173,10 +173,10 @@ class Extension(StepData):
             earlier=self.base.fused.bias[1:].tolist(),
         )
         if not both:
-            return fusion, frontier, self.measure(model, fusion, frontier)
+            return points, frontier, self.measure(model, points, frontier)
         stops = self.plan.effort.stops  # the dev images chose the end of training: they measure nothing
         before = self.before(self.split.test if stops else concatenate([self.split.dev, self.split.test]))
-        return fusion, frontier, cross_fit(model, (halves[0], halves[1]), fusion, frontier, before, second_only=stops)
+        return points, frontier, cross_fit(model, (halves[0], halves[1]), points, frontier, before, second_only=stops)
 
     def held_new(self, model: Classifier) -> tuple[Tensor, np.ndarray] | None:
         """Held-out images of the new classes, for a linear head without old images that could choose."""
@@ -196,13 +196,13 @@ class Extension(StepData):
         made = self.pseudo(model, self.config.seed + 1, self.on_device(self.split.dev))
         return torch.cat([made.features, features]), np.concatenate([made.labels.cpu().numpy(), labels])
 
-    def measure(self, model: Classifier, fusion: Fusion, frontier: Frontier) -> Measured | None:
+    def measure(self, model: Classifier, points: StepPoints, frontier: Frontier) -> Measured | None:
         """Before and after on the held-out test images."""
         test = self.split.test
         if not len(test):
             return None
         features = self.features(model, test)[0]
-        return measure_goals(model, features, self.labels(test), fusion, frontier, self.before(test))
+        return measure_goals(model, features, self.labels(test), points, frontier, self.before(test))
 
     def before(self, samples: Samples) -> Accuracies | None:
         """Accuracies of the base on the images of its own classes; None where there are none."""

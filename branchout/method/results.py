@@ -7,7 +7,7 @@ from typing import Any
 
 from branchout.method.frontier import Frontier
 from branchout.metrics import Accuracies
-from branchout.model.checkpoint import Fusion
+from branchout.model.checkpoint import StepPoints
 from branchout.model.classifier import Classifier, Step
 
 
@@ -45,7 +45,7 @@ class Extended:
 
     model: Classifier
     step: Step
-    fusion: Fusion
+    points: StepPoints
     frontier: Frontier
     measured: Measured | None
     """None where there are too few images to measure with."""

@@ -49,8 +49,8 @@ Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Fusion:
-    """How the branches are combined after one step: the operating points, and the chosen one."""
+class StepPoints:
+    """The operating points of the model after one step, their deltas, and the chosen point. In JSON: `fusions`."""
 
     frontier: Mapping[str, Any]
     """A `method.frontier.Frontier` as plain data."""
@@ -79,34 +79,34 @@ class SavedModel:
     """Everything that a model folder holds."""
 
     classifier: Classifier
-    fusions: tuple[Fusion, ...] = ()
+    step_points: tuple[StepPoints, ...] = ()
     """One for each step."""
     history: tuple[Mapping[str, Any], ...] = ()
     """How the base was made, then how each step was made."""
 
-    def extended(self, classifier: Classifier, fusion: Fusion, event: Mapping[str, Any]) -> SavedModel:
+    def extended(self, classifier: Classifier, points: StepPoints, event: Mapping[str, Any]) -> SavedModel:
         """This model after one more step. Only the deltas that "before → after" needs are kept of earlier steps."""
-        kept = [replace(each, deltas=[], dropped=each.dropped or bool(each.deltas)) for each in self.fusions[:-1]]
-        for last in self.fusions[-1:]:
+        kept = [replace(each, deltas=[], dropped=each.dropped or bool(each.deltas)) for each in self.step_points[:-1]]
+        for last in self.step_points[-1:]:
             chosen = last.chosen_deltas()
             kept.append(last if chosen is None else replace(last, deltas=[chosen]))
-        return SavedModel(classifier, (*kept, fusion), (*self.history, event))
+        return SavedModel(classifier, (*kept, points), (*self.history, event))
 
     def model(self, step: int | None = None) -> Classifier:
         """The classifier as it was after `step` steps (by default the last), at its operating point."""
         step = len(self.classifier.steps) if step is None else step
         model = self.classifier.rebuilt(self.classifier.steps[:step])
         if step:
-            fusion = self.fusions[step - 1]
-            if fusion.dropped:
+            points = self.step_points[step - 1]
+            if points.dropped:
                 raise BranchoutError(
                     f"The model as it was after step {step} is not kept: a folder keeps its last two steps. Open the "
                     "folder that this step was saved in"
                 )
-            deltas = fusion.chosen_deltas()
+            deltas = points.chosen_deltas()
             if deltas is not None:
                 model.fused.deltas = list(deltas)
-            model.fused.set_bias(fusion.biases(step))
+            model.fused.set_bias(points.biases(step))
         return model
 
 
@@ -161,7 +161,7 @@ def rewrite(saved: SavedModel, folder: Path) -> None:
     same = content["arch"] == model.arch and content["classes"] == [list(names) for names in model.space.branches]
     if not same or set(manifest.files) != set(_tensors(saved)):
         raise BranchoutError(f"{folder} now holds another model than the one that was opened. Open it again.")
-    describe(with_point(content, saved.fusions[-1].point, saved.fusions[-1].goal), folder)
+    describe(with_point(content, saved.step_points[-1].point, saved.step_points[-1].goal), folder)
 
 
 def _manifest_of(saved: SavedModel, folder: Path) -> dict[str, Any]:
@@ -178,14 +178,14 @@ def _manifest_of(saved: SavedModel, folder: Path) -> dict[str, Any]:
         "steps": [{"where": step.where} for step in model.steps],
         "fusions": [
             {
-                "frontier": fusion.frontier,
-                "point": fusion.point,
-                "goal": fusion.goal,
-                "deltas": len(fusion.deltas),
-                "shifts": list(fusion.offsets),
-                **({"dropped": True} if fusion.dropped else {}),
+                "frontier": points.frontier,
+                "point": points.point,
+                "goal": points.goal,
+                "deltas": len(points.deltas),
+                "shifts": list(points.offsets),
+                **({"dropped": True} if points.dropped else {}),
             }
-            for fusion in saved.fusions
+            for points in saved.step_points
         ],
         "history": list(saved.history),
         "files": dict.fromkeys(_tensors(saved), "0" * 64),
@@ -204,12 +204,12 @@ def _tensors(saved: SavedModel) -> dict[str, Tensors]:
     """The content of every weights file."""
     model = saved.classifier
     found = {BASE_FILE: _joined(backbone=model.backbone.state_dict(), head=model.base_head.state_dict())}
-    for number, (step, fusion) in enumerate(zip(model.steps, saved.fusions, strict=True), 1):
+    for number, (step, points) in enumerate(zip(model.steps, saved.step_points, strict=True), 1):
         found[step_file(number)] = _joined(branch=step.branch.own_state_dict(), head=step.head.state_dict())
-        if fusion.deltas:
+        if points.deltas:
             found[fusion_file(number)] = {
                 f"{point}/{branch}": delta
-                for point, deltas in enumerate(fusion.deltas)
+                for point, deltas in enumerate(points.deltas)
                 for branch, delta in enumerate(deltas)
                 if delta is not None
             }
@@ -310,12 +310,12 @@ def _assemble(manifest: Manifest, content: Mapping[str, Any], read: Callable[[st
         steps,
         manifest.pooler,
     )
-    fusions: list[Fusion] = []
+    step_points: list[StepPoints] = []
     for number, fused in enumerate(manifest.fusions, 1):
         deltas = _read_deltas(classifier, number, fused.deltas, read) if fused.deltas else []
         plain = content["fusions"][number - 1]["frontier"]
-        fusions.append(Fusion(plain, deltas, fused.point, fused.goal, tuple(fused.shifts), fused.dropped))
-    return SavedModel(classifier, tuple(fusions), tuple(content["history"]))
+        step_points.append(StepPoints(plain, deltas, fused.point, fused.goal, tuple(fused.shifts), fused.dropped))
+    return SavedModel(classifier, tuple(step_points), tuple(content["history"]))
 
 
 def _new_head(manifest: Manifest, branch: int, features: int, tensors: Tensors) -> Head:

@@ -154,7 +154,7 @@ class FrontierData(Schema):
         return self
 
 
-class FusionData(Schema):
+class StepPointsData(Schema):
     frontier: FrontierData
     point: Count
     goal: Name
@@ -234,7 +234,7 @@ class Manifest(Schema):
     pooler: Literal["max", "average"]
     classes: Annotated[list[Annotated[list[Name], Field(min_length=1)]], Field(min_length=1)]
     steps: list[StepData]
-    fusions: list[FusionData]
+    fusions: list[StepPointsData]
     history: list[EventData]
     files: dict[str, Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]]
 
@@ -250,12 +250,12 @@ class Manifest(Schema):
                 raise ValueError(f"classes.{number} lists a class more than once")
         if isinstance(self.arch, PublishedArch) and self.arch.num_classes != len(self.classes[0]):
             raise ValueError(f"arch.num_classes is {self.arch.num_classes} for {len(self.classes[0])} base classes")
-        for step, fusion in enumerate(self.fusions, 1):
-            if len(fusion.shifts) not in (0, step):
-                raise ValueError(f"fusions.{step - 1}.shifts has {len(fusion.shifts)} numbers; expected 0 or {step}")
+        for step, points in enumerate(self.fusions, 1):
+            if len(points.shifts) not in (0, step):
+                raise ValueError(f"fusions.{step - 1}.shifts has {len(points.shifts)} numbers; expected 0 or {step}")
             measured = self.history[step].measured if step < len(self.history) else None
             goals = {} if measured is None else measured.goals
-            if any(goal.point >= len(fusion.frontier.settings) for goal in goals.values()):
+            if any(goal.point >= len(points.frontier.settings) for goal in goals.values()):
                 raise ValueError(f"history.{step}.measured names an operating point that does not exist")
         last = self.fusions[-1] if self.fusions else None
         if last and (last.dropped or (last.frontier.kind == "grid" and last.deltas != len(last.frontier.settings))):

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from branchout.labels import LabelSpace
-from branchout.method.choose import apply_fusion
+from branchout.method.choose import apply_point
 from branchout.method.dial import prediction_changes
 from branchout.method.frontier import Frontier
-from branchout.model.checkpoint import Fusion, SavedModel
+from branchout.model.checkpoint import SavedModel, StepPoints
 from branchout.model.classifier import Classifier
 
 Ints = npt.NDArray[np.int64]
@@ -71,22 +71,22 @@ def answers_by_point(
 
     `features` has the shape (images, feature vectors, k). Points are in the order of `point_order`.
     """
-    if not saved.fusions:
+    if not saved.step_points:
         return PointValues.of([_answers(model, features)]), PointValues.of([np.zeros(len(labels), dtype=np.int64)])
-    fusion = saved.fusions[-1]
-    frontier = Frontier.from_dict(fusion.frontier)
+    points = saved.step_points[-1]
+    frontier = Frontier.from_dict(points.frontier)
     order = point_order(frontier)
     if frontier.kind == "dial":
-        return _on_dial(model, fusion, frontier.settings[order, 0], features, labels)
-    pairs = list(_on_grid(model, fusion, order, features, labels))
-    apply_fusion(model, fusion)
+        return _on_dial(model, points, frontier.settings[order, 0], features, labels)
+    pairs = list(_on_grid(model, points, order, features, labels))
+    apply_point(model, points)
     return PointValues.of(answers for answers, _ in pairs), PointValues.of(branches for _, branches in pairs)
 
 
 def _on_dial(
-    model: Classifier, fusion: Fusion, values: Floats, features: Tensor, labels: Ints
+    model: Classifier, points: StepPoints, values: Floats, features: Tensor, labels: Ints
 ) -> tuple[PointValues, PointValues]:
-    offsets = np.array([0.0, *(fusion.offsets or [0.0] * len(model.steps))])
+    offsets = np.array([0.0, *(points.offsets or [0.0] * len(model.steps))])
     columns = _columns(model, features) + offsets[model.space.branch_of_column]
     turns, answers = prediction_changes(columns, model.space, model.fused.pooler.kind)
     every = np.arange(len(labels))
@@ -99,10 +99,10 @@ def _on_dial(
 
 
 def _on_grid(
-    model: Classifier, fusion: Fusion, order: Ints, features: Tensor, labels: Ints
+    model: Classifier, points: StepPoints, order: Ints, features: Tensor, labels: Ints
 ) -> Iterator[tuple[Ints, Ints]]:
     for point in order.tolist():
-        apply_fusion(model, replace(fusion, point=point))
+        apply_point(model, replace(points, point=point))
         answers, branches = [], []
         for start in range(0, len(labels), CHUNK):
             some = features[start : start + CHUNK]

@@ -206,15 +206,15 @@ def _branches(saved: SavedModel) -> list[Branch]:
 
 
 def _operating_points(saved: SavedModel) -> OperatingPoints | None:
-    if not saved.fusions:
+    if not saved.step_points:
         return None
-    fusion = saved.fusions[-1]
-    frontier = Frontier.from_dict(fusion.frontier)
+    points = saved.step_points[-1]
+    frontier = Frontier.from_dict(points.frontier)
     order = point_order(frontier)
     frontier = frontier.select(order)
     goals = {goal: frontier.choose(goal) for goal in PAPER_GOALS}
-    position = int(np.flatnonzero(order == fusion.point)[0])
-    named = {fusion.goal: position, **goals} if _is_goal(fusion.goal) else goals
+    position = int(np.flatnonzero(order == points.point)[0])
+    named = {points.goal: position, **goals} if _is_goal(points.goal) else goals
     plain = frontier.to_dict()
     return OperatingPoints(
         kind=frontier.kind,
@@ -224,10 +224,10 @@ def _operating_points(saved: SavedModel) -> OperatingPoints | None:
         measured=frontier.chosen_on,
         numbers=order.tolist(),
         saved=position,
-        goal=fusion.goal,
+        goal=points.goal,
         goals=goals,
         goal_for=[goal_for(point, frontier, named) for point in range(len(frontier))],
-        dominated=fusion.frontier.get("beaten"),
+        dominated=points.frontier.get("beaten"),
         single_point_reason=frontier.single_point_reason(),
     )
 
@@ -256,12 +256,12 @@ def goal_for(point: int, frontier: Frontier, goals: Mapping[str, int]) -> str | 
 
 
 def _held_out(saved: SavedModel) -> HeldOut | None:
-    if not saved.fusions or len(saved.history) <= len(saved.fusions):
+    if not saved.step_points or len(saved.history) <= len(saved.step_points):
         return None
-    event, fusion = saved.history[len(saved.fusions)], saved.fusions[-1]
+    event, points = saved.history[len(saved.step_points)], saved.step_points[-1]
     found = event.get("measured")
     if not found:
         return None
-    here = [figures for figures in found["goals"].values() if figures["point"] == fusion.point]
-    after = found["after"] if event.get("goal") == fusion.goal else here[0] if here else None
+    here = [figures for figures in found["goals"].values() if figures["point"] == points.point]
+    after = found["after"] if event.get("goal") == points.goal else here[0] if here else None
     return HeldOut(found["images"], found["before"], after, found["goals"])

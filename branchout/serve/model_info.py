@@ -32,7 +32,7 @@ def model_info(model: Model) -> ModelInfo:
         bytes=None if folder is None else sum(file.stat().st_size for file in folder.glob("*.safetensors")),
         preprocessing=asdict(classifier.preprocessing),
         history=finite(list(history)),
-        frontier=finite(model.frontier.to_dict()) if model.saved.fusions else None,
+        frontier=finite(model.frontier.to_dict()) if model.saved.step_points else None,
     )
 
 

@@ -55,9 +55,9 @@ class OperatingPoints:
         self._files = None if model.folder is None else read_manifest(model.folder)[0].files
         self._stamp = None if model.folder is None else _stamp(model.folder)
         self._same_model = model.folder is not None
-        if model.saved.fusions:
+        if model.saved.step_points:
             self.frontier = model.frontier
-            chosen = model.saved.fusions[-1]
+            chosen = model.saved.step_points[-1]
             self.current = self._point(chosen.point, chosen.goal)
         else:
             self.current = OperatingPoint(_head(model.classifier, None, []), None, self._is_saved)
@@ -85,21 +85,21 @@ class OperatingPoints:
         nearest_b = float(frontier.settings[nearest, 0])
         if math.isclose(b, nearest_b, rel_tol=1e-9, abs_tol=1e-9):
             return self._point(nearest, f"b={b:g}")
-        fusion = self.model.saved.fusions[-1]
-        biases = [b + offset for offset in fusion.offsets or (0.0,) * len(self.model.classifier.steps)]
+        points = self.model.saved.step_points[-1]
+        biases = [b + offset for offset in points.offsets or (0.0,) * len(self.model.classifier.steps)]
         about = {
             **self._common(None, f"b={b:g}"),
             "b": b,
             "nearest": {"b": nearest_b, "accuracies": frontier.at(nearest)},
         }
-        return OperatingPoint(_head(self.model.classifier, fusion.chosen_deltas(), biases), about, self._is_saved)
+        return OperatingPoint(_head(self.model.classifier, points.chosen_deltas(), biases), about, self._is_saved)
 
     def numbered(self, number: int) -> OperatingPoint:
         """A point of the frontier by its number. Its goal is the saved one, or else one that leads to this point."""
         frontier = self._frontier()
         if not 0 <= number < len(frontier):
             raise BranchoutError(f"The frontier has points 0 to {len(frontier) - 1}; {number} does not exist.")
-        saved = self.model.saved.fusions[-1]
+        saved = self.model.saved.step_points[-1]
         if number == saved.point:
             return self._point(number, saved.goal)
         goal = goal_for(number, frontier, {goal: frontier.choose(goal) for goal in PAPER_GOALS})
@@ -145,15 +145,15 @@ class OperatingPoints:
 
     def _with_choice(self, point: int, goal: str) -> SavedModel:
         saved = self.model.saved
-        *earlier, last = saved.fusions
-        return replace(saved, fusions=(*earlier, replace(last, point=point, goal=goal)))
+        *earlier, last = saved.step_points
+        return replace(saved, step_points=(*earlier, replace(last, point=point, goal=goal)))
 
     def _is_saved(self, point: OperatingPoint) -> bool:
         """Whether the folder names this very choice. Two goals may lead to one point: the goal counts too."""
         self.refresh()
         if point.fields is None or not self._same_model:
             return False
-        saved = self.model.saved.fusions[-1]
+        saved = self.model.saved.step_points[-1]
         return (point.fields["point"], point.fields["goal"]) == (saved.point, saved.goal)
 
     def _frontier(self) -> Frontier:
@@ -164,9 +164,9 @@ class OperatingPoints:
     def _point(self, number: int, goal: str) -> OperatingPoint:
         frontier = self._frontier()
         if number not in self._heads:
-            fusion = replace(self.model.saved.fusions[-1], point=number)
-            biases = fusion.biases(len(self.model.classifier.steps))
-            self._heads[number] = _head(self.model.classifier, fusion.chosen_deltas(), biases)
+            points = replace(self.model.saved.step_points[-1], point=number)
+            biases = points.biases(len(self.model.classifier.steps))
+            self._heads[number] = _head(self.model.classifier, points.chosen_deltas(), biases)
         about = {**self._common(number, goal), **self._setting(number), "accuracies": frontier.at(number)}
         return OperatingPoint(self._heads[number], about, self._is_saved)
 

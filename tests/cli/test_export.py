@@ -214,7 +214,7 @@ def test_evaluate_writes_what_it_found(extended: api.Model, photos: Path, tmp_pa
     assert whole["confusion"]["parts"] == ["base", "step 1", "overlap"]
     assert [sum(row) for row in whole["confusion"]["counts"]] == [24, 9, 0]
     assert set(whole["two_fold"]) == {"all", "balanced", "avg"}
-    point = extended.saved.fusions[-1]
+    point = extended.saved.step_points[-1]
     assert whole["operating_point"] == {"goal": point.goal, "b": point.frontier["settings"][point.point][0]}
 
 

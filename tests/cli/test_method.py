@@ -361,7 +361,7 @@ def test_tune_moves_the_dial_at_once(place: Place) -> None:
         told = well(run("tune", place / "v2", "--goal", goal))
         assert f"{goal}: all " in told
         assert "on 45 validation images" in told
-        assert api.load(place / "v2").saved.fusions[-1].goal == goal
+        assert api.load(place / "v2").saved.step_points[-1].goal == goal
 
 
 def test_a_goal_out_of_reach_is_answered_with_one_within(place: Place) -> None:

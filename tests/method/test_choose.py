@@ -21,8 +21,8 @@ def test_each_half_is_measured_at_the_other_halfs_choice() -> None:
     features = torch.rand(60, 2, model.backbone.features)
     labels = np.random.default_rng(2).integers(0, len(model.space.classes), 60)
     halves = ((features[:30], labels[:30]), (features[30:], labels[30:]))
-    fusion, frontier = choose_point(model, None, features, labels, recipe=BRANCHOUT, goal="avg", by_class=True)
-    found = cross_fit(model, halves, fusion, frontier, None)
+    points, frontier = choose_point(model, None, features, labels, recipe=BRANCHOUT, goal="avg", by_class=True)
+    found = cross_fit(model, halves, points, frontier, None)
     answers = []
     for here, there in ((halves[1], halves[0]), (halves[0], halves[1])):
         curve = dial_frontier(logit_columns(model, here[0]), here[1], model.space, by_class=True)
@@ -32,7 +32,7 @@ def test_each_half_is_measured_at_the_other_halfs_choice() -> None:
     assert found.after == expected
     assert found.goals["avg"].test == expected
     assert found.images == 60
-    assert frontier.choose("avg") == fusion.point  # the saved points keep the one that was chosen
+    assert frontier.choose("avg") == points.point  # the saved points keep the one that was chosen
 
 
 def test_a_cautious_choice_stays_among_the_saved_points() -> None:
@@ -41,9 +41,9 @@ def test_a_cautious_choice_stays_among_the_saved_points() -> None:
     features = torch.rand(80, 2, model.backbone.features)
     labels = np.random.default_rng(4).integers(0, len(model.space.classes), 80)
     whole = dial_frontier(logit_columns(model, features), labels, model.space, by_class=True)
-    fusion, frontier = choose_point(model, None, features, labels, recipe=BRANCHOUT, goal="balanced", by_class=True)
+    points, frontier = choose_point(model, None, features, labels, recipe=BRANCHOUT, goal="balanced", by_class=True)
     wanted = whole.settings[whole.choose("balanced"), 0]
-    assert frontier.settings[fusion.point, 0] == pytest.approx(wanted)
+    assert frontier.settings[points.point, 0] == pytest.approx(wanted)
 
 
 def test_a_half_that_ended_training_chooses_but_measures_nothing() -> None:
@@ -52,8 +52,8 @@ def test_a_half_that_ended_training_chooses_but_measures_nothing() -> None:
     features = torch.rand(60, 2, model.backbone.features)
     labels = np.random.default_rng(2).integers(0, len(model.space.classes), 60)
     halves = ((features[:40], labels[:40]), (features[40:], labels[40:]))
-    fusion, frontier = choose_point(model, None, features, labels, recipe=BRANCHOUT, goal="avg", by_class=True)
-    found = cross_fit(model, halves, fusion, frontier, None, second_only=True)
+    points, frontier = choose_point(model, None, features, labels, recipe=BRANCHOUT, goal="avg", by_class=True)
+    found = cross_fit(model, halves, points, frontier, None, second_only=True)
     curve = dial_frontier(logit_columns(model, features[:40]), labels[:40], model.space, by_class=True)
     b = float(curve.settings[curve.choose("avg"), 0])
     answers = predict(logit_columns(model, features[40:]), model.space, b)
@@ -73,8 +73,8 @@ def test_a_goal_that_one_half_cannot_judge_does_not_end_a_run(goal: str) -> None
         features[20] = features[31]
         labels[20] = next(n for n in range(len(BASE), len(BASE) + len(NEW)) if n != labels[31])
     halves = ((features[20:30], labels[20:30]), (features[30:], labels[30:]))
-    fusion, frontier = choose_point(model, None, features[20:], labels[20:], recipe=BRANCHOUT, goal=goal, by_class=True)
-    found = cross_fit(model, halves, fusion, frontier, None)
+    points, frontier = choose_point(model, None, features[20:], labels[20:], recipe=BRANCHOUT, goal=goal, by_class=True)
+    found = cross_fit(model, halves, points, frontier, None)
     assert found.images == 20
     assert found.after.novel is not None
 
@@ -89,7 +89,7 @@ def test_without_old_images_the_newest_step_is_placed_and_earlier_ones_stay() ->
         model = model.extended(Step(tuple(names), "fc", point.start, branch, head))
     features = torch.randn(80, 1, k)
     labels = np.random.default_rng(0).choice(model.space.index(LATER), 80)
-    fusion, frontier = choose_point(
+    points, frontier = choose_point(
         model,
         None,
         features,
@@ -104,6 +104,6 @@ def test_without_old_images_the_newest_step_is_placed_and_earlier_ones_stay() ->
     b = balanced_without_old(with_bias(logit_columns(model, features), model.space, [-3.0, 0.0]), labels, model.space)
     assert b is not None
     assert frontier.balanced_at == b
-    first, second = fusion.biases(2)
+    first, second = points.biases(2)
     assert second - first == pytest.approx(b + 3.0)
     assert second == pytest.approx(b, abs=0.2)  # the curve's nearest point

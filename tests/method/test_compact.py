@@ -80,7 +80,7 @@ def test_goals_can_still_be_chosen(small: api.Model, tmp_path: Path) -> None:
     for goal in ("all", "avg", "balanced", "novel", "base"):
         saved.tune(goal)
     loaded = api.load(tmp_path / "small")
-    assert loaded.saved.fusions[-1].goal == "base"
+    assert loaded.saved.step_points[-1].goal == "base"
     assert loaded.saved.history[-1]["what"] == "compact"
     assert loaded.classes == small.classes
 
@@ -89,13 +89,13 @@ def test_the_goal_of_the_model_stays_unless_it_is_out_of_reach(
     extended_twice: api.Model, memory: Samples, val: Samples
 ) -> None:
     def with_goal(goal: str) -> api.Model:
-        *earlier, last = extended_twice.saved.fusions
-        return api.Model(replace(extended_twice.saved, fusions=(*earlier, replace(last, goal=goal))), None, CPU)
+        *earlier, last = extended_twice.saved.step_points
+        return api.Model(replace(extended_twice.saved, step_points=(*earlier, replace(last, goal=goal))), None, CPU)
 
     kept = with_goal("novel>=0.1").compact(memory, val=val, epochs=1)
-    assert kept.saved.fusions[-1].goal == "novel>=0.1"
+    assert kept.saved.step_points[-1].goal == "novel>=0.1"
     lost = with_goal("all>=0.9999").compact(memory, val=val, epochs=1)
-    assert lost.saved.fusions[-1].goal == "balanced"
+    assert lost.saved.step_points[-1].goal == "balanced"
     assert lost.compaction is not None
     assert any("all>=0.9999" in line for line in lost.compaction.warnings)
 
@@ -128,7 +128,7 @@ def test_no_overlap_and_two_of_three_branches(extended: api.Model, train: Sample
         tuple(name for step in third.classifier.steps[:2] for name in step.names),
         third.classifier.steps[2].names,
     ]
-    assert len(small.saved.fusions) == 2
+    assert len(small.saved.step_points) == 2
     assert all(delta is None for delta in small.classifier.fused.deltas)
     assert small.saved.model(1).space.classes == third.saved.model(2).space.classes
 
@@ -281,9 +281,9 @@ def test_the_loss_is_its_formula_image_by_image() -> None:
 
 def test_a_saved_model_is_not_changed(extended_twice: api.Model, memory: Samples, val: Samples) -> None:
     saved: SavedModel = extended_twice.saved
-    held, deltas = snapshot(saved.classifier), [f.point for f in saved.fusions]
+    held, deltas = snapshot(saved.classifier), [f.point for f in saved.step_points]
     before = logits(extended_twice.classifier, fixed_batch())
     extended_twice.compact(memory, val=val, epochs=1)
     assert same(held, snapshot(saved.classifier))
-    assert deltas == [f.point for f in saved.fusions]
+    assert deltas == [f.point for f in saved.step_points]
     assert torch.equal(before, logits(extended_twice.classifier, fixed_batch()))

@@ -19,7 +19,7 @@ from branchout.data.images import in_order, open_images
 from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
-from branchout.method.choose import apply_fusion
+from branchout.method.choose import apply_point
 from branchout.method.config import ExtendConfig
 from branchout.method.extend import Extension
 from branchout.method.frontier import Frontier
@@ -65,9 +65,9 @@ def test_the_chosen_point_of_the_dial_keeps_its_word_on_the_dev_images(
     assert loaded.frontier.images == len(material.dev)
     space = loaded.classifier.space
     for goal in ("balanced", "all", "avg", "novel", "base"):
-        fusion = replace(loaded.saved.fusions[0], point=loaded.frontier.choose(goal))
-        model = replace(loaded.saved, fusions=(fusion,)).model()
-        assert slow_figures(model, material.dev, space) == approx(loaded.frontier.at(fusion.point))
+        points = replace(loaded.saved.step_points[0], point=loaded.frontier.choose(goal))
+        model = replace(loaded.saved, step_points=(points,)).model()
+        assert slow_figures(model, material.dev, space) == approx(loaded.frontier.at(points.point))
     measured = extended.saved.history[-1]["measured"]
     after = slow_figures(loaded.classifier, material.test, space)
     assert {key: measured["after"][key] for key in after} == approx(after)
@@ -82,11 +82,11 @@ def test_the_second_step_keeps_its_word_too(
     new = train.of_classes([*LATER, BASE[0], NEW[0]])
     material = extended.prepare(new, memory=exemplars(train, [*BASE, *NEW]), val=val).split
     loaded = api.load(extended_twice.folder)
-    fusion = loaded.saved.fusions[1]
+    points = loaded.saved.step_points[1]
     assert loaded.classifier.space.overlap == (BASE[0], NEW[0])
-    assert len(fusion.deltas) == 1  # classes overlap, so deltas were learned
+    assert len(points.deltas) == 1  # classes overlap, so deltas were learned
     assert slow_figures(loaded.classifier, material.dev, loaded.classifier.space) == approx(
-        loaded.frontier.at(fusion.point)
+        loaded.frontier.at(points.point)
     )
     after = slow_figures(loaded.classifier, material.test, loaded.classifier.space)
     measured = loaded.saved.history[-1]["measured"]
@@ -101,9 +101,9 @@ def test_every_kept_point_of_a_grid_keeps_its_word(
     base.extend(new, memory=exemplars(train), val=held, recipe=recipe, epochs=2, goal="avg", out=tmp_path / "m")
     material = base.prepare(new, memory=exemplars(train), val=held).split
     grown = api.load(tmp_path / "m")
-    frontier, fusion = grown.frontier, grown.saved.fusions[0]
+    frontier, saved = grown.frontier, grown.saved.step_points[0]
     assert frontier.kind == "grid"
-    assert 1 <= len(frontier) == len(fusion.deltas) < 36
+    assert 1 <= len(frontier) == len(saved.deltas) < 36
     assert frontier.balanced_by == ("mean" if recipe == "paper" else "product")
     points = [frontier.at(n) for n in range(len(frontier))]
     for one in points:
@@ -111,10 +111,10 @@ def test_every_kept_point_of_a_grid_keeps_its_word(
             no_worse = all((other[m] or 0) >= (one[m] or 0) for m in ("base", "novel", "overlap"))
             assert other is one or not no_worse  # no point beats, or repeats, another
     for point, promised in enumerate(points):
-        apply_fusion(grown.classifier, replace(fusion, point=point))
+        apply_point(grown.classifier, replace(saved, point=point))
         assert slow_figures(grown.classifier, material.dev, grown.classifier.space) == approx(promised)
     assert recipe != "paper" or len(frontier) > 1
-    assert points[fusion.point]["avg"] == max(p["avg"] for p in points)
+    assert points[saved.point]["avg"] == max(p["avg"] for p in points)
 
 
 def test_conditions_choose_the_best_point_that_meets_them(extended: api.Model) -> None:
@@ -133,9 +133,9 @@ def test_conditions_choose_the_best_point_that_meets_them(extended: api.Model) -
 def test_an_extension_meets_its_goal(base: api.Model, train: Samples, val: Samples) -> None:
     settings = {"memory": exemplars(train), "val": val.of_classes([*BASE, *NEW]), "epochs": 1, "views": 1}
     grown = base.extend(train.of_classes(NEW), goal="novel>=0.2", **settings)
-    fusion = grown.saved.fusions[0]
-    assert fusion.goal == "novel>=0.2"
-    assert grown.frontier.at(fusion.point)["novel"] >= 0.2
+    points = grown.saved.step_points[0]
+    assert points.goal == "novel>=0.2"
+    assert grown.frontier.at(points.point)["novel"] >= 0.2
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_deltas_are_learned_when_they_should_be(base: api.Model, train: Samples,
         held = val.of_classes([*BASE, *NEW])
         grown = base.extend(train.of_classes(names), memory=memory, val=held, epochs=1, views=1, **options)
         assert grown.frontier.kind == "dial"
-        return len(grown.saved.fusions[0].deltas)
+        return len(grown.saved.step_points[0].deltas)
 
     assert deltas(NEW, exemplars(train)) == 0
     assert deltas(NEW, exemplars(train), fuse=True) == 1
@@ -183,7 +183,7 @@ def test_a_model_that_was_balanced_by_deltas_goes_on_with_deltas(base: api.Model
         )
         kept = exemplars(train, [*BASE, *NEW])
         second = first.extend(train.of_classes(LATER), memory=kept, val=everything, epochs=1, views=1)
-        assert len(second.saved.fusions[-1].deltas) == expected
+        assert len(second.saved.step_points[-1].deltas) == expected
 
 
 def test_only_classes_without_images_get_stand_ins(base: api.Model, train: Samples) -> None:
@@ -321,7 +321,7 @@ def test_a_goal_out_of_reach_can_be_lowered_without_training_again(
     trained = []
     base.extend(train.of_classes(NEW), goal="all", report=lambda event: trained.append(event.work), **settings)
     assert "Training the new branch" not in trained
-    assert api.load(tmp_path / "m").saved.fusions[0].goal == "all"
+    assert api.load(tmp_path / "m").saved.step_points[0].goal == "all"
 
 
 RUN = """
@@ -388,8 +388,9 @@ def test_a_run_killed_three_times_gives_the_model_of_one_that_was_not(
     for name in files:
         assert (tmp_path / "unbroken" / name).read_bytes() == (tmp_path / "broken" / name).read_bytes(), name
     one, other = (api.load(tmp_path / name).saved for name in ("unbroken", "broken"))
-    assert one.fusions[0].frontier == other.fusions[0].frontier
-    assert (one.fusions[0].point, one.fusions[0].goal) == (other.fusions[0].point, other.fusions[0].goal)
+    assert one.step_points[0].frontier == other.step_points[0].frontier
+    assert one.step_points[0].point == other.step_points[0].point
+    assert one.step_points[0].goal == other.step_points[0].goal
     assert one.history[-1]["losses"] == other.history[-1]["losses"]
     assert len(one.history[-1]["losses"]) == 30
 

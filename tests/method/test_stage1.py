@@ -1,55 +1,29 @@
 """Stage I: what trains and what does not, and the loss against one computed class by class."""
 
 import copy
-import logging
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from helpers import BASE, CPU, LATER, NEW, SIZES, exemplars, same, snapshot, untrained
+from stage1_case import labelled, settings_of
 from torch import Tensor, nn
 
 from branchout import api
 from branchout.data import augment
-from branchout.data.augment import Augmentation
 from branchout.data.images import in_order, open_images, shuffled
 from branchout.data.samples import Samples
-from branchout.method import new_branch, stage1, trunk_cache
+from branchout.method import new_branch, stage1
 from branchout.method.frozen import Frozen
-from branchout.method.new_branch import Labelled
 from branchout.method.recipes import BRANCHOUT, PAPER, Stage1
 from branchout.method.stage1 import train_branch
-from branchout.method.trunk_cache import TrunkOutputs, as_cached, as_computed
 from branchout.model.classifier import Classifier, Step
 from branchout.model.staged import branch_point
 from branchout.training.loop import seed_for
-from branchout.training.optimisation import Optimisation, scale_to_dataset
+from branchout.training.optimisation import scale_to_dataset
 
 PLACES = ("last", "layer3", "layer4.0.conv2", "fc")
-
-
-def settings_of(recipe: Stage1, **changes: object) -> Stage1:
-    return replace(recipe, optimisation=replace(recipe.optimisation, **({"epochs": 2} | changes)))
-
-
-def labelled(model: Classifier, names: tuple[str, ...], samples: Samples) -> Labelled:
-    space = model.space.extend(names)
-    return Labelled(open_images(samples, SIZES, CPU), space.index(samples.classes)[samples.labels])
-
-
-@pytest.fixture(scope="module")
-def models(base: api.Model) -> dict[str, Classifier]:
-    """A trained base, and models that have a step already."""
-    two = untrained(BASE, NEW)
-    return {
-        "base": base.saved.model(),
-        "after a step": two,
-        "after an fc step": untrained(BASE, NEW, where=["fc"]),
-    }
 
 
 # What trains.
@@ -238,26 +212,6 @@ def test_loss_is_the_written_out_one(
     assert losses == [pytest.approx(np.mean(expected), rel=2e-4)]
 
 
-def test_distillation_alone_is_nothing_at_the_start_in_eval_mode(models: dict[str, Classifier]) -> None:
-    """The clone starts where the frozen branch is, so its rows start by saying what the frozen network says."""
-    model = models["after a step"]
-    h = torch.randn(5, 64)
-    rows = torch.cat([head(h) for head in new_branch.copied_heads(model)], dim=1)
-    assert torch.equal(rows, torch.cat([head(h) for head in model.fused.heads], dim=1))
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_copied_rows_of_linear_heads_say_the_same(bias: bool) -> None:
-    model = untrained(BASE)
-    head = nn.Linear(64, len(BASE), bias=bias)
-    linear = Classifier(model.arch, model.backbone, head, BASE, SIZES, "glyph")
-    h = torch.randn(5, 64)
-    (copied,) = new_branch.copied_heads(linear)
-    assert torch.equal(copied(h), head(h))
-    assert (copied.bias is None) == (not bias)
-    assert all(a.data_ptr() != b.data_ptr() for a, b in zip(copied.parameters(), head.parameters(), strict=True))
-
-
 def test_exemplars_are_drawn_evenly() -> None:
     drawn = stage1.draws(7, 5, 6, 0)
     assert [len(batch) for batch in drawn] == [5] * 6
@@ -265,93 +219,7 @@ def test_exemplars_are_drawn_evenly() -> None:
     assert counts.max() - counts.min() <= 1
 
 
-@pytest.mark.parametrize(
-    ("images", "batch"),
-    [(1, 1), (10, 10), (16, 16), (100, 16), (160, 16), (170, 17), (1000, 100), (2560, 256), (9999, 256)],
-)
-def test_few_images_mean_small_batches_and_a_rate_to_match(images: int, batch: int) -> None:
-    found = scale_to_dataset(Optimisation(30, lr=0.1, batch=256, nesterov=True), images)
-    assert found == Optimisation(30, lr=pytest.approx(0.1 * batch / 256), batch=batch, nesterov=True)
-
-
 # Cached views.
-
-
-def trained(
-    model: Classifier, train: Samples, recipe: Stage1, views: int, limit: int | None = None
-) -> dict[str, Tensor]:
-    step, losses = train_branch(
-        model,
-        NEW,
-        labelled(model, NEW, train.of_classes(NEW)),
-        settings_of(recipe),
-        exemplars=labelled(model, NEW, exemplars(train)),
-        views=views,
-        cache_limit=limit,
-        device=CPU,
-    )
-    return {"losses": torch.tensor(losses)} | snapshot(step.branch) | snapshot(step.head)
-
-
-@pytest.mark.parametrize("recipe", [PAPER.stage_one, BRANCHOUT.stage_one], ids=["paper", "branchout"])
-def test_cached_and_live_agree_where_all_views_are_alike(
-    recipe: Stage1, models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(augment, "RATIO", (1.0, 1.0))
-    monkeypatch.setattr(augment, "for_kind", lambda kind, size, few: Augmentation((1.0, 1.0), False))
-    live = trained(models["base"], train, recipe, views=0)
-    for views in (1, 3):
-        cached = trained(models["base"], train, recipe, views)
-        for key, value in live.items():
-            assert torch.allclose(cached[key].float(), value.float(), atol=2e-4, rtol=1e-3), key
-
-
-def test_views_that_memory_cannot_hold_are_kept_on_disk(
-    models: dict[str, Classifier],
-    train: Samples,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    tmp_path: Path,
-) -> None:
-    caplog.set_level(logging.INFO)
-    monkeypatch.setenv("BRANCHOUT_CACHE", str(tmp_path))
-    model, recipe = models["base"], BRANCHOUT.stage_one
-    in_memory = trained(model, train, recipe, views=2)
-    assert "on disk" not in caplog.text
-    assert same(trained(model, train, recipe, views=2, limit=1000), in_memory)
-    assert f"kept on disk, in {tmp_path}" in caplog.text
-    assert not list(tmp_path.iterdir())  # the files have no names
-
-
-def test_as_many_views_as_fit_are_cached_and_else_the_trunk_runs_live(
-    models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("BRANCHOUT_CACHE_LIMIT", "0")  # nothing on disk
-    model, recipe = models["base"], BRANCHOUT.stage_one
-    live = trained(model, train, recipe, views=0)
-    assert same(trained(model, train, recipe, views=2, limit=1000), live)
-    floats = 32 * 8 * 8 + len(BASE)  # what enters layer4, and the frozen logits
-    one_view = 4 * floats * 2 * len(train.of_classes(NEW))  # as much for exemplars as for new images
-    assert same(trained(model, train, recipe, views=2, limit=2 * one_view - 1), live)
-    assert not same(trained(model, train, recipe, views=2, limit=2 * one_view), live)
-    four = trained(model, train, recipe, views=4, limit=1 << 30)
-    assert same(trained(model, train, recipe, views=6, limit=5 * one_view - 1), four)
-
-
-def test_compressed_maps_take_a_quarter_of_the_memory_and_stay_close() -> None:
-    maps = torch.randn(3, 6, 4, 5, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 6, 6).view(-1, 1, 1)
-    maps[1, 2] = 0
-    for layout in (torch.contiguous_format, torch.channels_last):
-        kept = as_cached(maps, compressed=True).contiguous(memory_format=layout)
-        assert kept.dtype == torch.int8
-        assert kept.nbytes == maps.numel() * 5 / 4  # and one more row for the scales
-        back = as_computed(kept)
-        assert back.is_contiguous(memory_format=layout)
-        assert ((back - maps).abs() <= maps.abs().amax((2, 3), keepdim=True) / 253).all()
-        assert torch.equal(as_computed(kept[[2, 0]]), back[[2, 0]])
-    for other in (maps[0], maps[..., :3]):  # tokens, and maps too narrow to hold a scale
-        assert as_computed(as_cached(other, compressed=True)) is other
-    assert as_cached(maps, compressed=False) is maps
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -366,49 +234,6 @@ def test_held_out_maps_are_compressed_where_that_is_asked_for(compressed: bool, 
     assert held_out.batch.z.dtype == torch.float32  # logits are kept in full
     exact = stage1.HeldOut(start, frozen, new, old, compressed=False)()
     assert held_out() == pytest.approx(exact, rel=1e-2)
-
-
-def test_the_cache_holds_what_the_frozen_network_makes_of_views(models: dict[str, Classifier], train: Samples) -> None:
-    model = models["after a step"]
-    frozen = Frozen(model, 3, BRANCHOUT.stage_one, device=CPU)
-    sources = [open_images(train.of_classes(names), SIZES, CPU) for names in (NEW, LATER[:2])]
-    trunk = TrunkOutputs(frozen, sources, 2, seed=5)
-    trunk.cached_views = [2, 3]
-    kept = trunk.tables
-    for number, (images, views) in enumerate(zip(sources, [2, 3], strict=True)):
-        assert [len(table) for table in kept[number]] == [views * len(images)] * 2
-        for view in range(views):
-            pictures = next(
-                images.views(in_order(len(images), 256), frozen.augmentation, seed_for(5, view, 7 + number))
-            )
-            with torch.no_grad():
-                trunk = model.backbone.run(pictures, 0, 3)
-                columns = model.fused.frozen_columns(model.features(pictures))
-            rows = view * len(images) + np.array([4, 0, 9])
-            assert torch.allclose(kept[number][0][rows], trunk[[4, 0, 9]], atol=1e-5)
-            assert torch.allclose(kept[number][1][rows], columns[[4, 0, 9]], atol=1e-4)
-
-
-def test_epochs_go_round_the_cached_views_and_exemplars_are_seen_in_more_of_them(
-    models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[np.ndarray] = []
-    rows: Callable[..., object] = trunk_cache._rows
-    monkeypatch.setattr(
-        trunk_cache,
-        "_rows",
-        lambda table, order, device: (seen.append(np.concatenate(order)), rows(table, order, device))[1],
-    )
-    model = models["base"]
-    new, old = labelled(model, NEW, train.of_classes(NEW)), labelled(model, NEW, exemplars(train))
-    settings = settings_of(BRANCHOUT.stage_one, epochs=5)
-    train_branch(model, NEW, new, settings, exemplars=old, views=2, device=CPU)
-    assert [set(order // len(new.labels)) for order in seen[::2]] == [{0}, {1}, {0}, {1}, {0}]
-    views = round(2 * len(new.labels) / len(old.labels))
-    assert set(np.concatenate(seen[1::2]) // len(old.labels)) == set(range(views))
-    for order in seen[1::2]:  # each exemplar as often as any other, whatever its view
-        counts = np.bincount(order % len(old.labels), minlength=len(old.labels))
-        assert counts.max() - counts.min() <= 1
 
 
 def test_a_finished_stage_one_is_read_back_without_running_the_trunk(
@@ -433,38 +258,3 @@ def test_a_finished_stage_one_is_read_back_without_running_the_trunk(
 
 
 # Linear heads.
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("names", [NEW, NEW[:1], (*NEW[:2], BASE[0])], ids=["several", "one", "an old one too"])
-def test_a_linear_head_starts_along_its_classes_and_no_louder_than_the_base(
-    names: tuple[str, ...], bias: bool, train: Samples
-) -> None:
-    model = untrained(BASE)
-    base = nn.Linear(64, len(BASE), bias=bias)
-    linear = Classifier(model.arch, model.backbone, base, BASE, SIZES, "glyph")
-    new = labelled(linear, names, train.of_classes(names))
-    space = linear.space.extend(names)
-    head = new_branch.new_head(linear.base_head, len(names))
-    new_branch.imprint(head, linear, new, space, 0.2, CPU)  # type: ignore[arg-type]
-    with torch.no_grad():
-        pictures = next(new.images.plain([np.arange(len(new.labels))]))
-        h = linear.features(linear.backbone.arrange(pictures))[0]
-        own, old = head(h), base(h)
-    lengths = head.weight.norm(dim=1)
-    short = 0.2 * base.weight.norm(dim=1).mean()
-    assert torch.allclose(lengths, short.expand_as(lengths), atol=1e-4)
-    means = [h[torch.from_numpy(new.labels == space.index([name])[0])].mean(0) for name in names]
-    middle = sum(means) / len(means) if len(means) > 1 else torch.zeros(64)
-    for number, (name, mean) in enumerate(zip(names, means, strict=True)):
-        members = torch.from_numpy(new.labels == space.index([name])[0])
-        assert F.cosine_similarity(head.weight[number], mean - middle, dim=0).item() == pytest.approx(1, abs=1e-4)
-        if bias:  # on its own images it says on average what the base says at most
-            assert own[members, number].mean().item() == pytest.approx(old[members].amax(1).mean().item(), abs=1e-3)
-
-
-def test_a_cosine_head_starts_afresh(
-    models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(new_branch, "imprint", lambda *_: pytest.fail("the paper's head is fresh"))
-    trained(models["base"], train, PAPER.stage_one, views=0)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from branchout.data.images import class_balanced
 from branchout.labels import LabelSpace
-from branchout.method import score_fusion
 from branchout.method import stage2 as stage_two
 from branchout.method.recipes import GRID, PAPER, REFERENCE, Stage2
 from branchout.method.score_fusion import HeadLayout, Stage2Data
@@ -154,17 +153,6 @@ def test_a_batch_without_one_of_the_splits_gives_numbers() -> None:
         HeadLayout(DISJOINT, (0, 1)), [random_data(DISJOINT, 2, 0, per_class=1)], settings, per_class=1
     )
     assert all(delta.isfinite().all() for delta in trained.deltas)
-
-
-def test_routing_loss_weighs_splits_equally_whatever_their_sizes() -> None:
-    columns = torch.randn(1, 40, 1, DISJOINT.columns, dtype=torch.float64)
-    origin = torch.tensor([[0] * 37 + [1] * 3])
-    got = score_fusion.routing_loss(DISJOINT, columns, origin, None)[0, 0]
-    halves = [
-        score_fusion.routing_loss(DISJOINT, columns[:, part], origin[:, part], None)[0, 0]
-        for part in (slice(0, 37), slice(37, 40))
-    ]
-    assert got == pytest.approx(sum(halves).item(), abs=1e-12)  # each half alone already carries its weight of 1/2
 
 
 def test_only_deltas_get_gradients() -> None:

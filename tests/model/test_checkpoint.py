@@ -23,7 +23,7 @@ from branchout import api, files
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.model import card, checkpoint
-from branchout.model.checkpoint import Fusion, SavedModel, load, save
+from branchout.model.checkpoint import SavedModel, StepPoints, load, save
 from branchout.model.classifier import Classifier
 from branchout.model.manifest import MANIFEST
 
@@ -52,18 +52,18 @@ def random_deltas(model: Classifier, step: int, seed: int) -> list[Tensor]:
 
 def plain(*branches: tuple[str, ...], where: tuple[str, ...] = (), pooler: str = "max") -> SavedModel:
     model = untrained(*branches, where=where)
-    fusions = tuple(Fusion(DIAL, [], point=n % 3, goal="all") for n in range(1, len(branches)))
-    return SavedModel(model.rebuilt(model.steps, pooler), fusions, (NOTE,) * len(branches))
+    step_points = tuple(StepPoints(DIAL, [], point=n % 3, goal="all") for n in range(1, len(branches)))
+    return SavedModel(model.rebuilt(model.steps, pooler), step_points, (NOTE,) * len(branches))
 
 
 def with_deltas(kept: SavedModel, kind: str) -> SavedModel:
-    fusions = []
-    for number, fusion in enumerate(kept.fusions, 1):
+    step_points = []
+    for number, points in enumerate(kept.step_points, 1):
         sets = [random_deltas(kept.classifier, number, 10 * number + point) for point in range(3)]
-        fusions.append(
-            replace(fusion, frontier=GRID if kind == "grid" else DIAL, deltas=sets if kind == "grid" else sets[:1])
+        step_points.append(
+            replace(points, frontier=GRID if kind == "grid" else DIAL, deltas=sets if kind == "grid" else sets[:1])
         )
-    return replace(kept, fusions=tuple(fusions))
+    return replace(kept, step_points=tuple(step_points))
 
 
 def linear(bias: bool) -> SavedModel:
@@ -102,14 +102,16 @@ def test_a_model_comes_back_as_it_was(kind: str, tmp_path: Path) -> None:
     assert back.classifier.preprocessing == kept.classifier.preprocessing
     assert back.history == kept.history
     assert [s.where for s in back.classifier.steps] == [s.where for s in kept.classifier.steps]
-    for one, other in zip(back.fusions, kept.fusions, strict=True):
+    for one, other in zip(back.step_points, kept.step_points, strict=True):
         assert (one.frontier, one.point, one.goal) == (other.frontier, other.point, other.goal)
 
 
 def test_deltas_and_dial_matter_to_these_tests() -> None:
     pictures = fixed_batch()
     kept = KINDS["grid"]()
-    answers = [logits(replace(kept, fusions=(replace(kept.fusions[0], point=p),)).model(), pictures) for p in range(3)]
+    answers = [
+        logits(replace(kept, step_points=(replace(kept.step_points[0], point=p),)).model(), pictures) for p in range(3)
+    ]
     assert not torch.equal(answers[0], answers[1])
     assert not torch.equal(answers[1], answers[2])
     bare = logits(kept.classifier.rebuilt(kept.classifier.steps), pictures)
@@ -143,8 +145,8 @@ def steps_with_deltas(count: int, kind: str) -> list[SavedModel]:
     whole = with_deltas(plain(BASE, *((name,) for name in classes[:count])), kind)
     model = whole.classifier
     found = [SavedModel(model.rebuilt(()), (), (NOTE,))]
-    for step, fusion in enumerate(whole.fusions, 1):
-        found.append(found[-1].extended(model.rebuilt(model.steps[:step]), fusion, NOTE))
+    for step, points in enumerate(whole.step_points, 1):
+        found.append(found[-1].extended(model.rebuilt(model.steps[:step]), points, NOTE))
     return found
 
 
@@ -161,9 +163,9 @@ def test_a_step_keeps_the_deltas_of_the_last_two_steps(kind: str, tmp_path: Path
         with pytest.raises(BranchoutError, match=f"after step {step} is not kept"):
             back.model(step)
     for point in range(3):  # every goal can still be chosen
-        one, other = (replace(each.fusions[3], point=point) for each in (back, steps[4]))
+        one, other = (replace(each.step_points[3], point=point) for each in (back, steps[4]))
         assert all(torch.equal(*pair) for pair in zip(one.chosen_deltas(), other.chosen_deltas(), strict=True))
-    assert [fusion.frontier for fusion in back.fusions] == [fusion.frontier for fusion in steps[4].fusions]
+    assert [points.frontier for points in back.step_points] == [points.frontier for points in steps[4].step_points]
     assert "## Operating point after step 1" in (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
 
 
@@ -174,8 +176,8 @@ def test_models_that_kept_every_fusion_are_read_and_extended(tmp_path: Path) -> 
     assert len(list((tmp_path / "m").glob("fusion-*"))) == 3
     back = load(tmp_path / "m")
     assert torch.equal(logits(back.model(1), fixed_batch()), logits(whole.model(1), fixed_batch()))
-    grown = back.extended(back.classifier, whole.fusions[2], NOTE)
-    assert [len(fusion.deltas) for fusion in grown.fusions] == [0, 0, 1, 3]
+    grown = back.extended(back.classifier, whole.step_points[2], NOTE)
+    assert [len(points.deltas) for points in grown.step_points] == [0, 0, 1, 3]
 
 
 def test_many_small_steps_take_little_more_than_their_branches_and_heads(tmp_path: Path) -> None:
@@ -292,7 +294,7 @@ def with_value(saved: SavedModel, value: float, part: str) -> SavedModel:
         "base": lambda: model.backbone.get_submodule("layer1")[0].conv1.weight,
         "branch": lambda: next(model.steps[0].branch.own_parameters()),
         "head": lambda: model.steps[0].head.weight,
-        "deltas": lambda: saved.fusions[0].deltas[0][1],
+        "deltas": lambda: saved.step_points[0].deltas[0][1],
     }[part]()
     tensor.data.view(-1)[3] = value
     return saved
@@ -341,9 +343,11 @@ def test_weights_that_are_not_finite_are_not_opened(name: str, value: float, tmp
     "spoil",
     [
         lambda saved: replace(saved, history=({"what": "made", "losses": [math.nan]},)),
-        lambda saved: replace(saved, fusions=(replace(saved.fusions[0], offsets=(math.inf,)),)),
-        lambda saved: replace(saved, fusions=(replace(saved.fusions[0], frontier={**DIAL, "settings": [[math.nan]]}),)),
-        lambda saved: replace(saved, fusions=(replace(saved.fusions[0], point=3),)),
+        lambda saved: replace(saved, step_points=(replace(saved.step_points[0], offsets=(math.inf,)),)),
+        lambda saved: replace(
+            saved, step_points=(replace(saved.step_points[0], frontier={**DIAL, "settings": [[math.nan]]}),)
+        ),
+        lambda saved: replace(saved, step_points=(replace(saved.step_points[0], point=3),)),
     ],
     ids=["losses", "shifts", "settings", "point"],
 )
@@ -416,7 +420,7 @@ def test_a_kill_while_tuning_leaves_a_model_that_loads(
     with pytest.raises(KeyboardInterrupt):
         model.tune("novel")
     monkeypatch.undo()
-    assert load(tmp_path / "m").fusions[0].point == 1
+    assert load(tmp_path / "m").step_points[0].point == 1
 
 
 # What extending and tuning leave on disk.
@@ -505,12 +509,12 @@ def test_tuning_rewrites_the_description_alone(
         "overlap": [None, None],
         "avg": [0.5, 0.5],
     }
-    points = {**DIAL, "settings": [[-8.0], [8.0]], "figures": accuracies}
-    fusion = replace(extended.saved.fusions[0], frontier=points, point=0, goal="base")
+    frontier = {**DIAL, "settings": [[-8.0], [8.0]], "figures": accuracies}
+    points = replace(extended.saved.step_points[0], frontier=frontier, point=0, goal="base")
     folder = tmp_path / "m"
     *before, event = extended.saved.history
     history = (*before, {**event, "measured": None})  # which names points of the frontier before
-    checkpoint.save(replace(extended.saved, fusions=(fusion,), history=history), folder)
+    checkpoint.save(replace(extended.saved, step_points=(points,), history=history), folder)
     weights = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.glob("*.safetensors")}
     model = api.load(folder)
     pictures = fixed_batch()
@@ -525,8 +529,8 @@ def test_tuning_rewrites_the_description_alone(
         figures = model.tune(goal)
         assert figures[goal] == max(model.frontier.accuracies[goal])
         loaded = api.load(folder)
-        fusion = loaded.saved.fusions[0]
-        assert (fusion.goal, loaded.frontier.at(fusion.point)) == (goal, figures)
+        points = loaded.saved.step_points[0]
+        assert (points.goal, loaded.frontier.at(points.point)) == (goal, figures)
         assert torch.equal(logits(loaded.classifier, pictures), logits(model.classifier, pictures))
         assert f"`{goal}`" in (folder / "README.md").read_text(encoding="utf-8")
     assert {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.glob("*.safetensors")} == weights

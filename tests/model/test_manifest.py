@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from branchout import files
 from branchout.errors import BranchoutError
 from branchout.model import bases
-from branchout.model.checkpoint import Fusion, SavedModel, load, save
+from branchout.model.checkpoint import SavedModel, StepPoints, load, save
 from branchout.model.manifest import LARGEST, MANIFEST, read_manifest
 
 ASSET = Path(bases.__file__).parent.parent / "assets" / "glyphs-base"
@@ -46,8 +46,8 @@ def a_model() -> SavedModel:
     """Two steps: the first with a dial, the second with trained points, so that every kind of file is there."""
     model = untrained(BASE, NEW, (*LATER, BASE[0]))
     deltas = [[torch.full((128, width), 0.01 * (point + 1)) for width in (8, 3, 4)] for point in range(3)]
-    fusions = (Fusion(DIAL, [], 1, "all"), Fusion(GRID, deltas, 2, "avg", (0.0, 0.5)))
-    return SavedModel(model, fusions, ({"what": "pretrain", "seconds": 3.5}, EVENT, EVENT))
+    step_points = (StepPoints(DIAL, [], 1, "all"), StepPoints(GRID, deltas, 2, "avg", (0.0, 0.5)))
+    return SavedModel(model, step_points, ({"what": "pretrain", "seconds": 3.5}, EVENT, EVENT))
 
 
 @pytest.fixture(scope="module")
@@ -356,11 +356,11 @@ def test_random_damage_gives_a_sentence_or_the_same_model(seed: int, folder: Pat
         assert error.isprintable()
         return
     # An entry may have become another valid one, such as another operating point; the weights must be the same.
-    fusions = tuple(
+    step_points = tuple(
         replace(mine, point=was.point, offsets=was.offsets, frontier=was.frontier)
-        for mine, was in zip(back.fusions, a_model().fusions, strict=True)
+        for mine, was in zip(back.step_points, a_model().step_points, strict=True)
     )
-    found = [logits(replace(back, fusions=fusions).model(step), fixed_batch(2)) for step in range(3)]
+    found = [logits(replace(back, step_points=step_points).model(step), fixed_batch(2)) for step in range(3)]
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 

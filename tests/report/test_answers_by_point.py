@@ -85,13 +85,13 @@ def test_every_point_answers_as_the_model_moved_there(which: str, val: Samples, 
     features = extract(model.classifier, images, device=torch.device("cpu"))[0]
     answers, branches = answers_by_point(model.saved, model.saved.model(), features, labels)
 
-    *earlier, last = model.saved.fusions
+    *earlier, last = model.saved.step_points
     order = point_order(Frontier.from_dict(last.frontier)).tolist()
     assert sorted(order) == list(range(len(model.frontier)))
     assert answers.point.max(initial=0) < len(order)
     seen = set()
     for place, point in enumerate(order):
-        moved = api.Model(replace(model.saved, fusions=(*earlier, replace(last, point=point))), None)
+        moved = api.Model(replace(model.saved, step_points=(*earlier, replace(last, point=point))), None)
         found = moved.evaluate(samples)
         assert answers.at(place).tolist() == found.answers.tolist()
         seen.add(tuple(found.answers.tolist()))

@@ -21,7 +21,7 @@ from branchout import api
 from branchout.data.samples import ArrayPixels, Samples
 from branchout.errors import BranchoutError, printable
 from branchout.metrics import METRICS
-from branchout.model.checkpoint import Fusion, SavedModel
+from branchout.model.checkpoint import SavedModel, StepPoints
 from branchout.report.counts import counts_at
 from branchout.report.data import ReportData
 from branchout.report.page import render
@@ -216,7 +216,7 @@ def test_trained_points_are_told_by_alpha_and_beta(base: api.Model, train: Sampl
         epochs=2,
     )
     page = Page(render(model.facts(val.of_classes([*BASE, *NEW]))))
-    alpha, beta = model.frontier.settings[model.saved.fusions[-1].point]
+    alpha, beta = model.frontier.settings[model.saved.step_points[-1].point]
     assert "goal α, β all" in page.shown
     assert f"balanced ◂ saved {alpha:g}, {beta:g} " in page.shown
     assert page.data["points"][page.data["saved"]] == f"α = {alpha:g}, β = {beta:g}"
@@ -228,14 +228,14 @@ def test_trained_points_are_told_by_alpha_and_beta(base: api.Model, train: Sampl
 
 
 def test_a_model_with_one_operating_point_says_why_there_is_no_dial(extended: api.Model, val: Samples) -> None:
-    *earlier, last = extended.saved.fusions
-    points = extended.frontier.select(np.array([last.point]))
-    fusion = replace(last, frontier=points.to_dict(), point=0)
-    kept = replace(extended.saved, fusions=(*earlier, fusion), history=extended.saved.history[:1])
+    *earlier, last = extended.saved.step_points
+    frontier = extended.frontier.select(np.array([last.point]))
+    points = replace(last, frontier=frontier.to_dict(), point=0)
+    kept = replace(extended.saved, step_points=(*earlier, points), history=extended.saved.history[:1])
     model = api.Model(kept, None, extended.device)
     page = Page(render(model.facts(val.of_classes(model.classes))))
     assert not [element for element in page.of("form") if element.attributes.get("id") == "dial"]
-    assert f"There is only one operating point: on the {points.images} validation images" in page.shown
+    assert f"There is only one operating point: on the {frontier.images} validation images" in page.shown
     assert "has no dial" in page.shown
     assert "position of the dial" not in page.shown
     assert "--val" in page.shown
@@ -369,7 +369,7 @@ def test_names_are_harmless() -> None:
         {"what": "opened", "base": EVIL[0]},
         {"what": "extend", "goal": EVIL[1], "recipe": EVIL[2], "when": EVIL[3]},
     )
-    kept = SavedModel(model, (Fusion(dial(-1.0, 1.0, 3), [], 1, EVIL[0]),), history)
+    kept = SavedModel(model, (StepPoints(dial(-1.0, 1.0, 3), [], 1, EVIL[0]),), history)
     names = list(EVIL) * 4
     pixels = rng.integers(0, 255, (len(names), 32, 32, 1), dtype=np.uint8)
     samples = Samples.build(ArrayPixels(pixels), names, [f"{EVIL[1]}/{n}" for n in range(len(names))])
@@ -391,7 +391,7 @@ def test_names_are_harmless() -> None:
 def test_it_stays_small_with_many_large_pictures() -> None:
     rng = np.random.default_rng(0)
     model = untrained("abc", "de")
-    kept = SavedModel(model, (Fusion(dial(-30.0, 30.0, 40), [], 20, "all"),), ())
+    kept = SavedModel(model, (StepPoints(dial(-30.0, 30.0, 40), [], 20, "all"),), ())
     pixels = np.repeat(rng.integers(0, 255, (300, 180, 180, 1), dtype=np.uint8), 3, 3)  # noise is the worst to store
     names = list("abcde") * 60
     facts = api.Model(kept, None).facts(Samples.build(ArrayPixels(pixels), names, names))

@@ -43,9 +43,9 @@ def address(facts: ReportData, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def at(model: api.Model, facts: ReportData, place: int) -> api.Model:
     """The model at a place of the dial, as `tune` would leave it."""
-    *earlier, last = model.saved.fusions
+    *earlier, last = model.saved.step_points
     moved = replace(last, point=facts.points.numbers[place])
-    return api.Model(replace(model.saved, fusions=(*earlier, moved)), None)
+    return api.Model(replace(model.saved, step_points=(*earlier, moved)), None)
 
 
 def shown_tiles(page: Page) -> dict[str, str]:

@@ -344,14 +344,14 @@ def test_the_dial_is_turned_and_answers_follow(copied: api.Model, files: list[Fi
             answers[b] = told["predictions"][0]["answers"][0]
         assert not answers[-30.0]["new"]
         assert answers[30.0]["new"]
-        kept = api.load(copied.folder).saved.fusions[-1]
+        kept = api.load(copied.folder).saved.step_points[-1]
         goal = "novel" if kept.goal != "novel" else "all"
         turned = caller.put("/operating-point", {"goal": goal}).json["operating_point"]
         assert not turned["saved"]
-        assert api.load(copied.folder).saved.fusions[-1] == kept  # nothing was saved yet
+        assert api.load(copied.folder).saved.step_points[-1] == kept  # nothing was saved yet
         saved = caller.put("/operating-point", {"goal": goal, "save": True}).json["operating_point"]
         assert saved["saved"]
-        assert api.load(copied.folder).saved.fusions[-1].goal == goal
+        assert api.load(copied.folder).saved.step_points[-1].goal == goal
         refusal = caller.put("/operating-point", {"b": 30.0, "save": True})
         assert "nearest" in error_of(refusal, 422)
         assert caller.get("/operating-point").json["operating_point"]["goal"] == goal  # a refusal changes nothing

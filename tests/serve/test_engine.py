@@ -14,7 +14,7 @@ from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.evaluate.compare import logits
-from branchout.model.checkpoint import Fusion, SavedModel
+from branchout.model.checkpoint import SavedModel, StepPoints
 from branchout.serve import schema
 from branchout.serve.engine import Engine, Question, Result
 from branchout.serve.limits import Limits
@@ -39,7 +39,7 @@ def two_steps(where: list[str], pooler: str = "max") -> api.Model:
     classifier = untrained(BASE, NEW, [*LATER, BASE[0]], where=where)
     classifier = classifier.rebuilt(classifier.steps, pooler)
     width = classifier.backbone.features
-    fusions = []
+    step_points = []
     for step in (1, 2):
         fused = classifier.rebuilt(classifier.steps[:step]).fused
         torch.manual_seed(step)
@@ -47,8 +47,8 @@ def two_steps(where: list[str], pooler: str = "max") -> api.Model:
             torch.randn(width * len(sources), len(names)) / width
             for sources, names in zip(fused.sources, fused.space.branches, strict=True)
         ]
-        fusions.append(Fusion(dial([0.3 * step, -2.0]), [deltas], 0, "all"))
-    return api.Model(SavedModel(classifier, tuple(fusions), ({"what": "made"},)), None, torch.device("cpu"))
+        step_points.append(StepPoints(dial([0.3 * step, -2.0]), [deltas], 0, "all"))
+    return api.Model(SavedModel(classifier, tuple(step_points), ({"what": "made"},)), None, torch.device("cpu"))
 
 
 def asked(engine: Engine, samples: Samples, rows: list[int], **settings: object) -> list[Question]:

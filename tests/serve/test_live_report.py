@@ -152,7 +152,7 @@ def test_a_saved_point_has_a_goal_that_leads_there_and_the_report_follows(server
         reply = server.put("/operating-point", {"point": number, "save": True})
         assert reply.status == 200
         kept = api.load(copied.folder)
-        assert kept.saved.fusions[-1].point == number
+        assert kept.saved.step_points[-1].point == number
         told = server.get("/report-data").json
         assert told["data"]["numbers"][told["data"]["saved"]] == number
         assert told["current"] == told["data"]["saved"]

@@ -66,10 +66,10 @@ def addresses(
 
 
 def with_one_point(model: api.Model) -> api.Model:
-    *earlier, last = model.saved.fusions
+    *earlier, last = model.saved.step_points
     frontier = model.frontier.select(np.array([last.point]))
-    fusion = replace(last, frontier=frontier.to_dict(), point=0)
-    return api.Model(replace(model.saved, fusions=(*earlier, fusion)), None, model.device)
+    points = replace(last, frontier=frontier.to_dict(), point=0)
+    return api.Model(replace(model.saved, step_points=(*earlier, points)), None, model.device)
 
 
 def kept(page: Page, name: str) -> None:

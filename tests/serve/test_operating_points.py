@@ -15,7 +15,7 @@ from helpers import BASE, NEW, untrained
 
 from branchout import api
 from branchout.errors import BranchoutError
-from branchout.model.checkpoint import Fusion, SavedModel
+from branchout.model.checkpoint import SavedModel, StepPoints
 from branchout.serve.operating_points import OperatingPoints
 
 
@@ -43,7 +43,7 @@ def grid_model() -> api.Model:
         "balanced_by": "mean",
         "measured": "dev",
     }
-    kept = SavedModel(classifier, (Fusion(frontier, deltas, 0, "all"),), ({"what": "made"},))
+    kept = SavedModel(classifier, (StepPoints(frontier, deltas, 0, "all"),), ({"what": "made"},))
     return api.Model(kept, None, torch.device("cpu"))
 
 
@@ -54,7 +54,7 @@ def test_a_goal_is_the_point_that_tune_picks(goal: str, model: api.Model) -> Non
     figures = model.tune(goal)
     assert torch.equal(point.head.bias, model.classifier.fused.bias)
     assert point.about is not None
-    assert point.about["point"] == model.saved.fusions[-1].point
+    assert point.about["point"] == model.saved.step_points[-1].point
     assert point.about["accuracies"] == figures
     assert point.about["goal"] == goal
 
@@ -92,8 +92,8 @@ def test_a_b_between_two_points_names_the_nearest(model: api.Model) -> None:
 
 
 def test_offsets_of_the_steps_stay_whatever_the_dial_says(model: api.Model) -> None:
-    *earlier, last = model.saved.fusions
-    model.saved = replace(model.saved, fusions=(*earlier, replace(last, offsets=(0.25,))))
+    *earlier, last = model.saved.step_points
+    model.saved = replace(model.saved, step_points=(*earlier, replace(last, offsets=(0.25,))))
     points = OperatingPoints(model)
     assert points.at(1.5).head.bias.tolist() == [0.0, 1.75]
     assert points.current.head.bias[1].item() == pytest.approx(points.current.about["b"] + 0.25, abs=1e-5)
@@ -145,19 +145,19 @@ def test_saving_is_read_back_and_leaves_nothing_else(model: api.Model) -> None:
     saved = points.save(chosen)
     assert saved.about is not None
     assert saved.about["saved"]
-    again = api.load(model.folder).saved.fusions[-1]
+    again = api.load(model.folder).saved.step_points[-1]
     assert (again.point, again.goal) == (chosen.about["point"], other)
     assert sorted(path.name for path in model.folder.iterdir()) == files
 
 
 def test_saved_is_the_choice_that_the_folder_names(model: api.Model) -> None:
     """Another goal that leads to the saved point is not what was saved, and asking for it saves nothing."""
-    *earlier, last = model.saved.fusions
+    *earlier, last = model.saved.step_points
     only = model.frontier.select(np.array([last.point]))
-    fusion = replace(last, frontier=only.to_dict(), point=0, goal="balanced")
+    points = replace(last, frontier=only.to_dict(), point=0, goal="balanced")
     *before, event = model.saved.history
     history = (*before, {**event, "measured": None})  # which names points of the frontier before
-    model.saved = replace(model.saved, fusions=(*earlier, fusion), history=history)
+    model.saved = replace(model.saved, step_points=(*earlier, points), history=history)
     points = OperatingPoints(model)
     told = {goal: points.for_goal(goal).about for goal in ("balanced", "avg", "novel")}
     assert {about["point"] for about in told.values()} == {0}
@@ -178,7 +178,7 @@ def test_only_points_of_the_frontier_are_saved(model: api.Model) -> None:
         points.save(points.at(float(points.frontier.settings[0, 0]) + 1e-3))
     assert (model.folder / "branchout.json").read_bytes() == before
     points.save(points.at(float(points.frontier.settings[0, 0])))
-    assert api.load(model.folder).saved.fusions[-1].point == 0
+    assert api.load(model.folder).saved.step_points[-1].point == 0
 
 
 def test_a_folder_that_holds_another_model_by_now_is_not_written_to(model: api.Model) -> None:

@@ -25,7 +25,7 @@ from serving import Caller, File, png, running
 
 from branchout import api
 from branchout.data.samples import ArrayPixels, Image, Samples
-from branchout.model.checkpoint import Fusion, SavedModel
+from branchout.model.checkpoint import SavedModel, StepPoints
 from branchout.serve.app import create_app
 from branchout.units import percent
 
@@ -98,8 +98,8 @@ def close(shown: list[tuple[str, str]], wanted: list[tuple[str, str]]) -> bool:
 def at(model: api.Model, place: int) -> api.Model:
     """The model at a place of the dial, as `tune` would leave it."""
     number = int(np.argsort(model.frontier.settings[:, 0], kind="stable")[place])
-    *earlier, last = model.saved.fusions
-    return api.Model(replace(model.saved, fusions=(*earlier, replace(last, point=number))), None)
+    *earlier, last = model.saved.step_points
+    return api.Model(replace(model.saved, step_points=(*earlier, replace(last, point=number))), None)
 
 
 def ready(page: Page) -> None:
@@ -213,7 +213,7 @@ def test_everything_follows_the_dial_and_agrees_with_python(
 
 def test_apply_saves_the_point_in_the_model(browser: Browser, copied: api.Model, tested: Samples) -> None:
     assert copied.folder is not None
-    place = 0 if copied.saved.fusions[-1].point else len(copied.frontier) - 1
+    place = 0 if copied.saved.step_points[-1].point else len(copied.frontier) - 1
     with running(create_app(copied, test=tested)) as server:
         with visited(browser, address(server)) as page:
             ready(page)
@@ -224,9 +224,9 @@ def test_apply_saves_the_point_in_the_model(browser: Browser, copied: api.Model,
             assert page.locator("#apply").is_disabled()
             assert page.locator("#moved").is_hidden()
             kept = api.load(copied.folder)
-            assert kept.saved.fusions[-1].point == place
+            assert kept.saved.step_points[-1].point == place
             assert page.locator("tr", has_text="◂ saved").count() == 2
-            goal, tune = kept.saved.fusions[-1].goal, page.locator("#tune")
+            goal, tune = kept.saved.step_points[-1].goal, page.locator("#tune")
             if goal.startswith("b="):  # no goal of `branchout tune` chooses this point
                 assert tune.is_hidden()
             else:
@@ -239,7 +239,7 @@ def test_apply_saves_the_point_in_the_model(browser: Browser, copied: api.Model,
 
 def test_saving_is_undone(browser: Browser, copied: api.Model) -> None:
     assert copied.folder is not None
-    earlier = copied.saved.fusions[-1].point
+    earlier = copied.saved.step_points[-1].point
     with running(create_app(copied)) as server, visited(browser, address(server)) as page:
         page.wait_for_selector("#apply")
         turn(page, 0)
@@ -248,7 +248,7 @@ def test_saving_is_undone(browser: Browser, copied: api.Model) -> None:
         until(page, f"document.getElementById('at').value === '{earlier}'")
         until(page, "document.getElementById('told').textContent.startsWith('Saved')")
         assert page.get_by_role("button", name="Undo saving").count() == 0
-    assert api.load(copied.folder).saved.fusions[-1].point == earlier
+    assert api.load(copied.folder).saved.step_points[-1].point == earlier
 
 
 def test_the_first_thing_drawn_is_not_empty(server: Caller, adjustable: api.Model) -> None:
@@ -398,8 +398,8 @@ def test_names_are_only_ever_text(browser: Browser, tmp_path: Path) -> None:
     evil = ["<img src=x onerror=alert(1)>", "</script><script>alert(2)</script>", "a", '"><b>', "b", "&amp;"]
     figures = {name: [0.4, 0.6] for name in ("all", "base", "novel", "avg")} | {"overlap": [None, None]}
     frontier = {"kind": "dial", "settings": [[-1.0], [1.0]], "figures": figures, "images": 6, "balanced_by": "mean"}
-    fusion = Fusion({**frontier, "measured": "dev"}, [], 0, "all")
-    model = api.Model(SavedModel(untrained(evil[:3], evil[3:]), (fusion,), ({}, {})), None)
+    points = StepPoints({**frontier, "measured": "dev"}, [], 0, "all")
+    model = api.Model(SavedModel(untrained(evil[:3], evil[3:]), (points,), ({}, {})), None)
     pixels = np.random.default_rng(0).integers(0, 255, (12, 32, 32, 1), dtype=np.uint8)
     samples = Samples.build(ArrayPixels(pixels), evil * 2, [f"{n}" for n in range(12)])
     with running(create_app(model, test=samples)) as server, visited(browser, address(server)) as page:

@@ -63,7 +63,7 @@ def extension(train: Samples, val: Samples, **settings: object) -> tuple[State, 
     grown = base.extend(train.of_classes(NEW), memory=exemplars(train), val=val, **{"epochs": 2, **settings})
     assert grown.outcome is not None
     state = {name: tensor.clone() for name, tensor in grown.classifier.state_dict().items()}
-    return state, grown.outcome.losses, grown.saved.fusions[-1].point
+    return state, grown.outcome.losses, grown.saved.step_points[-1].point
 
 
 @pytest.mark.parametrize(

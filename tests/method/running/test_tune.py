@@ -30,13 +30,13 @@ def test_it_writes_what_saving_the_tuned_model_writes(extended: api.Model, goal:
     assert extended.folder is not None
     shutil.copytree(extended.folder, tmp_path / "m")
     frontier, point = tune(tmp_path / "m", goal)
-    *earlier, last = checkpoint.load(extended.folder).fusions
+    *earlier, last = checkpoint.load(extended.folder).step_points
     assert (frontier.to_dict(), point) == (extended.frontier.to_dict(), extended.frontier.choose(goal))
     chosen = (*earlier, replace(last, point=point, goal=goal))
-    checkpoint.save(replace(extended.saved, fusions=chosen), tmp_path / "saved")
+    checkpoint.save(replace(extended.saved, step_points=chosen), tmp_path / "saved")
     for name in ("branchout.json", "README.md"):
         assert (tmp_path / "m" / name).read_text() == (tmp_path / "saved" / name).read_text()
-    assert api.load(tmp_path / "m").saved.fusions[-1].goal == goal
+    assert api.load(tmp_path / "m").saved.step_points[-1].goal == goal
 
 
 def test_the_command_imports_nothing_slow(extended: api.Model, tmp_path: Path) -> None:

@@ -1,0 +1,127 @@
+"""The cached outputs of the frozen part: what is cached, where, and that training sees the same."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import BASE, CPU, LATER, NEW, SIZES, exemplars, same
+from stage1_case import labelled, settings_of, trained
+
+from branchout.data import augment
+from branchout.data.augment import Augmentation
+from branchout.data.images import in_order, open_images
+from branchout.data.samples import Samples
+from branchout.method import trunk_cache
+from branchout.method.frozen import Frozen
+from branchout.method.recipes import BRANCHOUT, PAPER, Stage1
+from branchout.method.stage1 import train_branch
+from branchout.method.trunk_cache import TrunkOutputs, as_cached, as_computed
+from branchout.model.classifier import Classifier
+from branchout.training.loop import seed_for
+
+
+@pytest.mark.parametrize("recipe", [PAPER.stage_one, BRANCHOUT.stage_one], ids=["paper", "branchout"])
+def test_cached_and_live_agree_where_all_views_are_alike(
+    recipe: Stage1, models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(augment, "RATIO", (1.0, 1.0))
+    monkeypatch.setattr(augment, "for_kind", lambda kind, size, few: Augmentation((1.0, 1.0), False))
+    live = trained(models["base"], train, recipe, views=0)
+    for views in (1, 3):
+        cached = trained(models["base"], train, recipe, views)
+        for key, value in live.items():
+            assert torch.allclose(cached[key].float(), value.float(), atol=2e-4, rtol=1e-3), key
+
+
+def test_views_that_memory_cannot_hold_are_kept_on_disk(
+    models: dict[str, Classifier],
+    train: Samples,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("BRANCHOUT_CACHE", str(tmp_path))
+    model, recipe = models["base"], BRANCHOUT.stage_one
+    in_memory = trained(model, train, recipe, views=2)
+    assert "on disk" not in caplog.text
+    assert same(trained(model, train, recipe, views=2, limit=1000), in_memory)
+    assert f"kept on disk, in {tmp_path}" in caplog.text
+    assert not list(tmp_path.iterdir())  # the files have no names
+
+
+def test_as_many_views_as_fit_are_cached_and_else_the_trunk_runs_live(
+    models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BRANCHOUT_CACHE_LIMIT", "0")  # nothing on disk
+    model, recipe = models["base"], BRANCHOUT.stage_one
+    live = trained(model, train, recipe, views=0)
+    assert same(trained(model, train, recipe, views=2, limit=1000), live)
+    floats = 32 * 8 * 8 + len(BASE)  # what enters layer4, and the frozen logits
+    one_view = 4 * floats * 2 * len(train.of_classes(NEW))  # as much for exemplars as for new images
+    assert same(trained(model, train, recipe, views=2, limit=2 * one_view - 1), live)
+    assert not same(trained(model, train, recipe, views=2, limit=2 * one_view), live)
+    four = trained(model, train, recipe, views=4, limit=1 << 30)
+    assert same(trained(model, train, recipe, views=6, limit=5 * one_view - 1), four)
+
+
+def test_compressed_maps_take_a_quarter_of_the_memory_and_stay_close() -> None:
+    maps = torch.randn(3, 6, 4, 5, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 6, 6).view(-1, 1, 1)
+    maps[1, 2] = 0
+    for layout in (torch.contiguous_format, torch.channels_last):
+        kept = as_cached(maps, compressed=True).contiguous(memory_format=layout)
+        assert kept.dtype == torch.int8
+        assert kept.nbytes == maps.numel() * 5 / 4  # and one more row for the scales
+        back = as_computed(kept)
+        assert back.is_contiguous(memory_format=layout)
+        assert ((back - maps).abs() <= maps.abs().amax((2, 3), keepdim=True) / 253).all()
+        assert torch.equal(as_computed(kept[[2, 0]]), back[[2, 0]])
+    for other in (maps[0], maps[..., :3]):  # tokens, and maps too narrow to hold a scale
+        assert as_computed(as_cached(other, compressed=True)) is other
+    assert as_cached(maps, compressed=False) is maps
+
+
+def test_the_cache_holds_what_the_frozen_network_makes_of_views(models: dict[str, Classifier], train: Samples) -> None:
+    model = models["after a step"]
+    frozen = Frozen(model, 3, BRANCHOUT.stage_one, device=CPU)
+    sources = [open_images(train.of_classes(names), SIZES, CPU) for names in (NEW, LATER[:2])]
+    trunk = TrunkOutputs(frozen, sources, 2, seed=5)
+    trunk.cached_views = [2, 3]
+    kept = trunk.tables
+    for number, (images, views) in enumerate(zip(sources, [2, 3], strict=True)):
+        assert [len(table) for table in kept[number]] == [views * len(images)] * 2
+        for view in range(views):
+            pictures = next(
+                images.views(in_order(len(images), 256), frozen.augmentation, seed_for(5, view, 7 + number))
+            )
+            with torch.no_grad():
+                trunk = model.backbone.run(pictures, 0, 3)
+                columns = model.fused.frozen_columns(model.features(pictures))
+            rows = view * len(images) + np.array([4, 0, 9])
+            assert torch.allclose(kept[number][0][rows], trunk[[4, 0, 9]], atol=1e-5)
+            assert torch.allclose(kept[number][1][rows], columns[[4, 0, 9]], atol=1e-4)
+
+
+def test_epochs_go_round_the_cached_views_and_exemplars_are_seen_in_more_of_them(
+    models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[np.ndarray] = []
+    rows: Callable[..., object] = trunk_cache._rows
+    monkeypatch.setattr(
+        trunk_cache,
+        "_rows",
+        lambda table, order, device: (seen.append(np.concatenate(order)), rows(table, order, device))[1],
+    )
+    model = models["base"]
+    new, old = labelled(model, NEW, train.of_classes(NEW)), labelled(model, NEW, exemplars(train))
+    settings = settings_of(BRANCHOUT.stage_one, epochs=5)
+    train_branch(model, NEW, new, settings, exemplars=old, views=2, device=CPU)
+    assert [set(order // len(new.labels)) for order in seen[::2]] == [{0}, {1}, {0}, {1}, {0}]
+    views = round(2 * len(new.labels) / len(old.labels))
+    assert set(np.concatenate(seen[1::2]) // len(old.labels)) == set(range(views))
+    for order in seen[1::2]:  # each exemplar as often as any other, whatever its view
+        counts = np.bincount(order % len(old.labels), minlength=len(old.labels))
+        assert counts.max() - counts.min() <= 1
