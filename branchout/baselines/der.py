@@ -2,12 +2,13 @@
 it with one head on the features of all and an auxiliary one that tells the new classes from each other and from the
 old. At the end a new head is learned on balanced data.
 
-Source: Yan, Xie and He, CVPR 2021; loss weights 1 and 1, the extractor's start from the one before, and 30 last epochs
-are from their published experiments. As published the base has a linear head, features enter the head as they are, old
-classes keep their rows on old features, and logits of the last stage are divided by a temperature of 5. Departures of
-the default, which starts from the shared base: each extractor's features are brought to length 4, as that base's head
-reads them, all rows start at random, and there is no temperature, with which a head on such features hardly learns.
-Departures of both: the last stage sees cached views, and its rate falls at thirds rather than at half.
+Source: Yan, Xie and He, CVPR 2021; loss weights 1 and 1, the extractor's start from the one before, heads that start at
+random in every step, and 30 last epochs are from their published experiments. As published the base has a linear head,
+features enter the head as they are, logits of the last stage are divided by a temperature of 5, its rate falls at half,
+and each of its epochs sees another view. Departure there: the heads are not drawn again after the warm-up. Departures
+of the default, which starts from the shared base: each extractor's features are brought to length 4, as that base's
+head reads them, the last stage has ten views and a rate that falls at thirds, and there is no temperature, with which
+a head on such features hardly learns.
 """
 
 from __future__ import annotations
@@ -64,10 +65,6 @@ def learn(before: Classifier | Network | Extractors, task: Task, *, published: b
     fresh = copy.deepcopy(old[-1]).requires_grad_(True)
     fresh.frozen = False
     network = Extractors([*old, fresh], len(task.space.classes), published=published)
-    if published:
-        rows: Tensor = before.head.weight  # type: ignore[union-attr, assignment]
-        with torch.no_grad():
-            network.head.weight[: len(rows), : rows.shape[1]] = rows.cpu()
     network.to(task.device, memory_format=fresh.layout(task.device))  # type: ignore[call-overload]
     auxiliary = nn.Linear(fresh.features, 1 + len(task.space.branches[-1]), bias=False).to(task.device)
     answer = whole_network.new_or_other(task)
@@ -85,13 +82,13 @@ def learn(before: Classifier | Network | Extractors, task: Task, *, published: b
 
 def relearn_head(network: Extractors, task: Task) -> None:
     """A new head on frozen features of as many images of each class as of any other."""
-    data = whole_network.balanced_views(network, task)
-    temperature = TEMPERATURE if network.published else 1.0
+    stage, temperature = LAST_STAGE, 1.0
     if network.published:
-        nn.init.kaiming_normal_(network.head.weight, nonlinearity="linear")
-    else:
-        network.head.reset_parameters()
-    task = replace(task, heads=scale_to_dataset(LAST_STAGE, len(data.labels)))
+        stage, temperature = replace(LAST_STAGE, schedule="half"), TEMPERATURE
+        task = replace(task, views=stage.epochs)
+    data = whole_network.balanced_views(network, task)
+    network.head.reset_parameters()
+    task = replace(task, heads=scale_to_dataset(stage, len(data.labels)))
     feature_heads.train(network.head, task, data, lambda h: network.head(h.squeeze(1)) / temperature)
 
 

@@ -19,6 +19,8 @@ from branchout.training.loop import precision, seed_for
 
 MakeHead = Callable[[Head, int], Head]
 """A head like another, for a number of classes."""
+Alter = Callable[[Tensor], Tensor]
+"""Changes augmented images further, a batch at a time."""
 
 
 class Network(nn.Module):
@@ -101,7 +103,11 @@ def frozen_copy(network: nn.Module) -> nn.Module:
 
 
 def epochs_of(
-    task: Task, labelled: Labelled, batch: int, stream: int = 0
+    task: Task,
+    labelled: Labelled,
+    batch: int,
+    stream: int = 0,
+    alter: Alter | None = None,
 ) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:
     """For `fit`: epoch e's augmented batches (images, labels), every image once in random order.
 
@@ -113,7 +119,11 @@ def epochs_of(
         seed = seed_for(task.seed, epoch, stream)
         batches = shuffled(len(targets), batch, seed, drop_last=True)
         views = labelled.images.views(batches, task.augmentation, seed)
-        return zip(views, (targets[index] for index in on_device(batches, task.device)), strict=True)
+        return zip(
+            views if alter is None else map(alter, views),
+            (targets[index] for index in on_device(batches, task.device)),
+            strict=True,
+        )
 
     return epoch_batches
 

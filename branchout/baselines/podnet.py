@@ -6,15 +6,19 @@ Source: Douillard et al., ECCV 2020; weights (3 and 1 for CIFAR's ResNet, 8 and 
 networks of four stages, times √(all/new classes)), ten proxies, frozen old proxies and the last 20 epochs, of proxies
 alone, are from their published experiments. There the margin is taken off all similarities alike and so cancels; the
 loss here is the one they measured. Their similarity is minus the squared distance of unit vectors, 2·cos − 2: so
-proxies are weighed by a softmax of 2·cos, and our η is twice theirs.
+proxies are weighed by a softmax of 2·cos.
 
-As published the base is trained with these proxies and this loss, η starts as 1 (2 here), no stage ends in a ReLU
-before its map is compared, features are those before the last ReLU, and of CIFAR's ResNet four maps are compared: the
-stages' and the one before the last block. Departures of the default, which starts from the shared base: stages are
-compared after their last ReLU, and the last map of CIFAR's ResNet only; proxies of the base's classes are its rows, set
-apart as the class's exemplars are, and η starts as 16: the logits of a cosine base are nearly its own, those of a
-linear one lose its bias and the lengths of its rows. Departures of both: half the proxies of a class that comes again
-are imprinted anew; the last epochs see cached views; gradients are not clamped.
+As published the base is trained with these proxies and this loss, η times 2·cos starts as 1 and is learned as such,
+proxies start about 1 long, new ones as long as the old ones are on average, no stage ends in a ReLU before its map is
+compared, features are those before the last ReLU, of CIFAR's ResNet four maps are compared (the stages' and the one
+before the last block), training has their epochs, 160 or 90, and each of the last epochs sees another view.
+
+Departures of the default, which starts from the shared base: stages are compared after their last ReLU, and the last
+map of CIFAR's ResNet only; proxies of the base's classes are its rows, set apart as the class's exemplars are, all of
+length 1; our η, twice theirs, starts as 16: the logits of a cosine base are nearly its own, those of a linear one lose
+its bias and the lengths of its rows. Departures of both: half the proxies of a class that comes again are imprinted
+anew; the last epochs see cached views by BatchNorm's running statistics, of new images chosen at random; gradients are
+not clamped.
 """
 
 from __future__ import annotations
@@ -36,7 +40,6 @@ from branchout.baselines.task import Baseline, Published, Task
 from branchout.errors import DoesNotApply
 from branchout.model.classifier import Classifier
 from branchout.model.heads import NORM
-from branchout.model.resnet import BasicBlock, Bottleneck
 from branchout.model.staged import Backbone
 from branchout.training.loop import precision, seed_for
 from branchout.training.optimisation import Optimisation, scale_to_dataset
@@ -44,6 +47,11 @@ from branchout.training.optimisation import Optimisation, scale_to_dataset
 PROXIES = 10
 SPATIAL, FLAT = (3.0, 8.0), (1.0, 10.0)
 """Weights of the two distillation terms for CIFAR's ResNet of three stages and for networks of more."""
+DESCENT = (
+    Optimisation(epochs=160, lr=0.1, batch=128, weight_decay=5e-4, schedule="plain-cosine"),
+    Optimisation(epochs=90, lr=0.05, batch=64, weight_decay=5e-4, schedule="plain-cosine"),
+)
+"""As published, for the same networks."""
 JITTER = 0.05
 """How far apart, for their length, proxies start that would otherwise be the same."""
 LAST_EPOCHS = (
@@ -55,8 +63,10 @@ LAST_EPOCHS = (
 class LocalSimilarity(nn.Module):
     """A head with several proxies a class: η times the class's cosines, averaged with more weight on the larger."""
 
-    def __init__(self, proxies: Tensor, eta: float) -> None:
+    def __init__(self, proxies: Tensor, eta: float, unit: float = 1.0) -> None:
         super().__init__()
+        self.unit = unit
+        """What η is a multiple of: with 2, as published, a step of descent changes the logits four times as much."""
         self.proxies = nn.Parameter(proxies)  # (classes, proxies, k)
         self.eta = nn.Parameter(torch.tensor(eta, device=proxies.device))
 
@@ -67,7 +77,7 @@ class LocalSimilarity(nn.Module):
             proxies = torch.where(learning[:, None, None], proxies, proxies.detach())
         cosines = F.normalize(h, dim=1) @ F.normalize(proxies, dim=2).flatten(0, 1).T
         cosines = cosines.view(len(h), *proxies.shape[:2])
-        return self.eta * (cosines * (2 * cosines).softmax(2)).sum(2)
+        return self.unit * self.eta * (cosines * (2 * cosines).softmax(2)).sum(2)
 
 
 class PodNetwork(nn.Module):
@@ -81,8 +91,7 @@ class PodNetwork(nn.Module):
 
     @property
     def large(self) -> bool:
-        """Whether the network has more stages than CIFAR's ResNet, whose three follow a stem."""
-        return len(self.backbone.names) > 4
+        return not published.three_stages(self.backbone)
 
     def maps_and_features(self, pictures: Tensor) -> tuple[list[Tensor], Tensor]:
         """The maps (N, C, H, W) that stages end in, but for the stem, and the features (N, k)."""
@@ -117,22 +126,18 @@ class PodNetwork(nn.Module):
 
 def first_as_published(task: Task) -> PodNetwork:
     """The base, trained with proxies and the loss of all later steps."""
-    backbone = published.untrained(task)
-    for name in backbone.names[1:]:
-        parts = backbone.get_submodule(name).modules()
-        for block in [part for part in parts if isinstance(part, BasicBlock | Bottleneck)][-1:]:
-            block.last_relu = False
-    proxies = torch.randn(len(task.space.classes), PROXIES, backbone.features)
-    network = PodNetwork(backbone, LocalSimilarity(proxies, 2.0), published=True)
+    backbone = published.untrained(task, "inside stages")
+    proxies = torch.randn(len(task.space.classes), PROXIES, backbone.features) / math.sqrt(backbone.features)
+    network = PodNetwork(backbone, LocalSimilarity(proxies, 1.0, unit=2.0), published=True)
     network.to(task.device, memory_format=backbone.layout(task.device))  # type: ignore[call-overload]
-
-    optimisation = descent(network, task.pretraining)
-    published.train_base(network, replace(task, pretraining=optimisation), lambda x, y: nca(network(x), y))
+    published.train_base(network, task, lambda x, y: nca(network(x), y), descent(network, task.pretraining))
     return network
 
 
 def descent(network: PodNetwork, optimisation: Optimisation) -> Optimisation:
-    """Theirs for networks of four stages; for CIFAR's ResNet the given one, which is theirs as published."""
+    """Theirs where it is trained as published; by default the given one with their rate for networks of four stages."""
+    if network.published:
+        return published.scaled(DESCENT[network.large], optimisation)
     if not network.large:
         return optimisation
     return replace(optimisation, lr=0.05, batch=64, weight_decay=5e-4, nesterov=False, schedule="cosine")
@@ -146,7 +151,7 @@ def learn(before: Classifier | Network | PodNetwork, task: Task) -> PodNetwork:
         with torch.no_grad():
             teacher.head.proxies.copy_(spread_proxies(teacher, task))
     backbone = copy.deepcopy(teacher.backbone).requires_grad_(True)
-    head = LocalSimilarity(imprinted(teacher, task), teacher.head.eta.item())
+    head = LocalSimilarity(imprinted(teacher, task), teacher.head.eta.item(), teacher.head.unit)
     network = PodNetwork(backbone, head, published=teacher.published)
     large = int(network.large)
     factor = math.sqrt(len(task.space.classes) / len(task.space.branches[-1]))
@@ -183,8 +188,8 @@ def pod_spatial(maps: list[Tensor], old_maps: list[Tensor]) -> Tensor:
 
 
 def _pooled(x: Tensor) -> Tensor:
-    energy = x.square()
-    sums = [energy.sum(dim, dtype=torch.float32).flatten(1) for dim in (3, 2)]
+    energy = x.float().square()
+    sums = [energy.sum(dim).flatten(1) for dim in (3, 2)]
     return F.normalize(torch.cat(sums, dim=1), dim=1)
 
 
@@ -204,13 +209,14 @@ def imprinted(teacher: PodNetwork, task: Task) -> Tensor:
     old = teacher.head.proxies.detach()
     proxies = old.new_zeros(len(task.space.classes), *old.shape[1:])
     proxies[: len(old)] = old
+    length = old.norm(dim=2).mean() if teacher.published else 1.0
     u = F.normalize(whole_network.plain_outputs(teacher.features, task, task.new), dim=1).cpu().numpy()
     labels = task.labels(task.new)
     rng = np.random.default_rng(seed_for(task.seed, task.step))
     for label in np.unique(labels):
         number = PROXIES if label >= len(old) else PROXIES // 2
-        proxies[label, -number:] = torch.from_numpy(_centres(u[labels == label], number, rng)).to(proxies)
-    return F.normalize(proxies, dim=2)
+        proxies[label, -number:] = length * torch.from_numpy(_centres(u[labels == label], number, rng)).to(proxies)
+    return proxies if teacher.published else F.normalize(proxies, dim=2)
 
 
 def spread_proxies(opened: PodNetwork, task: Task) -> Tensor:
@@ -256,7 +262,8 @@ def tune_head(network: PodNetwork, task: Task, optimisation: Optimisation) -> No
 
     The scale η stays what it is.
     """
-    data = whole_network.balanced_views(network, task)
+    views = optimisation.epochs if network.published else task.views
+    data = whole_network.balanced_views(network, replace(task, views=views))
     task = replace(task, heads=scale_to_dataset(optimisation, len(data.labels)))
     network.head.eta.requires_grad_(False)
     feature_heads.train(network.head, task, data, lambda h: network.head(h.squeeze(1)), nca)

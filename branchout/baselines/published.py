@@ -1,4 +1,4 @@
-"""Shared by methods that are trained as their authors do: a base of their own with a linear head.
+"""Shared by methods that are trained as their authors do: their schedules, networks and linear heads, their own base.
 
 `branchout bench --faithful`, or `--schedule published`, trains them so. Every file names what still differs.
 """
@@ -6,55 +6,75 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.baselines import feature_heads, whole_network
-from branchout.baselines.networks import Network
+from branchout.baselines.networks import Alter, Network
 from branchout.baselines.task import Task
 from branchout.baselines.whole_network import Loss
 from branchout.errors import BranchoutError
-from branchout.model.heads import Head
-from branchout.model.resnet import BasicBlock
+from branchout.model.heads import Head, head_bias
+from branchout.model.resnet import BasicBlock, Bottleneck
 from branchout.model.staged import Backbone
+from branchout.training.optimisation import Optimisation
+
+SCHEDULE = Optimisation(epochs=170, lr=0.1, batch=128, weight_decay=5e-4, schedule="der")
+"""Of the base and of every step: that of DER's published experiments, whose tables have iCaRL, BiC and WA too."""
+
+
+def scaled(own: Optimisation, asked: Optimisation) -> Optimisation:
+    """A method's own training, with as many of its epochs as are asked for of those of SCHEDULE."""
+    return replace(own, epochs=max(round(own.epochs * asked.epochs / SCHEDULE.epochs), 1))
 
 
 def linear_head(like: Head, classes: int) -> nn.Linear:
-    """Linear rows without bias, drawn at random with a length of about 1."""
-    return random_rows(like.weight.shape[1], classes)
+    """Random rows, with a bias where `like` has one."""
+    return random_rows(like.weight.shape[1], classes, bias=head_bias(like) is not None)
 
 
-def random_rows(features: int, classes: int) -> nn.Linear:
-    head = nn.Linear(features, classes, bias=False)
+def random_rows(features: int, classes: int, *, bias: bool = False) -> nn.Linear:
+    """Linear rows drawn at random with a length of about 1; biases are 0."""
+    head = nn.Linear(features, classes, bias=bias)
     nn.init.kaiming_normal_(head.weight, nonlinearity="linear")
+    if bias:
+        nn.init.zeros_(head.bias)
     return head
 
 
-def untrained(task: Task) -> Backbone:
-    """A network that knows nothing yet, of the experiment's shape."""
+def untrained(task: Task, relu: str = "always") -> Backbone:
+    """A network that knows nothing yet, of the experiment's shape and in the style of published experiments.
+
+    Its blocks end in a ReLU `always`, in all `but the last` block, or only `inside stages` as PODNet's do, which in
+    CIFAR's ResNet-32 is nowhere. That network has shortcuts without parameters. The blocks of other networks, and of
+    PODNet's, start by adding nothing.
+    """
     if task.untrained is None:
         raise BranchoutError("training as published starts from scratch, and the task has no network: set `untrained`")
     feature_heads.seed_step(task)
-    return task.untrained()
+    backbone = task.untrained()
+    of_cifar, of_podnet = three_stages(backbone), relu == "inside stages"
+    stages = [
+        [block for block in backbone.get_submodule(name).modules() if isinstance(block, BasicBlock | Bottleneck)]
+        for name in backbone.names[1:]
+    ]
+    for block in (block for stage in stages for block in stage):
+        ends_stage = any(block is stage[-1] for stage in stages)
+        without = {"but the last": block is stages[-1][-1], "inside stages": of_cifar or ends_stage}
+        block.last_relu = not without.get(relu, False)
+        if of_podnet or not of_cifar:
+            nn.init.zeros_((block.bn2 if isinstance(block, BasicBlock) else block.bn3).weight)
+        if of_cifar and not isinstance(block.downsample, nn.Identity):
+            block.downsample = PaddedShortcut()
+    return backbone
 
 
-def first(
-    task: Task,
-    loss_of: Loss = F.cross_entropy,
-    wrapped: Callable[[Head, Loss], Loss] = lambda head, loss: loss,
-) -> Network:
-    """The base: a network with a linear head, trained from scratch on the first classes by a loss of its logits."""
-    backbone = untrained(task)
-    network = Network(backbone, random_rows(backbone.features, len(task.space.classes)))
-    network.to(task.device, memory_format=backbone.layout(task.device))  # type: ignore[call-overload]
-    train_base(network, task, wrapped(network.head, lambda x, y: loss_of(network(x), y)))
-    return network
-
-
-def train_base(network: nn.Module, task: Task, loss_of: Loss) -> None:
-    whole_network.train(network, task, task.new, loss_of, "Training the base model", task.pretraining)
+def three_stages(backbone: Backbone) -> bool:
+    """Whether it is CIFAR's ResNet, which has three stages behind its stem; other networks have four."""
+    return len(backbone.names) <= 4
 
 
 class PaddedShortcut(nn.Module):
@@ -65,12 +85,30 @@ class PaddedShortcut(nn.Module):
         return torch.cat([x, torch.zeros_like(x)], dim=1)
 
 
-def cifar_style(backbone: Backbone) -> Backbone:
-    """ResNet-32 as the CIFAR-100 literature after iCaRL has it: no ReLU behind the sum of a block, shortcuts without
-    parameters, and blocks that start by adding nothing."""
-    for block in (module for module in backbone.modules() if isinstance(module, BasicBlock)):
-        block.last_relu = False
-        nn.init.zeros_(block.bn2.weight)
-        if not isinstance(block.downsample, nn.Identity):
-            block.downsample = PaddedShortcut()
-    return backbone
+def first(
+    task: Task,
+    loss_of: Loss = F.cross_entropy,
+    wrapped: Callable[[Head, Loss], Loss] = lambda head, loss: loss,
+    *,
+    relu: str = "always",
+    bias: bool = False,
+    optimisation: Optimisation | None = None,
+    alter: Alter | None = None,
+) -> Network:
+    """The base: a network with a linear head, trained from scratch on the first classes by a loss of its logits."""
+    backbone = untrained(task, relu)
+    network = Network(backbone, random_rows(backbone.features, len(task.space.classes), bias=bias))
+    network.to(task.device, memory_format=backbone.layout(task.device))  # type: ignore[call-overload]
+    loss = wrapped(network.head, lambda x, y: loss_of(network(x), y))
+    train_base(network, task, loss, optimisation or task.pretraining, alter)
+    return network
+
+
+def train_base(
+    network: nn.Module,
+    task: Task,
+    loss_of: Loss,
+    optimisation: Optimisation,
+    alter: Alter | None = None,
+) -> None:
+    whole_network.train(network, task, task.new, loss_of, "Training the base model", optimisation, alter=alter)

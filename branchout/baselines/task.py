@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from branchout.data import augment
 from branchout.data.augment import Augmentation
 from branchout.data.images import Images
+from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples
 from branchout.labels import LabelSpace
 from branchout.method.new_branch import Labelled
@@ -47,6 +48,8 @@ class Task:
     """Opens samples as images on the device."""
     kind: str
     size: int
+    preprocessing: Preprocessing | None = None
+    """How images are normalised, for methods that augment them further."""
     network: Optimisation = PAPER.stage_one.optimisation
     """How a network is trained in one step: as our stage I."""
     pretraining: Optimisation = FAST

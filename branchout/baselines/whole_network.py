@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from branchout.baselines import feature_heads
 from branchout.baselines.feature_heads import Cached
-from branchout.baselines.networks import MakeHead, Network, epochs_of, frozen_copy
+from branchout.baselines.networks import Alter, MakeHead, Network, epochs_of, frozen_copy
 from branchout.baselines.task import Task
 from branchout.data.images import in_order
 from branchout.data.samples import Samples, concatenate
@@ -98,6 +98,7 @@ def train(
     optimisation: Optimisation | None = None,
     *,
     statistics: bool = True,
+    alter: Alter | None = None,
 ) -> None:
     """Train all parameters that are not frozen on augmented views of these images; `statistics`: BatchNorm's too."""
     labelled = task.labelled(samples)
@@ -109,7 +110,7 @@ def train(
     fit(
         network,
         [parameter for parameter in network.parameters() if parameter.requires_grad],
-        epochs_of(task, labelled, optimisation.batch),
+        epochs_of(task, labelled, optimisation.batch, alter=alter),
         max(len(labelled.labels) // optimisation.batch, 1),
         lambda batch: loss_of(*batch),
         optimisation,

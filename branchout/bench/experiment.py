@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from branchout.baselines.published import cifar_style
 from branchout.baselines.task import Task
 from branchout.bench import scenario_file
 from branchout.bench.base_model import open_base
@@ -194,6 +193,7 @@ class Experiment:
             images=self.images,
             kind=self.kind,
             size=self.plan.size,
+            preprocessing=self.preprocessing,
             network=self.plan.network,
             pretraining=self.plan.pretraining,
             heads=self.fusion(PAPER.stage_two.optimisation),
@@ -214,8 +214,7 @@ class Experiment:
     def _untrained(self) -> Backbone:
         plan = self.plan
         described = describe(plan.arch, self.preprocessing, width=plan.width, last_relu=plan.last_relu)
-        backbone, _ = bases.rebuild(described)
-        return cifar_style(backbone) if plan.faithful and plan.arch == "resnet32" else backbone
+        return bases.rebuild(described)[0]
 
     @cached_property
     def base(self) -> Classifier:

@@ -10,6 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from branchout.baselines.published import SCHEDULE as PUBLISHED
 from branchout.bench.base_model import open_base
 from branchout.bench.plan import Plan
 from branchout.data.augment import PADDED
@@ -17,13 +18,9 @@ from branchout.data.datasets import Dataset
 from branchout.data.scenarios import CLUSTERED
 from branchout.errors import BranchoutError, unknown
 from branchout.model.architectures import check, is_transformer
-from branchout.training.optimisation import Optimisation
 from branchout.training.pretrain import FAST, TRANSFORMER, only_fast, schedule_for
 from branchout.training.pretrain import PAPER as PAPER_PRETRAINING
 
-PUBLISHED = Optimisation(epochs=160, lr=0.1, batch=128, weight_decay=5e-4, schedule="cosine")
-"""The long schedule of the CIFAR-100 literature, for the base and every step; `published` also sets its augmentation,
-its herded exemplars, and has methods trained as their authors do."""
 SCHEDULES = ("fast", "paper", "published")
 FITTED = "fitted"
 """The scale of datasets that have no sizes of their own."""

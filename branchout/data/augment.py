@@ -39,8 +39,8 @@ class Augmentation:
     hue: float = 0.0
     """In turns of the colour circle, as torchvision has it."""
     pad: int = 0
-    """Pixels that an image is padded by, mirrored at its edges, before it is cut to its own size again at a random
-    whole pixel; nothing is scaled then, and `area` says nothing. 0: random resized crops."""
+    """Pixels of black that an image is padded by before it is cut to its own size again at a random whole pixel;
+    nothing is scaled then, and `area` says nothing. 0: random resized crops."""
 
 
 def for_kind(kind: str, size: int, *, few: bool = False, named: str | None = None) -> Augmentation:
@@ -118,7 +118,7 @@ def shift(images: Tensor, places: Tensor, pad: int, mirrored: Tensor) -> Tensor:
     Pixels are taken, never mixed.
     """
     height, width = images.shape[2:]
-    padded = F.pad(images, (pad, pad, pad, pad), mode="reflect")
+    padded = F.pad(images, (pad, pad, pad, pad))
     left, top = places.unbind(1)
     rows = top[:, None] + torch.arange(height, device=images.device)
     columns = left[:, None] + torch.arange(width, device=images.device)

@@ -74,16 +74,31 @@ def seed_for(*parts: int) -> int:
     return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
 
+MILESTONES = {
+    "thirds": (0.0, 0.1, (1 / 3, 2 / 3)),
+    "half": (0.0, 0.1, (1 / 2,)),
+    "icarl": (0.0, 0.2, (49 / 70, 63 / 70)),
+    "der": (10 / 170, 0.1, (110 / 170, 130 / 170)),
+}
+"""Schedules in steps: the share of a linear warm-up, and the factor at each milestone. The last two are those of the
+published experiments of iCaRL and DER."""
+WARM_UP = {"cosine": 0.05, "plain-cosine": 0.0}
+
+
 def learning_rate(optimisation: Optimisation, progress: float) -> float:
     """The rate at `progress` (0 to 1) of the whole training."""
-    if optimisation.schedule == "constant":
-        return optimisation.lr
-    if optimisation.schedule == "thirds":
-        return optimisation.lr * 0.1 ** min(int(progress * 3 + 1e-9), 2)
-    warmup = 0.05
+    lr, schedule = optimisation.lr, optimisation.schedule
+    if schedule == "constant":
+        return lr
+    if schedule in MILESTONES:
+        warmup, factor, milestones = MILESTONES[schedule]
+        if progress < warmup:
+            return lr * progress / warmup
+        return lr * factor ** sum(progress + 1e-9 >= each for each in milestones)
+    warmup = WARM_UP[schedule]
     if progress < warmup:
-        return optimisation.lr * progress / warmup
-    return optimisation.lr * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup))) / 2
+        return lr * progress / warmup
+    return lr * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup))) / 2
 
 
 def optimiser_for(

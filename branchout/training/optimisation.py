@@ -23,7 +23,8 @@ class Optimisation:
     weight_decay: float = 1e-4
     nesterov: bool = False
     schedule: str = "thirds"
-    """`thirds`: ÷10 after each third of the epochs; `cosine`: 5% warm-up, then down to 0; `constant`."""
+    """`thirds`: ÷10 after each third of the epochs; `cosine`: 5% warm-up, then down to 0; `plain-cosine`: without
+    warm-up; `constant`; and the others of `loop.MILESTONES`."""
     optimiser: str = field(default="sgd", metadata=ADDED_LATER)
     """`sgd`, or `adamw` for transformers, which also clips gradients at norm 1."""
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.baselines import bic, der, feature_heads, icarl, podnet, published, wa, whole_network
+from branchout.baselines import bic, der, feature_heads, foster, icarl, podnet, published, wa, whole_network
 from branchout.baselines.networks import scores_of
 from branchout.baselines.registry import baselines
 from branchout.baselines.task import Task
@@ -59,7 +59,7 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> list[tuple[nn.Module, Loss, Optim
     """What whole_network.train is given; nothing is trained."""
     seen: list[tuple[nn.Module, Loss, Optimisation | None]] = []
 
-    def noted(network, task, samples, loss_of, work="", optimisation=None):
+    def noted(network, task, samples, loss_of, work="", optimisation=None, *, alter=None):
         seen.append((network.eval(), loss_of, optimisation))
 
     monkeypatch.setattr(whole_network, "train", noted)
@@ -81,7 +81,7 @@ def test_a_base_of_its_own_then_a_step(name: str, base_task: Task, step: Task, m
     network = getattr(second, "network", second)
     if name != "podnet":
         assert type(network.head) is nn.Linear
-        assert network.head.bias is None
+        assert (network.head.bias is not None) == (name in ("icarl", "foster"))
 
 
 def test_without_a_network_to_start_from_the_task_says_so(base_task: Task) -> None:
@@ -92,13 +92,14 @@ def test_without_a_network_to_start_from_the_task_says_so(base_task: Task) -> No
 def test_icarl_distils_sigmoids(base_task: Task, step: Task, losses) -> None:
     before = icarl.first_as_published(base_task)
     network, loss_of, optimisation = losses[0]
-    assert (optimisation.lr, optimisation.weight_decay, optimisation.epochs) == (2.0, 1e-5, 1)
+    assert (optimisation.lr, optimisation.weight_decay, optimisation.schedule) == (2.0, 2e-5, "icarl")
+    assert network.head.bias is not None
     pictures, target = batch(base_task)
     p = network(pictures).sigmoid().double()
     terms = [
         -math.log(p[n, c] if c == target[n] else 1 - p[n, c]) for n in range(len(target)) for c in range(p.shape[1])
     ]
-    assert loss_of(pictures, target).item() == pytest.approx(np.mean(terms), rel=1e-4)
+    assert loss_of(pictures, target).item() == pytest.approx(sum(terms) / (len(target) * 100), rel=1e-4)
 
     icarl.learn_as_published(before, step)
     network, loss_of, optimisation = losses[1]
@@ -110,7 +111,7 @@ def test_icarl_distils_sigmoids(base_task: Task, step: Task, losses) -> None:
         for c in range(16):
             wanted = float(old[n, c]) if c < 12 else float(c == target[n])
             terms.append(-wanted * math.log(p[n, c]) - (1 - wanted) * math.log(1 - p[n, c]))
-    assert loss_of(pictures, target).item() == pytest.approx(np.mean(terms), rel=1e-4)
+    assert loss_of(pictures, target).item() == pytest.approx(sum(terms) / (len(target) * 100), rel=1e-4)
 
 
 def test_a_class_that_comes_again_is_learned_from_its_labels() -> None:
@@ -118,7 +119,7 @@ def test_a_class_that_comes_again_is_learned_from_its_labels() -> None:
     new = torch.tensor([False, True, False, True])
     wanted = remembered.sigmoid()[:, [0, 0, 2, 2]].clone()
     wanted[:, [1, 3]] = F.one_hot(target, 4)[:, [1, 3]].float()
-    expected = F.binary_cross_entropy_with_logits(z, wanted)
+    expected = F.binary_cross_entropy_with_logits(z, wanted) * 4 / 100  # the mean over the published 100 outputs
     assert icarl.sigmoid_loss(z, target, remembered, new).item() == pytest.approx(expected.item())
 
 
@@ -187,14 +188,16 @@ def test_der_adds_an_auxiliary_loss_and_divides_its_last_logits_by_five(
     assert torch.allclose(scores(h[:, None]), head(h) / 5)
 
 
-def test_der_starts_with_the_rows_of_the_step_before(base_task: Task, step: Task, losses, monkeypatch) -> None:
-    monkeypatch.setattr(der, "relearn_head", lambda network, task: None)
+def test_der_starts_every_head_at_random_and_sees_a_view_for_each_last_epoch(
+    base_task: Task, step: Task, losses, monkeypatch
+) -> None:
+    last = []
+    monkeypatch.setattr(feature_heads, "train", lambda head, task, data, scores: last.append((task.heads, data)))
     before = published.first(base_task)
     network = der.learn(before, step, published=True)
-    known, width = before.head.weight.shape
-    assert torch.equal(network.head.weight[:known, :width], before.head.weight)
-    again = der.learn(network, step, published=True)
-    assert torch.equal(again.head.weight[:, : 2 * width], network.head.weight)
+    assert not torch.equal(network.head.weight[:12, : before.head.in_features], before.head.weight)
+    heads, data = last[0]
+    assert (heads.schedule, heads.epochs, len(data.features)) == ("half", 30, 30)
 
 
 @pytest.mark.parametrize(("arch", "weights"), [("resnet10", (8, 10)), ("resnet32", (3, 1))])
@@ -202,12 +205,12 @@ def test_podnets_base_has_its_loss_and_its_step_both_distillations(
     arch: str, weights: tuple[int, int], base_task: Task, step: Task, losses, monkeypatch
 ) -> None:
     monkeypatch.setattr(podnet, "tune_head", lambda *given: None)
-    make = (lambda: published.cifar_style(small(arch))) if arch == "resnet32" else small
-    before = podnet.first_as_published(replace(base_task, untrained=make))
+    before = podnet.first_as_published(replace(base_task, untrained=lambda: small(arch)))
     network, loss_of, optimisation = losses[0]
-    assert network.head.eta.item() == 2.0
-    assert optimisation.schedule == "cosine"
-    assert (optimisation.lr, optimisation.batch) == ((0.05, 64) if arch == "resnet10" else (0.1, 32))
+    assert (network.head.eta.item(), network.head.unit) == (1.0, 2.0)
+    assert network.head.proxies.norm(dim=2).mean().item() == pytest.approx(1.0, abs=0.1)
+    assert optimisation.schedule == "plain-cosine"
+    assert (optimisation.lr, optimisation.batch) == ((0.05, 64) if arch == "resnet10" else (0.1, 128))
     pictures, target = batch(base_task)
     assert loss_of(pictures, target).item() == pytest.approx(podnet.nca(network(pictures), target).item(), rel=1e-5)
     nn.init.normal_(before.backbone.get_submodule("layer1.0.bn2").weight)
@@ -228,8 +231,7 @@ def test_podnets_base_has_its_loss_and_its_step_both_distillations(
 
 @pytest.mark.parametrize("arch", ["resnet10", "resnet32"])
 def test_podnet_compares_maps_before_their_relu(arch: str, base_task: Task, losses) -> None:
-    make = (lambda: published.cifar_style(small(arch))) if arch == "resnet32" else small
-    network = podnet.first_as_published(replace(base_task, untrained=make))
+    network = podnet.first_as_published(replace(base_task, untrained=lambda: small(arch)))
     for part in (part for part in network.modules() if isinstance(part, resnet.BasicBlock)):
         nn.init.ones_(part.bn2.weight)
     maps, h = network.maps_and_features(torch.randn(2, 1, 32, 32))
@@ -239,10 +241,69 @@ def test_podnet_compares_maps_before_their_relu(arch: str, base_task: Task, loss
     assert sides == ([32, 16, 8, 8] if arch == "resnet32" else [32, 16, 8, 4])
 
 
-def test_the_literatures_resnet32_has_no_relu_behind_a_block_and_shortcuts_without_parameters() -> None:
-    network = published.cifar_style(resnet.build("resnet32"))
+def test_podnets_scale_is_learned_as_published(base_task: Task) -> None:
+    """Their logits are η(2·cos − 2): a step of descent on η moves them by 4·cos², not by cos²."""
+    proxies, h = torch.randn(3, 10, 8), torch.randn(5, 8)
+    head = podnet.LocalSimilarity(proxies, 1.0, unit=2.0)
+    rows = F.normalize(h, dim=1) @ F.normalize(proxies, dim=2).transpose(1, 2)  # (class, image, proxy)
+    theirs = ((2 * rows - 2) * (2 * rows - 2).softmax(2)).sum(2).T
+    assert torch.allclose(head(h), theirs + 2, atol=1e-5)
+    head(h).sum().backward()
+    assert head.eta.grad.item() == pytest.approx((theirs + 2).sum().item(), abs=1e-4)
+
+
+def test_podnets_new_proxies_are_as_long_as_its_old_ones(base_task: Task, step: Task, losses) -> None:
+    before = podnet.first_as_published(replace(base_task, untrained=lambda: small("resnet32")))
+    with torch.no_grad():
+        before.head.proxies *= 3
+    proxies = podnet.imprinted(before, step)
+    assert torch.equal(proxies[:12], before.head.proxies)
+    assert 1.5 < proxies[12:].norm(dim=2).mean().item() < 4  # centres of unit vectors are a little shorter
+
+
+@pytest.mark.parametrize(("relu", "without"), [("always", 0), ("but the last", 1), ("inside stages", 15)])
+def test_blocks_of_the_literatures_resnet32(relu: str, without: int, base_task: Task) -> None:
+    network = published.untrained(replace(base_task, untrained=lambda: resnet.build("resnet32")), relu)
     assert sum(each.numel() for each in network.parameters()) == 464_154 - 64 * 10 - 10  # of the original, 10 classes
+    blocks = [block for block in network.modules() if isinstance(block, resnet.BasicBlock)]
+    assert [block.last_relu for block in blocks] == [True] * (15 - without) + [False] * without
     x = torch.randn(1, 16, 8, 8)
     block = network.get_submodule("layer2.0").eval()
     padded = torch.cat([x[:, :, ::2, ::2], torch.zeros(1, 16, 4, 4)], dim=1)
-    assert torch.equal(block(x), padded)  # it starts by adding nothing
+    assert torch.equal(block(x), padded) == (relu == "inside stages")  # PODNet's starts by adding nothing
+
+
+def test_blocks_of_other_networks_start_by_adding_nothing(base_task: Task) -> None:
+    network = published.untrained(base_task)
+    blocks = [block for block in network.modules() if isinstance(block, resnet.BasicBlock)]
+    assert all((block.bn2.weight == 0).all() and block.last_relu for block in blocks)
+    assert isinstance(blocks[1].downsample, nn.Sequential)
+
+
+def test_each_method_has_its_authors_epochs_and_fewer_are_shared_out(base_task: Task, step: Task, losses) -> None:
+    whole = replace(base_task, pretraining=published.SCHEDULE, network=published.SCHEDULE)
+    for asked, expected in ((170, (70, 200, 170, 130)), (85, (35, 100, 85, 65))):
+        losses.clear()
+        epochs = replace(published.SCHEDULE, epochs=asked)
+        task = replace(whole, pretraining=epochs, network=epochs)
+        icarl.first_as_published(task)
+        first = foster.first_as_published(task)
+        foster.learn(first, replace(step, network=epochs), published=True)
+        assert tuple(optimisation.epochs for _, _, optimisation in losses) == expected
+    assert [optimisation.weight_decay for _, _, optimisation in losses] == [2e-5, 5e-4, 5e-4, 0.0]
+
+
+def test_fosters_new_rows_start_at_random_on_both_networks_features(base_task: Task, step: Task, losses) -> None:
+    first = foster.first_as_published(base_task)
+    boosted = foster.Boosted(first.eval(), 16, published=True)
+    k = first.head.in_features
+    assert torch.equal(boosted.head.weight[:12, :k], first.head.weight)
+    assert torch.equal(boosted.head.bias[:12], first.head.bias)
+    assert boosted.head.weight[12:, :k].std().item() == pytest.approx(1 / math.sqrt(2 * k), rel=0.3)
+    assert boosted.enhancing.bias is not None
+
+
+def test_fosters_beta_follows_the_exemplars_as_in_its_settings() -> None:
+    found = [foster.boosting_beta(np.full(10, 2000 // (10 * t))) for t in range(1, 10)]
+    assert found == pytest.approx([0.98, 0.975, 0.97, 0.965, 0.96, 0.955, 0.95, 0.945, 0.94], abs=1e-3)
+    assert foster.boosting_beta(np.full(50, 20)) == 0.94

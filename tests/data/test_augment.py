@@ -152,8 +152,8 @@ def test_boxes_reach_both_ends_of_every_range() -> None:
 
 
 def slow_shift(picture: np.ndarray, left: int, top: int, pad: int, mirrored: bool) -> np.ndarray:
-    """A slice of the padded picture; beyond an edge the picture is read backwards, the edge itself only once."""
-    padded = np.pad(picture, ((0, 0), (pad, pad), (pad, pad)), mode="reflect")
+    """A slice of the padded picture; beyond its edges it is black."""
+    padded = np.pad(picture, ((0, 0), (pad, pad), (pad, pad)))
     part = padded[:, top : top + picture.shape[1], left : left + picture.shape[2]]
     return part[:, :, ::-1] if mirrored else part
 

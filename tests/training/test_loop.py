@@ -92,6 +92,21 @@ def test_learning_rates_are_the_written_out_schedules() -> None:
                 assert found == pytest.approx(lr * share, abs=1e-12), (schedule, epoch, step)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "epochs", "expected"),
+    [
+        ("icarl", 70, {0: 2.0, 48: 2.0, 49: 0.4, 62: 0.4, 63: 0.08, 69: 0.08}),
+        ("der", 170, {0: 0.0, 5: 1.0, 10: 2.0, 109: 2.0, 110: 0.2, 129: 0.2, 130: 0.02, 169: 0.02}),
+        ("half", 30, {0: 2.0, 14: 2.0, 15: 0.2, 29: 0.2}),
+        ("plain-cosine", 100, {0: 2.0, 50: 1.0, 100: 0.0}),
+    ],
+)
+def test_published_schedules_change_at_their_epochs(schedule: str, epochs: int, expected: dict[int, float]) -> None:
+    optimisation = Optimisation(epochs, lr=2.0, schedule=schedule)
+    for epoch, rate in expected.items():
+        assert learning_rate(optimisation, epoch / epochs) == pytest.approx(rate), epoch
+
+
 @pytest.mark.parametrize("epochs", [1, 2, 3, 7, 30, 90])
 def test_thirds_never_fall_below_a_hundredth_and_change_at_whole_epochs_when_they_can(epochs: int) -> None:
     rates = [
