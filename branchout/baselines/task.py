@@ -8,7 +8,7 @@ per class, in the order of `task.space.classes`; what a baseline needs in its ne
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples
 from branchout.labels import LabelSpace
 from branchout.method.new_branch import Labelled
-from branchout.method.recipes import PAPER
+from branchout.method.recipes import BRANCHOUT, PAPER
 from branchout.model.classifier import Classifier
 from branchout.model.staged import Backbone
 from branchout.training.loop import Report, best_device, silent
@@ -82,8 +82,9 @@ class Task:
 
     @property
     def augmentation(self) -> Augmentation:
-        """Of images that train a network: as in stage I."""
-        return augment.for_kind(self.kind, self.size, few=True, named=self.augmented)
+        """Of images that train a network: as in stage I of Branchout's recipe."""
+        found = augment.for_kind(self.kind, self.size, few=True, named=self.augmented)
+        return replace(found, hue=min(found.hue, BRANCHOUT.stage_one.most_hue))
 
     @property
     def head_augmentation(self) -> Augmentation:

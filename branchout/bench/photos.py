@@ -199,7 +199,7 @@ def run(
 def _existing(
     path: Path, settings: dict[str, str], seeds: Sequence[int], about: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """A row of these settings that has all seeds, or some of the same commit and machine."""
+    """A row of these settings that has all seeds, or some of the same commit and machine, and is not outdated."""
     if not path.exists():
         return None
     try:
@@ -207,6 +207,8 @@ def _existing(
     except BranchoutError:  # rows of older versions have no settings
         return None
     same = all(row.get(key) == about[key] for key in ("commit", "versions", "hardware"))
+    if row.get("outdated"):
+        return None
     return row if row["settings"] == settings and (set(seeds) <= set(row["seeds"]) or same) else None
 
 

@@ -16,8 +16,10 @@ from branchout import api
 from branchout.bench import photo_methods, photos
 from branchout.bench.photo_methods import BRANCHOUT, METHODS, Answers, Case
 from branchout.bench.photos import open_case, parse_effort
+from branchout.data.augment import for_kind
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
+from branchout.method.recipes import BRANCHOUT as BRANCHOUT_RECIPE
 from branchout.method.running.effort import BRANCHES, Effort
 from branchout.training.loop import Event
 
@@ -85,6 +87,15 @@ def test_a_row_is_measured_once_and_continued_with_more_seeds(
     assert asked == [0, 1, 0]  # the row is complete
     assert rows([0, 2])["seeds"] == [0, 2]
     assert asked == [0, 1, 0, 0, 2]  # seeds of two commits make no row
+    marked = tmp_path / "guess-cpu.json"
+    marked.write_text(json.dumps(json.loads(marked.read_text()) | {"outdated": "the method guesses better"}))
+    assert "outdated" not in rows([0])
+    assert asked == [0, 1, 0, 0, 2, 0]
+
+
+def test_other_methods_see_large_photos_augmented_as_branchout_does(case: Case) -> None:
+    ours = BRANCHOUT_RECIPE.stage_one.most_hue
+    assert replace(case.task, kind="photo", size=224).augmentation.hue == ours < for_kind("photo", 224, few=True).hue
 
 
 def test_a_plan_is_used_as_it_is_given(base: api.Model, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
