@@ -4,59 +4,35 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.models import resnet as published
 
 from branchout.errors import unknown
 from branchout.model.staged import Backbone
 
 
-class BasicBlock(nn.Module):
-    """Two 3×3 convolutions around a shortcut."""
+class _Residual:
+    """The convolutions of a block around its shortcut; the ReLU after their sum can be left out."""
 
-    expansion = 1
+    last_relu = True
 
-    def __init__(self, inputs: int, width: int, stride: int, last_relu: bool = True) -> None:
-        super().__init__()
-        self.last_relu = last_relu
-        self.conv1 = nn.Conv2d(inputs, width, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = _shortcut(inputs, width, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = self.bn2(self.conv2(y))
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        if isinstance(self, Bottleneck):
+            y = self.bn3(self.conv3(F.relu(y)))
         y = y + self.downsample(x)
         return F.relu(y) if self.last_relu else y
 
 
-class Bottleneck(nn.Module):
-    """A 3×3 convolution, which carries the stride, between two 1×1 ones, around a shortcut."""
+class BasicBlock(_Residual, published.BasicBlock):  # type: ignore[misc]
+    """Two 3×3 convolutions."""
 
-    expansion = 4
 
-    def __init__(self, inputs: int, width: int, stride: int, last_relu: bool = True) -> None:
-        super().__init__()
-        self.last_relu = last_relu
-        outputs = width * self.expansion
-        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(outputs)
-        self.downsample = _shortcut(inputs, outputs, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = F.relu(self.bn2(self.conv2(y)))
-        y = self.bn3(self.conv3(y))
-        y = y + self.downsample(x)
-        return F.relu(y) if self.last_relu else y
+class Bottleneck(_Residual, published.Bottleneck):  # type: ignore[misc]
+    """A 3×3 convolution, which carries the stride, between two 1×1 ones."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +76,11 @@ def build(
         for position in range(depth):
             stride = 2 if number > 0 and position == 0 else 1
             last = number == len(architecture.depths) - 1 and position == depth - 1
-            blocks.append(architecture.block(inputs, width << number, stride, last_relu or not last))
-            inputs = (width << number) * architecture.block.expansion
+            outputs = (width << number) * architecture.block.expansion
+            block = architecture.block(inputs, width << number, stride, _shortcut(inputs, outputs, stride))
+            block.last_relu = last_relu or not last
+            blocks.append(block)
+            inputs = outputs
         stages.append((f"layer{number + 1}", blocks))
     blocks.add_module("pool", nn.AdaptiveAvgPool2d(1))
     blocks.add_module("flatten", nn.Flatten())
