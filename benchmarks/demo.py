@@ -13,7 +13,7 @@ from rich.console import Console
 
 from branchout import demo
 from branchout.bench import rows as results
-from branchout.metrics import METRICS
+from branchout.goals import METRICS
 from branchout.training.loop import silent
 
 

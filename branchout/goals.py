@@ -13,10 +13,8 @@ from branchout.errors import BranchoutError
 
 @dataclass(frozen=True)
 class Metric:
-    """One accuracy: its key in files, the heading of its column or axis, and what it measures."""
+    """What one accuracy measures."""
 
-    name: str
-    label: str
     meaning: str
     of_part: bool = False
     """Whether it is of one part of the classes alone: base, new or overlapping."""
@@ -24,53 +22,23 @@ class Metric:
     """Whether its classes are old: then the model before a step is measured on the same images."""
 
 
-@dataclass(frozen=True)
-class Goal:
-    """A rule that chooses an operating point."""
-
-    name: str
-    maximises: str
-
-
 METRICS = {
-    metric.name: metric
-    for metric in (
-        Metric("all", "all classes", "accuracy on all images"),
-        Metric("base", "base classes", "accuracy on classes that only the base knows", of_part=True, of_old=True),
-        Metric("novel", "new classes", "accuracy on classes that only new branches know", of_part=True),
-        Metric(
-            "overlap",
-            "overlapping classes",
-            "accuracy on base classes that have new images too",
-            of_part=True,
-            of_old=True,
-        ),
-        Metric("avg", "average of the parts", "mean of the accuracies on base, new and overlapping classes"),
-    )
+    "all": Metric("accuracy on all images"),
+    "base": Metric("accuracy on classes that only the base knows", of_part=True, of_old=True),
+    "novel": Metric("accuracy on classes that only new branches know", of_part=True),
+    "overlap": Metric("accuracy on base classes that have new images too", of_part=True, of_old=True),
+    "avg": Metric("mean of the accuracies on base, new and overlapping classes"),
 }
 """What is measured after each step, in the order of columns."""
 PARTS_FIRST = tuple(sorted(METRICS, key=lambda name: not METRICS[name].of_part))
 """The same in the order of headlines and axes."""
-STEP_METRICS = {
-    metric.name: metric
-    for metric in (
-        Metric("incremental", "incremental", "accuracy on all images, averaged over the base and all steps"),
-        Metric("avg_steps", "average over steps", "mean of the parts, averaged over the base and all steps"),
-    )
-}
-"""What is measured over a whole sequence of steps."""
-GOALS = {
-    goal.name: goal
-    for goal in (
-        Goal("all", "accuracy on all images"),
-        Goal("avg", "the mean accuracy of base, new and overlapping classes"),
-        Goal("balanced", "the mean of all and avg"),
-        Goal("novel", "accuracy on new classes"),
-        Goal("base", "accuracy on base classes"),
-        Goal("overlap", "accuracy on overlapping classes"),
-    )
-}
-"""The goals an operating point can be chosen for; besides, any metric can be given a minimum, as in `novel>=0.80`."""
+STEP_METRICS = ("incremental", "avg_steps")
+"""The means of `all` and of `avg` over the base and all steps of a sequence."""
+GOALS = ("all", "avg", "balanced", "novel", "base", "overlap")
+"""What an operating point can be chosen to maximise: a metric, or for `balanced` the mean of `all` and `avg`.
+
+Besides, any metric can be given a minimum, as in `novel>=0.80`.
+"""
 PAPER_GOALS = ("all", "balanced", "avg")
 """The goals of the paper's tables: best-Acc_all, best-balanced, best-Acc_avg. Every extension reports them."""
 CHOSEN_ON = {

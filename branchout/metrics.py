@@ -15,12 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from branchout.errors import BranchoutError
-from branchout.goals import CHOSEN_ON as CHOSEN_ON
-from branchout.goals import GOALS as GOALS
-from branchout.goals import METRICS as METRICS
-from branchout.goals import PAPER_GOALS as PAPER_GOALS
-from branchout.goals import PARTS_FIRST as PARTS_FIRST
-from branchout.goals import STEP_METRICS as STEP_METRICS
 from branchout.labels import OVERLAP, Floats, Ints, LabelSpace
 
 

@@ -27,7 +27,7 @@ from branchout.bench.experiment import Experiment
 from branchout.bench.plan import Plan
 from branchout.data.datasets import Dataset, resolve
 from branchout.errors import BranchoutError
-from branchout.metrics import PAPER_GOALS
+from branchout.goals import PAPER_GOALS
 from branchout.training.loop import Event
 from branchout.training.optimisation import settings_dict
 

@@ -20,6 +20,7 @@ from branchout.bench.experiment import Experiment
 from branchout.data.images import in_order
 from branchout.data.samples import Samples, concatenate
 from branchout.evaluate.two_fold import Scored, score_dial
+from branchout.goals import PAPER_GOALS
 from branchout.method.choose import choose_point
 from branchout.method.compact import CompactConfig, Compaction
 from branchout.method.config import ExtendConfig
@@ -29,7 +30,6 @@ from branchout.method.features import logit_columns
 from branchout.method.frontier import Floats, Ints
 from branchout.method.recipes import BRANCHOUT
 from branchout.method.split import DataSplit
-from branchout.metrics import PAPER_GOALS
 from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
 

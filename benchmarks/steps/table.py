@@ -10,7 +10,7 @@ from benchmarks.steps.rungs import CANDIDATES, LADDER
 from branchout.bench.rows import number, read_row
 from branchout.errors import BranchoutError
 from branchout.files import read_json, write_text
-from branchout.metrics import PAPER_GOALS
+from branchout.goals import PAPER_GOALS
 
 PAGE = Path("docs/research.md")
 START, END = "<!-- ladder: written by python -m benchmarks.steps -->", "<!-- end of ladder -->"

@@ -17,6 +17,7 @@ from branchout.bench.methods import Method
 from branchout.data.images import Images, in_order
 from branchout.data.samples import Samples, concatenate
 from branchout.evaluate.two_fold import Scored, score_dial, score_grid
+from branchout.goals import PAPER_GOALS
 from branchout.labels import LabelSpace
 from branchout.method.config import ExtendConfig
 from branchout.method.dial import dial_frontier, own_columns
@@ -27,7 +28,6 @@ from branchout.method.recipes import PAPER, Recipe, recipe_named
 from branchout.method.score_fusion import Stage2Data, head_layout, stage2_data
 from branchout.method.split import DataSplit
 from branchout.method.stage2 import grid_answers, train_grid
-from branchout.metrics import PAPER_GOALS
 from branchout.model.classifier import Classifier
 
 Ints = npt.NDArray[np.int64]

@@ -11,8 +11,8 @@ from typing import Any
 from branchout.baselines.registry import baselines
 from branchout.baselines.task import Baseline
 from branchout.errors import BranchoutError
+from branchout.goals import PAPER_GOALS
 from branchout.method.recipes import RECIPES, recipe_named
-from branchout.metrics import PAPER_GOALS
 from branchout.training.optimisation import settings_dict
 
 

@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from branchout.errors import BranchoutError
 from branchout.files import atomic_write, read_json, write_json
-from branchout.metrics import METRICS, Accuracies
+from branchout.goals import METRICS
+from branchout.metrics import Accuracies
 from branchout.training.optimisation import settings_dict
 
 PACKAGE = Path(__file__).parents[1]

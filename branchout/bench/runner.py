@@ -29,7 +29,8 @@ from branchout.data.datasets import resolve
 from branchout.errors import BranchoutError, DoesNotApply
 from branchout.evaluate.two_fold import Scored
 from branchout.files import lock, write_json
-from branchout.metrics import PAPER_GOALS, average_over_steps, incremental, part_of_class
+from branchout.goals import PAPER_GOALS
+from branchout.metrics import average_over_steps, incremental, part_of_class
 from branchout.training.loop import Event, Report, silent
 from branchout.training.optimisation import settings_dict
 

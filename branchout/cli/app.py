@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from branchout.cli import launched
 from branchout.cli.help import App
 from branchout.errors import BranchoutError, explain_os_error, printable
+from branchout.goals import GOALS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -205,7 +206,7 @@ ClassesFrom = Annotated[
 ]
 Goal = Annotated[
     str,
-    typer.Option(help="all, avg, balanced, novel, base, overlap, or a minimum: 'novel>=0.80' ('novel>=80%')."),
+    typer.Option(help=f"{', '.join(GOALS)}, or a minimum: 'novel>=0.80' ('novel>=80%')."),
 ]
 Recipe = Annotated[
     str, typer.Option(help="branchout, paper (as the paper says) or reference (as its authors' code does).")

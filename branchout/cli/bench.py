@@ -356,7 +356,7 @@ def _show(jobs: list[Job]) -> None:
     """The rows of these jobs as one table."""
     from branchout.bench.rows import number, read_row
     from branchout.cli.display import new_table
-    from branchout.metrics import METRICS, STEP_METRICS
+    from branchout.goals import METRICS, STEP_METRICS
 
     rows = {job: [read_row(path) for path in job.files().values()] for job in jobs}
     if not rows:

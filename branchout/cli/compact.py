@@ -61,7 +61,7 @@ def compact(
 def comparison(found: Outcome) -> Table:
     """Size, speed and accuracy before → after."""
     from branchout.cli.display import new_table, percent
-    from branchout.metrics import METRICS
+    from branchout.goals import METRICS
     from branchout.units import parameters, size
 
     table = new_table("", "before", "after", title="compaction")

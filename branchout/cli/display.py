@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from branchout.metrics import METRICS
+from branchout.goals import METRICS
 
 if TYPE_CHECKING:
     from branchout.evaluate.compare import Comparison

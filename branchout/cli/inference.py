@@ -201,7 +201,7 @@ def _operating_point(model: Model) -> dict[str, str | float] | None:
 
 def _two_fold(model: Model, found: Comparison) -> dict[str, Scored]:
     from branchout.cli.display import percent
-    from branchout.metrics import PAPER_GOALS
+    from branchout.goals import PAPER_GOALS
 
     if not model.classifier.steps:
         say("--two-fold chooses operating points, and a base model has none")

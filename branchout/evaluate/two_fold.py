@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from branchout.goals import GOALS
 from branchout.labels import LabelSpace
 from branchout.method.dial import dial_frontier, predict, step_offsets, with_bias
 from branchout.method.frontier import Floats, Ints, grid_frontier
-from branchout.metrics import GOALS, Accuracies, accuracies
+from branchout.metrics import Accuracies, accuracies
 
 
 @dataclass(frozen=True)

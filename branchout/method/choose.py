@@ -11,13 +11,14 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
+from branchout.goals import PAPER_GOALS
 from branchout.method.dial import balanced_without_old, dial_frontier, predict, step_offsets, with_bias
 from branchout.method.features import logit_columns, predictions
 from branchout.method.frontier import Floats, Frontier, Ints, grid_frontier
 from branchout.method.recipes import Recipe
 from branchout.method.results import GoalResult, Measured
 from branchout.method.stage2 import TrainedDeltas, grid_answers
-from branchout.metrics import PAPER_GOALS, Accuracies, accuracies
+from branchout.metrics import Accuracies, accuracies
 from branchout.model.checkpoint import Deltas, StepPoints
 from branchout.model.classifier import Classifier
 
@@ -40,7 +41,7 @@ def choose_point(
 ) -> tuple[StepPoints, Frontier]:
     """The frontier on dev images, given by features (N, feature vectors, k) and labels, and the goal's point on it.
 
-    `chosen_on` says what these images are: a key of `metrics.CHOSEN_ON`. `by_class` has the goal weigh classes
+    `chosen_on` says what these images are: a key of `goals.CHOSEN_ON`. `by_class` has the goal weigh classes
     instead of images: see `metrics.weighted_by_class`. Where they cannot judge the goal `balanced`, `held_new` has
     held-out images of the newest classes, which place it (`dial.balanced_without_old`), and the branches of earlier
     steps keep their biases, `earlier`.

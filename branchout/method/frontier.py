@@ -37,7 +37,7 @@ class Frontier:
     balanced_by: str = "mean"
     """How the goal `balanced` combines Acc_all and Acc_avg: `mean` (paper) or `product` (reference)."""
     chosen_on: str = "dev"
-    """What the images are: a key of `metrics.CHOSEN_ON`."""
+    """What the images are: a key of `goals.CHOSEN_ON`."""
     weighted: Mapping[str, Floats] | None = None
     """What `all` and `avg` are chosen by where images are few and unevenly spread: see `metrics.weighted_by_class`."""
     balanced_at: float | None = None

@@ -31,7 +31,7 @@ class DataSplit:
     test: Samples
     """Held-out test images. With `--val` they are used for nothing but measurement."""
     chosen_on: str
-    """The images that the operating point is chosen on: a key of `metrics.CHOSEN_ON`."""
+    """The images that the operating point is chosen on: a key of `goals.CHOSEN_ON`."""
     calibration: Samples | None = None
     """New images that calibrate pseudo-exemplars, where old classes have no images; they do not train."""
     notices: tuple[str, ...] = ()

@@ -20,9 +20,9 @@ from branchout import __version__
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError, printable
 from branchout.evaluate.compare import part_names
-from branchout.goals import check_goal
+from branchout.goals import PAPER_GOALS, check_goal
 from branchout.method.frontier import Frontier
-from branchout.metrics import PAPER_GOALS, part_of_class
+from branchout.metrics import part_of_class
 from branchout.model.checkpoint import SavedModel
 from branchout.report.answers_by_point import point_order
 from branchout.report.labelled_results import LabelledResults, first_branch, labelled_results
@@ -63,7 +63,7 @@ class OperatingPoints:
     """Accuracies on the validation images that points are chosen on."""
     images: int
     measured: str
-    """Which images these are: a key of `metrics.CHOSEN_ON`."""
+    """Which images these are: a key of `goals.CHOSEN_ON`."""
     numbers: list[int]
     """Each point's index in the saved frontier."""
     saved: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from branchout.metrics import METRICS
+from branchout.goals import METRICS
 from branchout.report.counts import Counts, OldImages, PartCounts
 from branchout.report.data import ReportData
 from branchout.units import change, count

@@ -14,9 +14,10 @@ from branchout.data.samples import Samples
 from branchout.errors import printable
 from branchout.evaluate.compare import check_classes
 from branchout.evaluate.explain import branch_shares
+from branchout.goals import METRICS
 from branchout.labels import LabelSpace
 from branchout.method.features import extract
-from branchout.metrics import METRICS, accuracies
+from branchout.metrics import accuracies
 from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
 from branchout.report.answers_by_point import PointValues, answers_by_point

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from branchout.metrics import CHOSEN_ON, METRICS, PAPER_GOALS, PARTS_FIRST
+from branchout.goals import CHOSEN_ON, METRICS, PAPER_GOALS, PARTS_FIRST
 from branchout.report.charts import Axes, Legend, Mark, Series, glyph, scatter
 from branchout.report.data import Figures, OperatingPoints, ReportData
 from branchout.units import count, percent, setting

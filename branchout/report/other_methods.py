@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from branchout.errors import BranchoutError
+from branchout.goals import METRICS
 from branchout.labels import LabelSpace
-from branchout.metrics import METRICS
 
 Row = dict[str, object]
 

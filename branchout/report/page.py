@@ -18,7 +18,7 @@ from markupsafe import Markup
 from branchout import units
 from branchout.errors import BranchoutError
 from branchout.files import check_output
-from branchout.metrics import CHOSEN_ON, METRICS, PARTS_FIRST
+from branchout.goals import CHOSEN_ON, METRICS, PARTS_FIRST
 from branchout.report import charts, operating_points
 from branchout.report.counts import Counts, counts_at
 from branchout.report.data import ReportData

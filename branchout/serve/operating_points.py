@@ -17,8 +17,8 @@ import torch
 
 from branchout.api import Model
 from branchout.errors import BranchoutError
+from branchout.goals import PAPER_GOALS
 from branchout.method.frontier import Frontier
-from branchout.metrics import PAPER_GOALS
 from branchout.model import checkpoint
 from branchout.model.checkpoint import Deltas, SavedModel
 from branchout.model.classifier import Classifier

@@ -41,9 +41,10 @@ from branchout.data.images import SMALL
 from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
 from branchout.files import lock
+from branchout.goals import PAPER_GOALS
 from branchout.method.features import extract
 from branchout.method.recipes import PAPER, RECIPES
-from branchout.metrics import PAPER_GOALS, accuracies
+from branchout.metrics import accuracies
 from branchout.training.optimisation import Optimisation
 
 PLAN = Plan(

@@ -20,7 +20,7 @@ from PIL import Image
 from branchout import api
 from branchout.data.samples import ArrayPixels, Samples
 from branchout.errors import BranchoutError, printable
-from branchout.metrics import METRICS
+from branchout.goals import METRICS
 from branchout.model.checkpoint import SavedModel, StepPoints
 from branchout.report.counts import counts_at
 from branchout.report.data import ReportData
