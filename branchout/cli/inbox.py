@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from branchout.cli.app import AsJson, ClassesFrom, Device, Memory, app, console, open_model, quoted, say, then
+from branchout.cli.app import AsJson, ClassesFrom, Device, Memory, app, console, open_model, quoted, say, then, warn
 from branchout.errors import BranchoutError, printable
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ def inbox(
     memory: Memory = None,
     test: Annotated[
         Path | None,
-        typer.Option(help="Labelled images of known classes to set the threshold with; better than --memory."),
+        typer.Option(
+            help="Labelled images of known classes for the threshold and before → after; better than --memory."
+        ),
     ] = None,
     threshold: Annotated[
         float | None, typer.Option(help="The score (energy) above which a photo is unknown; else from known images.")
@@ -43,7 +45,13 @@ def inbox(
     dismiss: Annotated[
         list[str] | None, typer.Option("--dismiss", metavar="WHICH", help="Dismiss a group or a photo.")
     ] = None,
-    undo: Annotated[list[str] | None, typer.Option("--undo", metavar="WHICH", help="Undo what was decided.")] = None,
+    new_class: Annotated[
+        bool, typer.Option("--new-class", help="Allow --name to add a class whose name is similar to a known one.")
+    ] = False,
+    undo: Annotated[
+        list[str] | None,
+        typer.Option("--undo", metavar="WHICH", help="Undo what was decided about a group or a photo, or 'last'."),
+    ] = None,
     teach: Annotated[
         Path | None, typer.Option("--teach", metavar="OUT", help="Extend the model by all named photos.")
     ] = None,
@@ -66,11 +74,11 @@ def inbox(
     if false_alarms is not None:
         box.set_false_alarms(false_alarms)
     if name or dismiss or undo:
-        _decide(box, model, name or [], dismiss or [], undo or [])
+        _decide(box, model, name or [], dismiss or [], undo or [], new_class)
     if teach is not None or resume:
         if teach is not None and model is None:
             raise BranchoutError("--teach extends a model. Name it: --model v2/")
-        new = teach and runs.plan(box, model or "", teach, memory, epochs, classes_from)
+        new = teach and runs.plan(box, model or "", teach, memory, epochs, classes_from, test)
         _teach(box, new or _open_run(box), device)
     elif accept or discard:
         run = _open_run(box)
@@ -140,15 +148,24 @@ def _show(box: Inbox, found: Analysis) -> None:
     then(f"{here} --name 1=CLASS --dismiss 2", f"{here} --name FILE=CLASS")
 
 
-def _decide(box: Inbox, model: str | None, names: list[str], dismissed: list[str], undone: list[str]) -> None:
+def _decide(
+    box: Inbox,
+    model: str | None,
+    names: list[str],
+    dismissed: list[str],
+    undone: list[str],
+    new_class: bool,
+) -> None:
     from branchout.inbox.folder import class_name
-    from branchout.inbox.runs import FEWEST, check_free, known_classes, ready
+    from branchout.inbox.runs import FEWEST, check_free, known_classes, live_model, ready
 
+    known = known_classes(model or live_model(box))
     named = [_split(box, words) for words in names]
     named = [(photos, class_name(name)) for photos, name in named]
+    if not new_class:
+        _check_similar(box, known, [name for _, name in named])
     dropped = [_photos(box, which) for which in dismissed]
     reopened = [_photos(box, which, decided=True) for which in undone]  # all are checked before any is written
-    known = known_classes(model)
     check_free(box, [photo for photos in (*(p for p, _ in named), *dropped, *reopened) for photo in photos], known)
     for photos, name in named:
         box.decide(photos, name)
@@ -164,6 +181,21 @@ def _decide(box: Inbox, model: str | None, names: list[str], dismissed: list[str
         say(f"{name} has {len(found)} photo{'s' if len(found) > 1 else ''}; it is taught once it has {FEWEST}")
     if enough:
         then(f"branchout inbox {quoted(box.folder)} --model MODEL --memory OLD/ --teach OUT")
+
+
+def _check_similar(box: Inbox, known: set[str] | None, names: list[str]) -> None:
+    """Refuse a new class that differs from one of the model, or of other photos, in case or spaces alone."""
+    from branchout.inbox.folder import similar
+    from branchout.inbox.groups import has_list, listed
+
+    here = {each.name for each in box.decisions().values() if each.name is not None}
+    here |= known or set(listed(box).classes if has_list(box) else ())
+    for name in names:
+        if name not in here and (meant := similar(name, here)):
+            raise BranchoutError(
+                f"{name!r} differs from the class {meant!r} only in case or spaces. Did you mean {meant}? "
+                "For a class of its own add --new-class."
+            )
 
 
 def _counted(photos: list[Photo]) -> str:
@@ -184,8 +216,14 @@ def _split(box: Inbox, words: str) -> tuple[list[Photo], str]:
 def _photos(box: Inbox, which: str, *, decided: bool = False) -> list[Photo]:
     """The photo of a file name, or the undecided (or `decided`) photos of a group of the last list, by its number."""
     from branchout.inbox.groups import listed
+    from branchout.inbox.runs import last_decision
 
     photos = {photo.id: photo for photo in box.photos()}
+    if decided and which == "last":
+        last = [photos[each.photo] for each in last_decision(box) if each.photo in photos]
+        if not last:
+            raise BranchoutError("There is no decision to undo.")
+        return last
     file = which.removeprefix(f"{box.folder}/")
     found = [photo for photo in photos.values() if photo.file == file]
     if found:
@@ -213,9 +251,14 @@ def _open_run(box: Inbox) -> Run:
 
 
 def _teach(box: Inbox, run: Run, device: str | None) -> None:
+    from branchout import api
     from branchout.cli.display import progress
-    from branchout.inbox.teach import execute
+    from branchout.inbox.teach import execute, kept_images, memory_notes
 
+    asked = run.settings
+    base = api.load(asked.model, device=device)
+    kept = kept_images(base, asked.memory, asked.classes_from, run.folder.parent, run.number)
+    warn(memory_notes(base, kept, asked.memory))
     say(f"teaching {', '.join(f'{name} ({n})' for name, n in run.settings.classes.items())} into {run.out}")
     with progress(console) as report:
         result = execute(run, device=device, report=report)
@@ -227,19 +270,12 @@ def _teach(box: Inbox, run: Run, device: str | None) -> None:
 
 def sentences(result: Result) -> list[str]:
     """Before → after in words."""
-    from branchout.cli.display import percent
-
-    lines = [f"{result.photos_right} of the {result.photos} taught photos are answered right"]
-    before, after = result.before.get("base"), result.after
-    if after.get("base") is not None:
-        arrow = "" if before is None else f"{percent(before)} → "
-        lines.append(
-            f"on {result.images} held-out images: old classes {arrow}{percent(after['base'])}%, new classes "
-            f"{percent(after.get('novel'))}%"
-        )
-    else:
-        lines.append("without --memory the accuracy of old classes was not measured")
-    return lines
+    where = "the images of --test" if result.measured_on == "test" else "held-out images"
+    return [
+        f"{result.photos_right} of the {result.photos} taught photos are answered right",
+        *(f"on {where}: {part}" for part in result.parts),
+        result.verdict(),
+    ]
 
 
 def _finish(box: Inbox, run: Run, memory: Path | None) -> None:

@@ -17,7 +17,7 @@ from branchout.disk_cache import cache_folder
 from branchout.errors import BranchoutError
 from branchout.evaluate.compare import check_classes
 from branchout.evaluate.unknown import FALSE_ALARMS, Outputs, energy, group, threshold
-from branchout.inbox.folder import Inbox, Photo
+from branchout.inbox.folder import Inbox, Photo, reason
 from branchout.inbox.groups import Analysis, SeenPhoto
 from branchout.method.features import extract
 from branchout.training.loop import Event, Report, silent
@@ -67,7 +67,9 @@ class Analyzer:
             false_alarms=share if self.threshold is None else None,
             photos=[],
             groups=[],
-            unreadable={photo.file: self._unreadable[photo.id] for photo in photos if photo.id in self._unreadable},
+            classes=list(self.model.classes),
+            unreadable={file: why for photo, why in self._unreadable.items() for file in inbox.copies.get(photo, ())}
+            | inbox.broken,
         )
         usable = [photo for photo in photos if photo.id in self._features]
         if not usable:
@@ -98,7 +100,7 @@ class Analyzer:
                     image = decode(inbox.path(photo), max_pixels=MAX_PIXELS)
                     pixels[photo.id] = classifier.preprocessing.prepare(image)
                 except UnreadableImage as error:
-                    self._unreadable[photo.id] = f"{error.kind}" + (f" ({error.detail})" if error.detail else "")
+                    self._unreadable[photo.id] = reason(error)
             if pixels:
                 batch = classifier.preprocessing.normalise(torch.stack(list(pixels.values())).to(self.model.device))
                 found = torch.stack(classifier.features(classifier.backbone.arrange(batch)), dim=1).float()

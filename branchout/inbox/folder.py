@@ -12,6 +12,7 @@ A photo is identified by its content: a copy that arrives under another name has
 from __future__ import annotations
 
 import os
+import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ from typing import TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from branchout.data.decode import looks_like_image
+from branchout.data.decode import Kind, UnreadableImage, image_size, looks_like_image
+from branchout.data.verify import IMAGE_SUFFIXES
 from branchout.errors import BranchoutError, printable
 from branchout.files import checksum, read_json, write_json
 
@@ -66,27 +68,37 @@ class Inbox:
             raise BranchoutError(f"Folder {folder} does not exist. The inbox is a folder with new photos.")
         self.folder = folder
         self.state = folder / STATE
-        self._known: dict[str, tuple[tuple[int, int], str | None]] = {}
+        self.broken: dict[str, str] = {}
+        """Files that are named as images and are none, and why; as of the last call of `photos`."""
+        self.copies: dict[str, list[str]] = {}
+        """All files of each photo; as of the last call of `photos`."""
+        self._known: dict[str, tuple[tuple[int, int], str, bool]] = {}
         self._found: dict[str, Photo] = {}
 
     def photos(self) -> list[Photo]:
         """Every image file below the folder, in the order of their names. Of identical files only the first."""
-        found: dict[str, Photo] = {}
-        known: dict[str, tuple[tuple[int, int], str | None]] = {}
+        broken: dict[str, str] = {}
+        copies: dict[str, list[str]] = {}
+        known: dict[str, tuple[tuple[int, int], str, bool]] = {}
         for path in _files(self.folder):
             file = path.relative_to(self.folder).as_posix()
             try:
                 status = path.stat()
                 stamp = status.st_size, status.st_mtime_ns
                 before = self._known.get(file)
-                photo = before[1] if before and before[0] == stamp else _id(path)
-            except OSError:  # removed meanwhile, or not readable
+                known[file] = before if before and before[0] == stamp else (stamp, *_identified(path))
+            except OSError as error:  # removed meanwhile, or not readable
+                if path.is_symlink() and _named_as_image(path):
+                    broken[file] = error.strerror or str(error)
                 continue
-            known[file] = stamp, photo
-            if photo is not None:
-                found.setdefault(photo, Photo(photo, file))
-        self._known, self._found = known, found
-        return list(found.values())
+            _, found, usable = known[file]
+            if usable:
+                copies.setdefault(found, []).append(file)
+            elif found:
+                broken[file] = found
+        self._known, self.broken, self.copies = known, broken, copies
+        self._found = {photo: Photo(photo, files[0]) for photo, files in copies.items()}
+        return list(self._found.values())
 
     def find(self, photo: str) -> Photo | None:
         """The photo of an id. The folder is read again only if it was not listed before."""
@@ -120,9 +132,9 @@ class Inbox:
 
     def decide(self, photos: Iterable[Photo], name: str | None) -> None:
         """Record the class of some photos, or with None that they are dismissed. A later decision replaces it."""
-        name = None if name is None else class_name(name)
+        name, when = None if name is None else class_name(name), now()  # one time: they are undone together
         for photo in photos:
-            decision = Decision(photo=photo.id, file=photo.file, name=name, when=now())
+            decision = Decision(photo=photo.id, file=photo.file, name=name, when=when)
             write_json(self._file(photo.id), decision.model_dump())
 
     def undo(self, photos: Iterable[Photo]) -> None:
@@ -166,9 +178,34 @@ def class_name(text: str) -> str:
     return name
 
 
-def _id(path: Path) -> str | None:
-    """The id of an image file; None for other files."""
-    return checksum(path)[:16] if looks_like_image(path) else None
+def similar(name: str, names: Iterable[str]) -> str | None:
+    """A class that differs from a name only in case, spaces, hyphens or underscores."""
+    return next((each for each in names if each != name and _letters(each) == _letters(name)), None)
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\s_-]+", "", unicodedata.normalize("NFKC", name)).casefold()
+
+
+def _identified(path: Path) -> tuple[str, bool]:
+    """The id of an image file and True; otherwise why a file is no image, or nothing if it was not meant as one."""
+    if looks_like_image(path):
+        return checksum(path)[:16], True
+    try:
+        image_size(path)
+    except UnreadableImage as error:
+        if _named_as_image(path) or error.kind is Kind.UNSUPPORTED:
+            return reason(error), False
+    return "", False
+
+
+def reason(error: UnreadableImage) -> str:
+    """Why an image cannot be used, without its name."""
+    return f"{error.kind} ({error.detail})" if error.detail else str(error.kind)
+
+
+def _named_as_image(path: Path) -> bool:
+    return path.name.lower().endswith(IMAGE_SUFFIXES)
 
 
 def _files(folder: Path) -> Iterable[Path]:

@@ -35,6 +35,8 @@ class Analysis(BaseModel):
     """Photos that fit no class, by their ids; the largest group first."""
     unreadable: dict[str, str] = {}
     """Files that cannot be decoded, and why."""
+    classes: list[str] = []
+    """The classes of the model."""
 
     @property
     def fitting(self) -> list[SeenPhoto]:
@@ -46,9 +48,12 @@ class Analysis(BaseModel):
         write_json(inbox.state / GROUPS, self.model_dump())
 
 
+def has_list(inbox: Inbox) -> bool:
+    return (inbox.state / GROUPS).exists()
+
+
 def listed(inbox: Inbox) -> Analysis:
     """The analysis that was saved last."""
-    file = inbox.state / GROUPS
-    if not file.exists():
+    if not has_list(inbox):
         raise BranchoutError(f"The photos have no groups yet. Type: branchout inbox {inbox.folder} --model MODEL")
-    return read_as(Analysis, file)
+    return read_as(Analysis, inbox.state / GROUPS)

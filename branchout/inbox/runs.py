@@ -35,6 +35,9 @@ from branchout.model.manifest import is_saved_model, read_manifest
 FEWEST = 3
 """Photos that a class needs: one is held out to measure with."""
 
+CHANCE = 2
+"""A loss of so many images is said to be small."""
+
 WORKER = "worker.json"
 """The process that executes a run: `pid` and `host`."""
 
@@ -53,7 +56,9 @@ class Settings(BaseModel):
     memory: str | None
     epochs: int | None
     classes_from: str | None = None
-    """How nested folders of `memory` are read."""
+    """How nested folders of `memory` and `test` are read."""
+    test: str | None = None
+    """Labelled images of known classes to compare both models on."""
     when: str
     classes: dict[str, int] = {}
     """How many photos each class has."""
@@ -63,12 +68,27 @@ class Settings(BaseModel):
     """What a person decided about the finished model."""
 
 
-COMPARED = ("model", "out", "memory", "epochs", "classes_from")
+COMPARED = ("model", "out", "memory", "epochs", "classes_from")  # an old run.json has no `test`
 """The settings that make two runs the same."""
 
 
+class Part(BaseModel):
+    """Images of one group of classes, and how many of them are answered right."""
+
+    title: str
+    """Such as `base classes`, or `step 1: robin, wren`."""
+    images: int
+    before: int | None
+    """None for classes that the earlier model does not know."""
+    after: int
+
+    def __str__(self) -> str:
+        arrow = "" if self.before is None else f"{self.before:,} → "
+        return f"{self.title}: {arrow}{self.after:,} of {self.images:,} images right"
+
+
 class Result(BaseModel):
-    """Accuracies of the new model, as shares between 0 and 1."""
+    """What the new model answers right, and the earlier one; accuracies are shares between 0 and 1."""
 
     images: int
     """Held-out images that the accuracies were measured on."""
@@ -78,6 +98,23 @@ class Result(BaseModel):
     photos_right: int
     """Of the photos of this run, nearly all of which the model was trained with."""
     warnings: list[str]
+    parts: list[Part] = []
+    """The base classes, those of each step, and known classes that got new photos."""
+    measured_on: str = "held-out"
+    """`test` if the images of old classes are those of --test, else `held-out`."""
+
+    def verdict(self) -> str:
+        """Whether old classes got worse, in a sentence or two."""
+        old = [part for part in self.parts if part.before is not None]
+        worse = [part for part in old if part.after < (part.before or 0)]
+        if not old:
+            return "Whether old classes got worse was not measured: no images of them were held out (--memory, --test)."
+        if not worse:
+            return f"No group of old classes got worse: {'; '.join(map(str, old))}."
+        chance = all((part.before or 0) - part.after <= CHANCE for part in worse)
+        return f"Old classes got worse: {'; '.join(map(str, worse))}." + (
+            " That is few images: it may be chance." if chance else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -164,6 +201,14 @@ def check_free(inbox: Inbox, photos: Iterable[Photo], known: Collection[str] | N
         raise BranchoutError(f"{count} of these photos were taught already; their class cannot be changed here.")
 
 
+def last_decision(inbox: Inbox, known: Collection[str] | None = None) -> list[Decision]:
+    """What was decided last and can be undone: photos that were decided about at the same time."""
+    run = open_run(inbox)
+    fixed = taught(inbox, known) | set(() if run is None else run.settings.photos)
+    found = [each for photo, each in inbox.decisions().items() if photo not in fixed]
+    return [each for each in found if each.when == found[-1].when]
+
+
 def live_model(inbox: Inbox) -> str | None:
     """The model that went live last."""
     return next((run.settings.out for run in reversed(runs(inbox)) if run.settings.decision == "live"), None)
@@ -192,6 +237,7 @@ def plan(
     memory: Path | None,
     epochs: int | None = None,
     classes_from: str | None = None,
+    test: Path | None = None,
 ) -> Run:
     """Write down a run with all decided photos. An unfinished run with the same settings is returned instead."""
     from branchout.training.work import check_out, work_folder
@@ -203,6 +249,7 @@ def plan(
             memory=None if memory is None else str(memory.absolute()),
             epochs=epochs,
             classes_from=classes_from,
+            test=None if test is None else str(test.absolute()),
             when=now(),
         )
         unfinished = open_run(inbox)

@@ -7,16 +7,28 @@ import platform
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from branchout import api
 from branchout.data.samples import Samples, concatenate
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, printable
+from branchout.evaluate.compare import Comparison
 from branchout.files import lock, write_json, write_text
 from branchout.inbox.folder import read_as
-from branchout.inbox.runs import WORKER, Result, Run, Settings, runs_in
+from branchout.inbox.runs import WORKER, Part, Result, Run, Settings, runs_in
+from branchout.labels import LabelSpace
 from branchout.method.config import ExtendConfig
+from branchout.method.split import DataSplit
+from branchout.metrics import part_of_class
 from branchout.model.manifest import is_saved_model
 from branchout.training.loop import Report, silent
+from branchout.units import count
+
+NAMED = 5
+"""Classes of a group that are named."""
 
 
 def execute(run: Run, *, device: str | None = None, report: Report = silent) -> Result:
@@ -52,16 +64,20 @@ def _exclusively(run: Run) -> Iterator[None]:
 
 
 def _extend(run: Run, device: str | None, report: Report) -> Result:
-    warnings: tuple[str, ...] = ()
+    asked = run.settings
     new = api.samples_in(run.folder / "new")
+    model = api.load(asked.model, device=device)
+    kept = kept_images(model, asked.memory, asked.classes_from, run.folder.parent, before=run.number)
+    prepared = model.prepare(new, memory=kept, config=ExtendConfig(epochs=asked.epochs))
     if is_saved_model(run.out):  # killed after the model was saved
         grown = api.load(run.out, device=device)
     else:
-        model = api.load(run.settings.model, device=device)
-        prepared = model.prepare(new, memory=_memory(run, model), config=ExtendConfig(epochs=run.settings.epochs))
-        warnings = prepared.warnings
         grown = model.extend_prepared(prepared, out=run.out, report=report)
     measured = grown.saved.history[-1].get("measured") or {"images": 0, "before": {}, "after": {}}
+    counted = _held_out_counts(grown.classifier.space, prepared.split, measured)
+    if asked.test is not None:
+        test = api.samples_in(asked.test, known=model.classes, classes_from=asked.classes_from)
+        counted |= _test_counts(grown.evaluate(test.of_classes(model.classes), report=report))
     answers = grown.predict([run.folder / "new" / file for file in new.ids.tolist()], top=1)
     return Result(
         images=measured["images"],
@@ -69,7 +85,9 @@ def _extend(run: Run, device: str | None, report: Report) -> Result:
         after=_accuracies(measured["after"]),
         photos=len(new),
         photos_right=sum(best[0][0] == name for best, name in zip(answers, new.names.tolist(), strict=True)),
-        warnings=list(warnings),
+        warnings=list(prepared.warnings),
+        parts=_parts(grown.classifier.space, counted),
+        measured_on="held-out" if asked.test is None else "test",
     )
 
 
@@ -77,15 +95,93 @@ def _accuracies(found: Mapping[str, object]) -> dict[str, float | None]:
     return {name: value for name, value in found.items() if value is None or isinstance(value, float)}
 
 
-def _memory(run: Run, model: api.Model) -> Samples | None:
-    """The memory folder, and the photos of earlier runs: images of every class that must not be forgotten."""
-    parts = (
-        []
-        if run.settings.memory is None
-        else [api.samples_in(run.settings.memory, known=model.classes, classes_from=run.settings.classes_from)]
-    )
-    for earlier in runs_in(run.folder.parent):
-        if earlier.settings.decision == "live" and earlier.number < run.number:
+# Before → after, counted for each part of the label space.
+
+Counts = dict[int, tuple[int, int | None, int]]
+"""By part, as `part_of_class` numbers them: images, right before (None: not known before) and right after."""
+
+
+def _held_out_counts(space: LabelSpace, split: DataSplit, measured: Mapping[str, Any]) -> Counts:
+    """From the accuracies on held-out images, which were measured at points that other images had chosen."""
+    held = split.test if measured["images"] == len(split.test) else concatenate([split.dev, split.test])
+    if not measured["images"]:
+        return {}
+    part = part_of_class(space)[space.index(held.classes)[held.labels]]
+    found: Counts = {}
+    for number, images in enumerate(np.bincount(part, minlength=len(space.branches) + 1).tolist()):
+        was, now = (_share(measured[when], number) for when in ("before", "after"))
+        if images and now is not None:
+            found[number] = images, None if was is None else round(was * images), round(now * images)
+    return found
+
+
+def _share(accuracies: Mapping[str, Any], part: int) -> float | None:
+    if not accuracies:
+        return None
+    share: float | None = [accuracies["base"], *accuracies["steps"], accuracies["overlap"]][part]
+    return share
+
+
+def _test_counts(found: Comparison) -> Counts:
+    part = part_of_class(found.space)[found.labels]
+    assert found.before_answers is not None
+    right, was = found.answers == found.labels, found.before_answers == found.labels
+    return {
+        number: (int((part == number).sum()), int(was[part == number].sum()), int(right[part == number].sum()))
+        for number in np.unique(part).tolist()
+    }
+
+
+def _parts(space: LabelSpace, counted: Counts) -> list[Part]:
+    """Counts with the names of their classes: a person knows a step by what it added."""
+    last = len(space.branches) - 1
+    names = [
+        "base classes",
+        *(f"step {step}" for step in range(1, last)),
+        "new classes",
+        "classes with new photos",
+    ]
+    of_class = part_of_class(space)
+    parts = []
+    for number, (images, before, after) in sorted(counted.items()):
+        classes = [name for name, part in zip(space.classes, of_class, strict=True) if part == number]
+        listed = "" if number == 0 else f": {', '.join(classes[:NAMED])}" + (", …" if len(classes) > NAMED else "")
+        parts.append(Part(title=names[number] + listed, images=images, before=before, after=after))
+    return parts
+
+
+# Memory: images of classes that must not be forgotten.
+
+
+def kept_images(
+    model: api.Model, memory: str | None, classes_from: str | None, runs: Path, before: int | None = None
+) -> Samples | None:
+    """The memory folder, and the photos of runs (before a certain one) whose model went live."""
+    parts = [] if memory is None else [api.samples_in(memory, known=model.classes, classes_from=classes_from)]
+    for earlier in runs_in(runs):
+        if earlier.settings.decision == "live" and (before is None or earlier.number < before):
             kept = api.samples_in(earlier.folder / "new").of_classes(model.classes)
             parts += [kept] if len(kept) else []
     return concatenate(parts) if parts else None
+
+
+def memory_notes(model: api.Model, kept: Samples | None, memory: str | None) -> list[str]:
+    """What is said before teaching about old classes of which no images are kept; nothing if there are none."""
+    have = set(() if kept is None else kept.classes)
+    added = [name for step in model.classifier.steps for name in step.names if name not in have]
+    base = [name for name in model.classifier.space.branches[0] if name not in have and name not in added]
+    place = memory or "OLD"
+    add = "" if memory else " and add --memory OLD/"
+    notes = []
+    if added:
+        some = ", ".join(map(printable, added[:NAMED])) + (", …" if len(added) > NAMED else "")
+        notes.append(
+            f"No images are kept of {count(len(added), 'class', 'classes')} that earlier steps added ({some}), which "
+            f"may be forgotten. Put two or more of each into a folder such as {place}/{printable(added[0])}/{add}."
+        )
+    if base and not set(model.classifier.space.branches[0]) & have:
+        notes.append(
+            f"No images are kept of the {count(len(base), 'base class', 'base classes')}: whether they get worse "
+            f"cannot be measured. Put two or more of each into a folder such as {place}/{printable(base[0])}/{add}."
+        )
+    return notes

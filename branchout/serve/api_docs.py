@@ -21,6 +21,7 @@ CURL = {
     "PUT /operating-point": """-X PUT -H 'Content-Type: application/json' -d '{{"goal": "avg"}}' {}/operating-point""",
     "GET /classes": "'{}/classes?search=robin'",
     "GET /progress/events": "-N {}/progress/events",
+    "GET /inbox/photo/{photo}": "-o photo.png {}/inbox/photo/ID",
     "POST /inbox/decisions": f"""{_JSON} -d '{{{{"photos": ["ID"], "action": "dismiss"}}}}' {{}}/inbox/decisions""",
     "PUT /inbox/false-alarms": f"""-X PUT {_JSON} -d '{{{{"share": 0.2}}}}' {{}}/inbox/false-alarms""",
     "POST /inbox/runs": f"{_JSON} -d '{{{{}}}}' {{}}/inbox/runs",
@@ -41,8 +42,11 @@ class Operation:
     rows: list[Row]
 
 
-def documentation(api: Schema, base: str, *, has_inbox: bool) -> str:
-    """The page of an OpenAPI description: all paths with curl lines for the server at `base`, all objects."""
+def documentation(api: Schema, base: str, *, has_inbox: bool, photo: str = "ID") -> str:
+    """The page of an OpenAPI description: all paths with curl lines for the server at `base`, all objects.
+
+    `photo` is a photo of the inbox for the curl lines.
+    """
     info, schemas = api["info"], sorted(api["components"]["schemas"].items())
     return rendered(
         "docs.html",
@@ -50,7 +54,9 @@ def documentation(api: Schema, base: str, *, has_inbox: bool) -> str:
         lead=f"{info['description']} Version {info['version']}. If the server has a token, add "
         "-H 'Authorization: Bearer TOKEN' to each command.",
         operations=[
-            _operation(path, method, each, base) for path, m in api["paths"].items() for method, each in m.items()
+            _operation(path, method, each, base, photo)
+            for path, m in api["paths"].items()
+            for method, each in m.items()
         ],
         schemas=[(name, _fields(schema)) for name, schema in schemas],
         has_inbox=has_inbox,
@@ -63,7 +69,7 @@ def not_found(path: str, *, has_inbox: bool) -> str:
     return rendered("docs.html", title="Page not found", lead=lead, operations=[], schemas=[], has_inbox=has_inbox)
 
 
-def _operation(path: str, method: str, each: Schema, base: str) -> Operation:
+def _operation(path: str, method: str, each: Schema, base: str, photo: str) -> Operation:
     name = f"{method.upper()} {path}"
     option = "" if method == "get" else f"-X {method.upper()} "
     curl = CURL.get(name, option + "{}" + re.sub(r"\{\w+\}", "0", path))
@@ -72,7 +78,7 @@ def _operation(path: str, method: str, each: Schema, base: str) -> Operation:
         name=name,
         summary=each["summary"],
         description=[_code(paragraph) for paragraph in each.get("description", "").split("\n\n")],
-        curl=f"curl {curl.format(base)}",
+        curl=f"curl {curl.replace('ID', photo).format(base)}",
         rows=_rows(each),
     )
 

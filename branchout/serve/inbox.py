@@ -17,14 +17,16 @@ from branchout import api
 from branchout.data.decode import UnreadableImage, decode
 from branchout.inbox import runs
 from branchout.inbox.analysis import MAX_PIXELS, Analyzer
-from branchout.inbox.folder import Decision, Inbox, Photo, class_name
+from branchout.inbox.folder import Decision, Inbox, Photo, class_name, similar
 from branchout.inbox.groups import Analysis, SeenPhoto
+from branchout.inbox.teach import kept_images, memory_notes
 from branchout.report.gallery import small_copy
 from branchout.report.page import rendered
 from branchout.serve import schema
 from branchout.serve.limits import Refused
 from branchout.serve.live_report import Stopped, sentence
 from branchout.serve.progress import progress_of
+from branchout.serve.responses import has_inbox
 from branchout.serve.service import Service
 from branchout.training.loop import Event
 
@@ -38,6 +40,11 @@ router = APIRouter(prefix="/inbox", responses=schema.REFUSALS)
 page_router = APIRouter(include_in_schema=False)
 
 
+def _changed(folder: Path | None) -> int:
+    """When a class was last added to a folder of class folders."""
+    return 0 if folder is None else folder.stat().st_mtime_ns
+
+
 # What the routes accept and return.
 
 
@@ -45,6 +52,7 @@ class Choice(schema.Shape):
     photos: list[Annotated[str, Field(pattern="^[0-9a-f]{16}$")]] = Field(min_length=1, max_length=MOST_PHOTOS)
     action: Literal["name", "dismiss", "undo"]
     name: str | None = Field(None, max_length=1000, alias="class", description="The class, for the action name.")
+    new_class: bool = Field(False, description="Add the class although one of a similar name exists.")
 
 
 class NewRun(schema.Shape):
@@ -73,7 +81,13 @@ class RunInfo(schema.Shape):
     classes: dict[str, int]
     works: list[schema.Work]
     result: runs.Result | None
+    verdict: str | None = Field(description="Whether old classes got worse.")
     error: str | None
+
+
+class LastDecision(schema.Shape):
+    photos: list[str]
+    name: str | None = Field(alias="class", description="The class; null if they were dismissed.")
 
 
 class InboxInfo(schema.Shape):
@@ -91,6 +105,8 @@ class InboxInfo(schema.Shape):
     fitting: list[SeenPhoto] = Field(description="Undecided photos that fit a class.")
     decided: list[DecidedClass]
     dismissed: list[Decision]
+    last: LastDecision | None = Field(description="What was decided last and can be undone.")
+    notes: list[str] = Field(description="Old classes of which no images are kept for the next run.")
     taught: int
     unreadable: dict[str, str]
     next: str = Field(description="A free name for the next model.")
@@ -122,6 +138,7 @@ class ServedInbox:
         self._analysis: Analysis | None = None
         self._work = "Opening the model"
         self._error: str | None = None
+        self._notes: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._changing = threading.Lock()
         self._stopping = threading.Event()
@@ -144,33 +161,38 @@ class ServedInbox:
     # Looking at photos.
 
     def _watch(self) -> None:
-        model, analyzer, before = None, None, None
+        model, analyzer, before, kept = None, None, None, None
+        asked = self.settings
         while not self._stopping.is_set():
             try:
                 served = self.service.model
                 if served is not None and served is not model:  # the first one, or one that went live
-                    asked = self.settings
+                    known = asked.known or asked.memory
                     analyzer = Analyzer.of(
-                        served,
-                        asked.known or asked.memory,
-                        asked.threshold,
-                        classes_from=asked.classes_from,
-                        report=self._note,
+                        served, known, asked.threshold, classes_from=asked.classes_from, report=self._note
                     )
                     model, before = served, None
                 if analyzer is not None:
                     done = runs.taught(self.inbox, self._known)
                     photos = [photo for photo in self.inbox.photos() if photo.id not in done]
-                    now = photos, self.inbox.false_alarms
+                    now = photos, self.inbox.copies, self.inbox.broken, self.inbox.false_alarms
                     if now != before:
                         self._analysis = analyzer.analyze(self.inbox, photos, report=self._note)
                         before = now
+                    if (now_kept := (served, _changed(asked.memory), len(done))) != kept:
+                        self._notes = self._memory_notes(analyzer.model)
+                        kept = now_kept
                     self._work, self._error = "", None
             except Stopped:
                 return
             except Exception as error:  # whatever it is, the server goes on; it is tried again
                 self._error = sentence(error)
             self._stopping.wait(LOOK_EVERY)
+
+    def _memory_notes(self, model: api.Model) -> list[str]:
+        memory = None if self.settings.memory is None else str(self.settings.memory)
+        kept = kept_images(model, memory, self.settings.classes_from, self.inbox.state / "runs")
+        return memory_notes(model, kept, memory)
 
     def _note(self, event: Event) -> None:
         if self._stopping.is_set():
@@ -199,6 +221,8 @@ class ServedInbox:
             fitting=[each for each in found.fitting if each.photo in open_],
             decided=[self._decided(name, photos) for name, photos in sorted({**enough, **waiting}.items())],
             dismissed=[each for photo, each in decisions.items() if each.name is None and photo in here - done],
+            last=self._last(),
+            notes=self._notes,
             taught=len(done),
             unreadable=found.unreadable,
             next=runs.next_name(self._model_name()).name,
@@ -208,6 +232,10 @@ class ServedInbox:
     def _decided(self, name: str, photos: list[Decision]) -> DecidedClass:
         missing = max(0, runs.FEWEST - len(photos))
         return DecidedClass(**{"class": name}, known=name in self._known, missing=missing, photos=photos)
+
+    def _last(self) -> LastDecision | None:
+        last = runs.last_decision(self.inbox, self._known)
+        return LastDecision(photos=[each.photo for each in last], **{"class": last[0].name}) if last else None
 
     def _model_name(self) -> str:
         """As `branchout.load` takes it. What was typed comes first: a built-in model lies in the package."""
@@ -220,13 +248,15 @@ class ServedInbox:
             return None
         state = self._state(run)
         works = progress_of(run.out).works if state in ("running", "stopped") else []
+        result = run.result
         return RunInfo(
             number=run.number,
             state=state,
             out=run.out.name,
             classes=run.settings.classes,
             works=works,
-            result=run.result,
+            result=result,
+            verdict=None if result is None else result.verdict(),
             error=run.error,
         )
 
@@ -244,6 +274,10 @@ class ServedInbox:
             raise Refused(404, f"There is no photo {photo[:16]} in the inbox.")
         return found
 
+    def any_photo(self) -> str:
+        """The id of a photo, for examples."""
+        return next((photo.id for photo in self.inbox.photos()), "ID")
+
     def thumbnail(self, photo: str) -> tuple[str, bytes]:
         """The type and the bytes of a small copy."""
         try:
@@ -257,7 +291,7 @@ class ServedInbox:
     def decide(self, choice: Choice) -> InboxInfo:
         name = None
         if choice.action == "name":
-            name = class_name(choice.name or "")
+            name = self._name(choice)
         here = {photo.id: photo for photo in self.inbox.photos()}
         missing = [photo for photo in choice.photos if photo not in here]
         if missing:
@@ -271,6 +305,16 @@ class ServedInbox:
                 self.inbox.decide(photos, name)
         return self.info()
 
+    def _name(self, choice: Choice) -> str:
+        """The class of a choice. One that differs from a known class in case or spaces alone is asked about."""
+        name = class_name(choice.name or "")
+        names = self._known | {each.name for each in self.inbox.decisions().values() if each.name is not None}
+        if not choice.new_class and name not in names and (meant := similar(name, names)):
+            refused = Refused(409, f"Did you mean {meant}? {name} differs from it only in case or spaces.")
+            refused.similar = meant
+            raise refused
+        return name
+
     def teach(self, wanted: NewRun) -> InboxInfo:
         with self._changing:
             model = self._model_name()
@@ -279,7 +323,7 @@ class ServedInbox:
             if runs.open_run(self.inbox) is not None:
                 raise Refused(409, "A run is not decided about yet. Go live with its model or throw it away first.")
             asked = self.settings
-            run = runs.plan(self.inbox, model, out, asked.memory, asked.epochs, asked.classes_from)
+            run = runs.plan(self.inbox, model, out, asked.memory, asked.epochs, asked.classes_from, asked.known)
             self._process = runs.start(self.inbox, run, device=self.service.device)
         return self.info()
 
@@ -363,5 +407,9 @@ async def act(inbox: Served, wanted: RunAction) -> object:
 
 
 @page_router.get("/inbox")
-async def page() -> Response:
-    return Response(rendered("inbox.html", has_inbox=True), media_type="text/html; charset=utf-8")
+async def page(request: Request) -> Response:
+    here = has_inbox(request)
+    if not here and "text/html" not in request.headers.get("accept", ""):
+        raise Refused(404, HOW)
+    html = rendered("inbox.html" if here else "no_inbox.html", has_inbox=here)
+    return Response(html, 200 if here else 404, media_type="text/html; charset=utf-8")

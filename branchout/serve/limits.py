@@ -67,6 +67,9 @@ class Limits:
 class Refused(HTTPException):
     """A request that is answered with an error status and a sentence."""
 
+    similar: str | None = None
+    """The class that was probably meant; it is part of the answer."""
+
 
 class BodyLimits:
     """Middleware that limits the size and the duration of every request body, and of all of them together."""

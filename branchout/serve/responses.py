@@ -58,7 +58,8 @@ def has_inbox(request: Request) -> bool:
 def _http(request: Request, error: HTTPException) -> Response:
     path = request.url.path[:80]
     if isinstance(error, Refused):
-        return FiniteJSON({"error": error.detail}, error.status_code, error.headers)
+        meant = {} if error.similar is None else {"similar": error.similar}
+        return FiniteJSON({"error": error.detail, **meant}, error.status_code, error.headers)
     if error.status_code == 404 and "text/html" in request.headers.get("accept", ""):
         return Response(not_found(path, has_inbox=has_inbox(request)), 404, media_type="text/html; charset=utf-8")
     close = difflib.get_close_matches(path, request.app.openapi()["paths"], n=1)

@@ -50,6 +50,9 @@ def test_from_ten_photos_to_a_model_that_knows_both_classes(case: Case, drawn: t
     assert {each.file: each.name for each in Inbox(case.photos).decisions().values()} == case.truth
     said = well(run("inbox", case.photos, "--model", case.model, "--memory", case.old, "--teach", out))
     assert "of the 10 taught photos are answered right" in said
+    assert "base classes: " in said
+    assert " of 20 images right" in said  # a fifth of five images of each of twenty classes
+    assert "got worse" in said
     assert "--accept" in said
     refused(run("inbox", case.photos, "--undo", "a-0.png"), "part of run 1")
     said = well(run("inbox", case.photos, "--accept"))
@@ -95,6 +98,17 @@ def test_undoing_a_group_undoes_what_was_decided_of_it(case: Case) -> None:
     inbox.decide([inbox.find(first[0])], "telephone")
     well(run("inbox", case.photos, "--undo", "1"))
     assert inbox.decisions() == {}
+
+
+def test_a_similar_class_is_asked_about_and_the_last_decision_is_undone(case: Case) -> None:
+    known = api.load(case.model).classes[0]
+    words = ["inbox", case.photos, "--model", case.model, "--name", f"a-0.png={known.upper()}"]
+    refused(run(*words), "Did you mean", known, "--new-class")
+    well(run(*words, "--new-class", "--dismiss", "a-1.png"))
+    well(run("inbox", case.photos, "--undo", "last"))
+    assert [each.file for each in Inbox(case.photos).decisions().values()] == ["a-0.png"]
+    well(run("inbox", case.photos, "--undo", "last"))
+    refused(run("inbox", case.photos, "--undo", "last"), "no decision")
 
 
 def test_a_served_model_that_is_not_the_one_last_taught_is_pointed_out(

@@ -54,10 +54,12 @@ def test_only_new_photos_are_computed(
     monkeypatch.setattr(analysis, "decode", lambda path, **how: (decoded.append(path.name), real(path, **how))[1])
     write(train, "question mark", 1, inbox.folder, "c-")
     (inbox.folder / "broken.png").write_bytes((inbox.folder / "a-0.png").read_bytes()[:80])
+    (inbox.folder / "copy.png").write_bytes((inbox.folder / "broken.png").read_bytes())
+    (inbox.folder / "empty.jpg").touch()
     second = analyzer.analyze(inbox, inbox.photos())
     assert decoded == ["broken.png", "c-0.png"]
     assert len(second.photos) == 11
-    assert list(second.unreadable) == ["broken.png"]
+    assert list(second.unreadable) == ["broken.png", "copy.png", "empty.jpg"]
     assert [each.score for each in second.photos[:10]] == [each.score for each in first.photos]
 
 

@@ -12,7 +12,8 @@ from inbox_case import write
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.inbox import folder
-from branchout.inbox.folder import Decision, Inbox, class_name
+from branchout.inbox.folder import Decision, Inbox, class_name, similar
+from branchout.inbox.runs import last_decision
 
 
 @pytest.fixture
@@ -29,6 +30,41 @@ def test_only_images_count_and_copies_once(photos: Path) -> None:
     shutil.copy(photos / "a1.png", photos / "camera" / "other.png")
     (photos / "a1.png").unlink()
     assert [photo.file for photo in Inbox(photos).photos()] == ["a0.png", "a2.png", "camera/other.png"]
+
+
+def test_every_broken_file_is_named_with_what_is_wrong(photos: Path) -> None:
+    (photos / "empty.jpg").touch()
+    (photos / "also-empty.PNG").touch()
+    (photos / "words.jpeg").write_text("not an image")
+    (photos / "phone.heic").write_bytes(b"\0\0\0\x18ftypheic" + b"\0" * 40)
+    (photos / "notes.txt").write_text("not meant as an image")
+    (photos / "gone.png").symlink_to(photos / "nowhere.png")
+    inbox = Inbox(photos)
+    assert len(inbox.photos()) == 3
+    assert sorted(inbox.broken) == ["also-empty.PNG", "empty.jpg", "gone.png", "phone.heic", "words.jpeg"]
+    assert "empty" in inbox.broken["empty.jpg"]
+    assert "HEIC" in inbox.broken["phone.heic"]
+    (photos / "empty.jpg").write_bytes((photos / "a0.png").read_bytes() + b"x")
+    assert len(inbox.photos()) == 4
+    assert "empty.jpg" not in inbox.broken
+
+
+@pytest.mark.parametrize(("name", "meant"), [("Robin", "robin"), ("black bird", "Black-bird"), ("robins", None)])
+def test_a_name_that_differs_in_case_or_spaces_is_similar(name: str, meant: str | None) -> None:
+    assert similar(name, ["robin", "Black-bird", "wren"]) == meant
+    assert similar("robin", ["robin"]) is None
+
+
+def test_photos_that_were_decided_about_together_can_be_undone_together(photos: Path) -> None:
+    inbox = Inbox(photos)
+    first, *others = inbox.photos()
+    inbox.decide([first], None)
+    inbox.decide(others, "robin")
+    assert [each.photo for each in last_decision(Inbox(photos))] == [photo.id for photo in others]
+    inbox.undo(others)
+    assert [each.photo for each in last_decision(inbox)] == [first.id]
+    inbox.undo([first])
+    assert last_decision(inbox) == []
 
 
 def test_a_decision_is_a_file_and_follows_the_content(photos: Path) -> None:

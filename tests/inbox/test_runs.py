@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from helpers import start
+from helpers import BASE, start
 from inbox_case import UNKNOWN, Case, make, write
 
 from branchout import api
@@ -62,10 +62,50 @@ def test_from_ten_photos_to_a_model_and_on_to_the_next(case: Case, train: Sample
     inbox.decide([photo for photo in inbox.photos() if photo.file.startswith("c-")], "question mark")
     second = runs.plan(inbox, str(run.out), case.root / "v3", case.old, 2)
     assert second.settings.classes == {"question mark": 3}
-    warnings = execute(second).warnings
-    assert not [line for line in warnings if "may be forgotten" in line]
+    model = api.load(run.out)
+    kept = teach.kept_images(model, str(case.old), None, inbox.state / "runs")
+    assert teach.memory_notes(model, kept, str(case.old)) == []
+    told = teach.memory_notes(model, api.samples_in(case.old), str(case.old))
+    assert all(word in told[0] for word in ("2 classes", *UNKNOWN, f"{case.old}/{UNKNOWN[0]}"))
+    told = teach.memory_notes(model, None, None)
+    assert ["--memory OLD/" in line for line in told] == [True, True]
+    result = execute(second)
+    assert not [line for line in result.warnings if "may be forgotten" in line]
+    # Before → after counts the base classes, those of the first run, and the new one.
+    base, first, new = result.parts
+    assert (base.title, base.images, new.before) == ("base classes", len(BASE), None)
+    assert (first.title, first.images) == (f"step 1: {', '.join(UNKNOWN)}", 2)
+    assert result.images == base.images + first.images + new.images
     history = api.load(second.out).saved.history
     assert history[-1]["exemplars kept"] > 4 * 8 + 2 * 3  # a fifth of each class is held out
+
+
+def test_old_classes_that_got_worse_are_said_to(case: Case) -> None:
+    def result(*parts: tuple[str, int, int | None, int]) -> runs.Result:
+        made = [runs.Part(title=t, images=n, before=b, after=a) for t, n, b, a in parts]
+        return runs.Result(images=0, before={}, after={}, photos=3, photos_right=3, warnings=[], parts=made)
+
+    new = ("new classes: owl", 2, None, 2)
+    said = result(("base classes", 100, 90, 91), ("step 1: robin", 10, 9, 2), new).verdict()
+    assert "got worse" in said
+    assert "step 1: robin: 9 → 2 of 10" in said
+    assert "base" not in said
+    assert "chance" not in said
+    assert "chance" in result(("base classes", 100, 90, 89), new).verdict()
+    assert "No group" in result(("base classes", 100, 90, 90), new).verdict()
+    assert "not measured" in result(new).verdict()
+
+
+def test_images_of_a_test_folder_compare_both_models(case: Case, val: Samples) -> None:
+    for name in BASE[:3]:
+        write(val, name, 4, case.root / "test" / name)
+    inbox = named(case)
+    run = runs.plan(inbox, str(case.model), case.root / "v2", case.old, 1, test=case.root / "test")
+    base, new = execute(run).parts
+    assert (base.images, new.images, new.before) == (12, 2, None)
+    found = api.load(run.out).evaluate(case.root / "test")
+    assert base.before == (found.before_answers == found.labels).sum()
+    assert base.after == (found.answers == found.labels).sum()
 
 
 def test_a_discarded_run_keeps_the_decisions(case: Case) -> None:

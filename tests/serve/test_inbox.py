@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,8 +131,44 @@ def test_a_photo_that_is_not_in_the_inbox_is_not_shown(idle: tuple[Caller, Case]
     assert server.get("/inbox/photo/..%2f..%2fold").status == 404
 
 
+def test_a_similar_class_is_asked_about_and_the_last_decision_is_undone_from_the_files(
+    server: Caller, case: Case
+) -> None:
+    first, *others = ids(server)[:4]
+    known = api.load(case.model).classes[0]
+    asked = {"photos": [first], "action": "name", "class": known.upper()}
+    reply = post(server, "/inbox/decisions", asked)
+    assert (reply.status, reply.json["similar"]) == (409, known)
+    assert known in reply.json["error"]
+    assert Inbox(case.photos).decisions() == {}
+    assert post(server, "/inbox/decisions", {**asked, "new_class": True}).status == 200
+    found = post(server, "/inbox/decisions", {"photos": others, "action": "name", "class": known}).json
+    assert (found["last"]["class"], sorted(found["last"]["photos"])) == (known, sorted(others))
+    found = post(server, "/inbox/decisions", {"photos": found["last"]["photos"], "action": "undo"}).json
+    assert found["last"] == {"photos": [first], "class": known.upper()}
+
+
+def test_before_teaching_it_is_said_of_which_classes_no_images_are_kept(case: Case) -> None:
+    with running(create_app(api.load(case.model), inbox=InboxSettings(case.photos, threshold=0.0))) as caller:
+        wait_for(lambda: caller.get("/inbox/state").json["notes"], 60)
+        [note] = caller.get("/inbox/state").json["notes"]
+    assert "--memory OLD/" in note
+    assert f"{len(api.load(case.model).classes)} base classes" in note
+
+
+def test_the_curl_lines_of_the_documentation_work(server: Caller) -> None:
+    page = server.get("/docs").body.decode()
+    [photo] = set(re.findall(r"/inbox/photo/([0-9a-f]{16})", page))
+    assert server.get(f"/inbox/photo/{photo}").status == 200
+    assert f"[&#34;{photo}&#34;]" in page
+
+
 def test_a_server_without_an_inbox_says_how_to_get_one(base: api.Model) -> None:
     with running(create_app(base)) as caller:
+        for accept, found in (("text/html", "--inbox PHOTOS/"), ("*/*", "--inbox PHOTOS/")):
+            reply = caller.get("/inbox", Accept=accept)
+            assert (reply.status, found in reply.body.decode()) == (404, True)
+        assert "<h1>" in caller.get("/inbox", Accept="text/html").body.decode()
         reply = caller.get("/inbox/state")
         assert reply.status == 404
         assert "--inbox" in reply.json["error"]

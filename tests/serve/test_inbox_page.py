@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from browsing import Browser, Page, fits, until, visited
-from inbox_case import UNKNOWN_GLYPHS, Case, check_taught, make_with_glyphs
+from fastapi import FastAPI
+from inbox_case import UNKNOWN_GLYPHS, Case, check_taught, make_with_glyphs, write
 from serving import Caller, running
 
 from branchout import api
@@ -31,9 +32,20 @@ def case(drawn: tuple[Case, Samples], tmp_path: Path) -> Case:
 
 
 @pytest.fixture
-def server(case: Case) -> Iterator[Caller]:
-    with running(create_app(api.load(case.model), inbox=InboxSettings(case.photos, case.old))) as caller:
+def app(case: Case) -> FastAPI:
+    return create_app(api.load(case.model), inbox=InboxSettings(case.photos, case.old))
+
+
+@pytest.fixture
+def server(app: FastAPI) -> Iterator[Caller]:
+    with running(app) as caller:
         yield caller
+
+
+@pytest.fixture
+def val_file(drawn: tuple[Case, Samples], tmp_path: Path) -> Path:
+    """Another photo of the first unknown class."""
+    return tmp_path / write(drawn[1], UNKNOWN_GLYPHS[0], 1, tmp_path)[0]
 
 
 def address(server: Caller) -> str:
@@ -56,7 +68,7 @@ def press(page: Page, *keys: str) -> None:
 
 def send(page: Page, file: str, name: str) -> None:
     page.locator(f'.photo[title="{file}"]').focus()
-    press(page, "s")
+    press(page, "Enter")
     page.keyboard.type(name)
     press(page, "Enter")
 
@@ -75,8 +87,7 @@ def name_everything(page: Page, case: Case) -> None:
             shown = single[:1]
         else:
             page.locator("#groups .photo").first.focus()
-            press(page, "n")
-            page.keyboard.type(name)
+            page.keyboard.type(name)  # goes to the field of the group
             press(page, "Enter")
         until(page, f"document.querySelectorAll('#groups .photo, #fits .photo').length === {left - len(shown)}")
 
@@ -92,11 +103,15 @@ def test_from_ten_photos_to_a_model_that_knows_both_classes(
         decided = Inbox(case.photos).decisions().values()
         assert {each.file: each.name for each in decided} == case.truth
         assert "2 classes (10 photos)" in page.locator("#teach").inner_text()
-        press(page, "t")
+        press(page, "Control+Enter")
         until(page, "document.getElementById('run').dataset.state === 'running'")
     with visited(browser, address(server)) as page:  # the page was closed meanwhile
         until(page, "document.getElementById('run').dataset.state === 'finished'", 180)
-        assert "of the 10 photos are answered right" in page.locator("#result").inner_text()
+        said = page.locator("#result").inner_text()
+        assert "of the 10 photos are answered right" in said
+        assert "got worse" in said  # or that no group did
+        heads = page.locator("#result tbody th").all_inner_texts()
+        assert heads == ["base classes", f"new classes: {', '.join(sorted(UNKNOWN_GLYPHS))}"]
         page.get_by_role("button", name="Go live").click()
         until(page, "document.getElementById('run').hidden", 30)
         assert "v2 is served now" in page.locator("#summary").inner_text()
@@ -117,21 +132,78 @@ def test_keys_move_dismiss_and_undo(browser: Browser, server: Caller, case: Case
         assert page.evaluate(focused) == order[1]
         press(page, "ArrowDown", "ArrowUp")
         assert page.evaluate(focused) == order[0]
-        press(page, "x")
+        press(page, "Delete")
         until(page, "document.querySelectorAll('#dismissed .photo').length === 1")
         until(page, f"document.activeElement.title === '{order[1]}'")
-        press(page, "u")
+        press(page, "Control+z")
         until(page, "document.querySelectorAll('#dismissed .photo').length === 0")
         page.locator("#groups .photo").first.focus()
         count = len(files(page, "#groups .group:first-child"))
-        press(page, "Shift+X")
+        press(page, "Shift+Delete")
         until(page, f"document.querySelectorAll('#dismissed .photo').length === {count}")
         page.locator("#groups .photo, #fits .photo").first.focus()
-        press(page, "s")
+        press(page, "Enter")
         assert page.evaluate("document.getElementById('send').open")
         press(page, "Escape")
         assert not page.evaluate("document.getElementById('send').open")
     assert len(Inbox(case.photos).decisions()) == count
+
+
+def test_letters_only_ever_begin_a_name(browser: Browser, server: Caller, case: Case, val_file: Path) -> None:
+    with visited(browser, address(server)) as page:
+        opened(page)
+        page.keyboard.type("nsxutnX")  # nothing has the focus
+        assert not page.evaluate("document.getElementById('send').open")
+        page.locator("#groups .photo").first.focus()
+        page.keyboard.type("tux")
+        field = page.locator("#groups input").first
+        assert field.input_value() == "tux"
+        shown = page.locator("#groups .photo, #fits .photo").count()
+        shutil.copy(val_file, case.photos / "later.png")  # the page is drawn again while a name is being typed
+        until(page, f"document.querySelectorAll('#groups .photo, #fits .photo').length === {shown + 1}")
+        page.keyboard.type("edo sun")
+        assert "tuxedo sun" in page.locator("#groups input").evaluate_all("all => all.map((each) => each.value)")
+        assert Inbox(case.photos).decisions() == {}
+        assert page.evaluate("document.getElementById('run').hidden")
+
+
+def test_a_similar_name_is_asked_about_and_undo_outlives_the_page(browser: Browser, server: Caller, case: Case) -> None:
+    known = api.load(case.model).classes[0]
+    with visited(browser, address(server), forgiven=["409"]) as page:
+        opened(page)
+        count = len(files(page, "#groups .group:first-child"))
+        page.locator("#groups input").first.fill(known.upper())
+        press(page, "Enter")
+        until(page, "document.getElementById('similar').open")
+        assert known in page.locator("#similar-text").inner_text()
+        page.get_by_role("button", name=f"Use {known}").click()
+        until(page, "document.querySelectorAll('#classes-named .group').length === 1")
+        assert {each.name for each in Inbox(case.photos).decisions().values()} == {known}
+    with visited(browser, address(server)) as page:
+        opened_again = f"document.querySelectorAll('#classes-named .photo').length === {count}"
+        until(page, opened_again, 60)
+        page.get_by_role("button", name=f"named {known}").click()
+        until(page, "document.querySelectorAll('#classes-named .photo').length === 0")
+    assert Inbox(case.photos).decisions() == {}
+
+
+def test_it_is_said_before_teaching_that_no_old_images_are_kept(browser: Browser, case: Case) -> None:
+    inbox = Inbox(case.photos)
+    inbox.decide(inbox.photos()[:3], "robin")
+    app = create_app(api.load(case.model), inbox=InboxSettings(case.photos, threshold=-100.0))
+    with running(app) as server, visited(browser, address(server)) as page:
+        until(page, "!document.getElementById('bar').hidden && state.notes.length > 0", 60)
+        page.locator("#teach").click()
+        assert "--memory OLD/" in page.locator("#before").inner_text()
+        page.get_by_role("button", name="Cancel").click()
+        assert page.evaluate("document.getElementById('run').hidden")
+
+
+def test_a_tab_is_told_of_a_model_that_went_live_elsewhere(browser: Browser, server: Caller, app: FastAPI) -> None:
+    with visited(browser, address(server)) as page:
+        opened(page)
+        app.state.service.report.typed = "elsewhere/v7"
+        until(page, "document.getElementById('summary').textContent.includes('v7 is served now')")
 
 
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (768, True), (1400, False)])

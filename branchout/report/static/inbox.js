@@ -2,12 +2,11 @@
 "use strict";
 
 const POLL = 1000; // milliseconds between two looks at the state
+const MOST = 400; // photos of one request
 const byId = (id) => document.getElementById(id);
-let shown = null; // the state on the page, as JSON text
+const drawn = {}; // what each part of the page was last drawn from, as JSON text
 let state = null;
-const lastDecided = [[]]; // photos of each decision made on this page, the last one at the end
-let live = ""; // said before the summary once a model went live
-let sending = null; // the photo in the dialog
+let news = ""; // said before the summary once another model is served
 
 function element(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
@@ -23,6 +22,7 @@ const button = (text, act) => element("button", { type: "button", textContent: t
 const photos = (count) => (count === 1 ? "1 photo" : `${count} photos`);
 const classes = (count) => (count === 1 ? "1 class" : `${count} classes`);
 const percent = (share) => (100 * share).toFixed(1);
+const ids = (list) => list.map((each) => each.photo);
 
 // Talking to the server.
 
@@ -30,7 +30,7 @@ async function ask(path, body, method = "POST") {
   const options = body && { method, headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
   const response = await fetch(path, options);
   const answer = await response.json();
-  if (!response.ok) throw new Error(answer.error);
+  if (!response.ok) throw Object.assign(new Error(answer.error), { similar: answer.similar });
   return answer;
 }
 
@@ -41,31 +41,48 @@ function complain(text) {
 
 async function change(path, body, method) {
   try {
-    const answer = await ask(path, body, method);
+    show(await ask(path, body, method));
     complain("");
-    show(answer, true);
     return true;
   } catch (error) {
-    complain(error.message);
+    if (error.similar) askSimilar(body, error);
+    else complain(error.message);
     return false;
   }
 }
 
-async function decide(chosen, action, name) {
+async function decide(chosen, action, name, newClass = false) {
   const next = after(chosen);
-  for (let start = 0; start < chosen.length; start += 400) {
-    const part = { photos: chosen.slice(start, start + 400), action };
-    if (!(await change("/inbox/decisions", name === undefined ? part : { ...part, class: name }))) return;
+  for (let start = 0; start < chosen.length; start += MOST) {
+    const part = { photos: chosen.slice(start, start + MOST), action };
+    if (!(await change("/inbox/decisions", action === "name" ? { ...part, class: name, new_class: newClass } : part))) return;
   }
-  if (action !== "undo") lastDecided.push(chosen);
-  focusPhoto(next);
+  focusPhoto(action === "undo" ? chosen[0] : next);
+}
+
+// Another spelling of a class: the person says which of the two is meant.
+async function askSimilar(choice, error) {
+  byId("similar-text").textContent = error.message;
+  byId("similar-known").textContent = `Use ${error.similar}`;
+  byId("similar-new").textContent = `New class ${choice.class}`;
+  const answer = await answered(byId("similar"));
+  if (answer === "known") decide(choice.photos, "name", error.similar);
+  else if (answer === "new") decide(choice.photos, "name", choice.class, true);
+  else focusField(choice.photos);
+}
+
+function answered(dialog) {
+  dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise((done) => dialog.addEventListener("close", () => done(dialog.returnValue), { once: true }));
 }
 
 async function poll() {
   try {
-    show(await ask("/inbox/state"), false);
+    show(await ask("/inbox/state"));
   } catch (error) {
     byId("summary").textContent = `The server does not answer: ${error.message}`;
+    drawn.summary = null;
   }
   setTimeout(poll, document.hidden ? 5 * POLL : POLL);
 }
@@ -90,8 +107,8 @@ function guess(photo) {
   return element("span", { title: photo.file }, element("bdi", { textContent: photo.answer }), ` ${percent(photo.probability)}%`);
 }
 
-function groupOf(members, number) {
-  const input = element("input", { autocomplete: "off", maxLength: 120, required: true, list: "known" });
+function groupOf(members, number, typed) {
+  const input = element("input", { autocomplete: "off", maxLength: 120, required: true, list: "known", value: typed });
   const form = element("form", { className: "controls" },
     element("label", {}, "Class ", input),
     element("button", { textContent: `Name ${photos(members.length)}` }),
@@ -101,11 +118,9 @@ function groupOf(members, number) {
     decide(ids(members), "name", input.value);
   };
   return element("article", { className: "group", "aria-label": `Group ${number + 1}` },
-    element("h3", { textContent: `Group ${number + 1}` }),
+    element("h3", {}, `Group ${number + 1}`, element("small", { textContent: ` ${photos(members.length)}` })),
     element("ul", { className: "photos" }, ...members.map((each) => picture(each, guess(each)))), form);
 }
-
-const ids = (list) => list.map((each) => each.photo);
 
 function namedClass(each) {
   const undo = (decision) => button("Undo", () => decide([decision.photo], "undo"));
@@ -117,20 +132,29 @@ function namedClass(each) {
 
 // The run.
 
+const worse = (part) => part.before !== null && part.after < part.before;
+
 function resultTable(result) {
-  const rows = [["old classes", result.before.base, result.after.base], ["new classes", null, result.after.novel]];
-  const cells = rows.filter(([, , now]) => now !== null && now !== undefined).map(([name, was, now]) =>
-    element("tr", {}, element("th", { scope: "row", textContent: name }),
-      element("td", { className: "number", textContent: was === null || was === undefined ? "–" : percent(was) }),
-      element("td", { className: "number", textContent: percent(now) })));
-  const heads = ["", "before", "after"].map((text) => element("th", { scope: "col", textContent: text, className: text && "number" }));
-  const one = result.images ? `One image is ${(100 / result.images).toFixed(1)} points of all of them.` : "";
-  const table = element("table", {},
-    element("caption", { textContent: `Accuracy in % on ${result.images} held-out images. ${one}` }),
-    element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...cells));
+  const cell = (text, name = "") => element("td", { className: `number ${name}`.trim(), textContent: text });
+  const rows = result.parts.map((part) => {
+    const points = part.before === null ? "new" : (part.after > part.before ? "+" : worse(part) ? "\u2212" : "±") + Math.abs(part.after - part.before);
+    const sign = part.before === null || part.after === part.before ? "" : worse(part) ? "down" : "up";
+    return element("tr", {}, element("th", { scope: "row", textContent: part.title }), cell(part.images),
+      cell(part.before ?? "–"), cell(part.after), cell(points, sign));
+  });
+  const heads = ["classes", "images", "right before", "right after", "change"].map((text, n) =>
+    element("th", { scope: "col", textContent: text, className: n ? "number" : "" }));
+  const source = result.measured_on === "test" ? "test images of old classes, and held-out photos of new ones" : "images that were held out from training";
+  return element("table", {}, element("caption", { textContent: `Counted on ${source}.` }),
+    element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...rows));
+}
+
+function resultOf(run) {
+  const { result } = run;
   const right = `${result.photos_right} of the ${photos(result.photos)} are answered right; nearly all of them were used to train.`;
-  return [cells.length ? element("div", { className: "scroll" }, table) : "", element("p", { textContent: right }),
-    ...result.warnings.map((line) => element("p", { className: "note", textContent: line }))];
+  return [element("p", { className: result.parts.some(worse) ? "warn" : "", textContent: run.verdict }),
+    result.parts.length ? element("div", { className: "scroll" }, resultTable(result)) : "", element("p", { textContent: right }),
+    ...result.warnings.map((line) => element("p", { className: "note", textContent: line }))].filter((each) => each !== "");
 }
 
 function work(each) {
@@ -153,52 +177,80 @@ function showRun(run) {
   const [title, note, actions] = RUN[run.state];
   byId("run").dataset.state = run.state;
   byId("run-title").textContent = `${title}: ${run.out}`;
-  byId("run-state").textContent = run.error || `${Object.entries(run.classes).map(([name, n]) => `${name} (${n})`).join(", ")}. ${note}`;
+  const taught = Object.entries(run.classes).map(([name, n]) => `${name} (${n})`).join(", ");
+  const starting = run.state === "running" && !run.works.length ? " Reading the images…" : "";
+  byId("run-state").textContent = run.error || `${taught}. ${note}${starting}`;
   byId("works").replaceChildren(...run.works.map(work));
-  byId("result").replaceChildren(...(run.result ? resultTable(run.result).filter((each) => each !== "") : []));
-  byId("run-actions").replaceChildren(...actions.map(([text, action]) => button(text, () => act(action, run))));
+  byId("result").replaceChildren(...(run.result ? resultOf(run) : []));
+  byId("run-actions").replaceChildren(...actions.map(([text, action]) => button(text, () => change("/inbox/run", { action }))));
 }
 
-async function act(action, run) {
-  if (!(await change("/inbox/run", { action }))) return;
-  if (action === "accept") {
-    live = `${run.out} is served now. `;
-    byId("summary").textContent = live + summary(state, state.groups.flat().length);
-    listClasses();
+async function teach() {
+  if (state.notes.length) {
+    byId("notes").replaceChildren(...state.notes.map((text) => element("p", { textContent: text })));
+    if ((await answered(byId("before"))) !== "teach") return;
   }
+  if (!(await change("/inbox/runs", {}))) return;
+  byId("run-title").focus();
+  byId("run").scrollIntoView();
 }
 
 // The whole page.
 
-function show(found, mine) {
-  const text = JSON.stringify(found);
-  const typing = document.activeElement && document.activeElement.tagName === "INPUT" && byId("groups").contains(document.activeElement);
-  if (text === shown || (typing && !mine)) return; // nothing new, or a name is being typed
-  const focused = document.activeElement && document.activeElement.dataset.photo;
-  shown = text;
+// Whether a part of the page must be drawn again.
+function isNew(part, ...data) {
+  const text = JSON.stringify(data);
+  if (drawn[part] === text) return false;
+  drawn[part] = text;
+  return true;
+}
+
+function show(found) {
+  if (state && found.model !== state.model) {
+    news = `${found.model} is served now. `;
+    listClasses().catch(() => {});
+  }
   state = found;
   const unknown = found.groups.flat().length;
-  byId("summary").textContent = live + summary(found, unknown);
-  if (found.state === "failed") complain(found.error);
+  if (isNew("summary", news + summary(found, unknown))) byId("summary").textContent = news + summary(found, unknown);
+  if (isNew("error", found.error)) complain(found.error ?? "");
   byId("unknown-note").textContent = unknown ? noteOnGroups(found) : "None at the moment. New photos in the folder appear here.";
   byId("alarms").hidden = found.false_alarms === null;
-  byId("share").value = [...byId("share").options].map((each) => each.value).find((value) => Math.abs(value - found.false_alarms) < 0.01) ?? "";
-  byId("groups").replaceChildren(...found.groups.map(groupOf));
-  byId("decided").hidden = !found.decided.length;
-  byId("classes-named").replaceChildren(...found.decided.map(namedClass));
-  const ready = found.decided.filter((each) => !each.missing);
-  const count = ready.reduce((sum, each) => sum + each.photos.length, 0);
-  byId("teach").textContent = `Teach ${classes(ready.length)} (${photos(count)})`;
-  byId("teach").disabled = !ready.length || found.run !== null;
-  byId("teach-note").textContent = found.run ? "" : ready.length ? `Makes ${found.next} from ${found.model}.` : "A class needs 3 photos.";
+  if (isNew("share", found.false_alarms)) byId("share").value = [...byId("share").options].map((each) => each.value).find((value) => Math.abs(value - found.false_alarms) < 0.01) ?? "";
+  const back = rememberFocus();
+  if (isNew("groups", found.groups)) drawGroups(found.groups);
   byId("fitting").hidden = !found.fitting.length;
-  byId("fits").replaceChildren(...found.fitting.map((each) => picture(each, guess(each))));
+  if (isNew("fits", found.fitting)) byId("fits").replaceChildren(...found.fitting.map((each) => picture(each, guess(each))));
+  byId("decided").hidden = !found.decided.length;
+  if (isNew("decided", found.decided)) byId("classes-named").replaceChildren(...found.decided.map(namedClass));
   const unreadable = Object.entries(found.unreadable);
   byId("others").hidden = !found.dismissed.length && !unreadable.length;
-  byId("dismissed").replaceChildren(...found.dismissed.map((each) => picture(each, button("Undo", () => decide([each.photo], "undo")))));
-  byId("unreadable").replaceChildren(...unreadable.map(([file, reason]) => element("li", { textContent: `${file}: ${reason}` })));
-  showRun(found.run);
-  if (focused) focusPhoto(focused);
+  if (isNew("dismissed", found.dismissed)) byId("dismissed").replaceChildren(...found.dismissed.map((each) => picture(each, button("Undo", () => decide([each.photo], "undo")))));
+  if (isNew("unreadable", unreadable)) byId("unreadable").replaceChildren(...unreadable.map(([file, reason]) => element("li", { textContent: `${file}: ${reason}` })));
+  if (isNew("run", found.run)) showRun(found.run);
+  showBar(found);
+  back();
+}
+
+// Names that were typed and not sent stay, also where photos were added to their group.
+function drawGroups(groups) {
+  const typed = new Map();
+  for (const group of document.querySelectorAll("#groups .group")) {
+    for (const photo of group.querySelectorAll(".photo")) typed.set(photo.dataset.photo, group.querySelector("input").value);
+  }
+  const text = (members) => ids(members).map((photo) => typed.get(photo)).find(Boolean) ?? "";
+  byId("groups").replaceChildren(...groups.map((members, number) => groupOf(members, number, text(members))));
+}
+
+function showBar(found) {
+  const ready = found.decided.filter((each) => !each.missing);
+  const count = ready.reduce((sum, each) => sum + each.photos.length, 0);
+  byId("bar").hidden = !found.decided.length && !found.last;
+  byId("teach").textContent = `Teach ${classes(ready.length)} (${photos(count)})`;
+  byId("teach").disabled = !ready.length || found.run !== null;
+  byId("teach-note").textContent = found.run ? `Decide about ${found.run.out} first.` : ready.length ? `Makes ${found.next} from ${found.model}.` : "A class needs 3 photos.";
+  byId("undo").hidden = !found.last;
+  if (found.last) byId("undo").textContent = `Undo: ${photos(found.last.photos.length)} ${found.last.class === null ? "dismissed" : `named ${found.last.class}`}`;
 }
 
 function summary(found, unknown) {
@@ -215,13 +267,25 @@ function noteOnGroups(found) {
   return `Unlike the known classes by ${source}. Under each photo is the nearest class. Groups look alike; two groups may get the same name.`;
 }
 
-// Keys.
+// Focus.
 
 const allPhotos = () => [...document.querySelectorAll("#groups .photo, #fits .photo")];
+const buttonOf = (photo) => document.querySelector(`.photo[data-photo="${photo}"]`);
+const fieldOf = (photo) => buttonOf(photo)?.closest("#groups .group")?.querySelector("input");
+const focusPhoto = (photo) => photo && buttonOf(photo)?.focus();
+const focusField = (chosen) => (chosen.map(fieldOf).find(Boolean) ?? buttonOf(chosen[0]))?.focus();
 
-function focusPhoto(photo) {
-  const found = photo && document.querySelector(`.photo[data-photo="${photo}"]`);
-  if (found) found.focus();
+// What puts the focus back where it was, if the page was drawn again.
+function rememberFocus() {
+  const active = document.activeElement;
+  const members = [...(active.closest("#groups .group")?.querySelectorAll(".photo") ?? [])].map((each) => each.dataset.photo);
+  const at = active.tagName === "INPUT" && [active.selectionStart, active.selectionEnd];
+  return () => {
+    if (active.isConnected) return;
+    if (!at) return focusPhoto(active.dataset.photo);
+    focusField(members);
+    if (document.activeElement.tagName === "INPUT") document.activeElement.setSelectionRange(...at);
+  };
 }
 
 // The photo after the chosen ones, to which the focus moves.
@@ -243,46 +307,42 @@ function move(from, key) {
   return next && next.querySelector(".photo").focus();
 }
 
-function openDialog(photo) {
-  sending = photo;
+async function openDialog(photo) {
   byId("send-photo").src = `/inbox/photo/${photo}`;
   byId("send-class").value = "";
-  byId("send").returnValue = "";
-  byId("send").showModal();
+  const answer = answered(byId("send"));
   byId("send-class").focus();
+  if ((await answer) === "send") decide([photo], "name", byId("send-class").value);
+  else if ((await answer) === "dismiss") decide([photo], "dismiss");
+  else focusPhoto(photo);
 }
 
+// Keys. No letter does anything but begin a name: a name that is typed can never dismiss, undo or teach.
 function onKey(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || byId("send").open || /INPUT|SELECT/.test(event.target.tagName)) return;
-  const here = document.activeElement && document.activeElement.closest(".photo");
-  const photo = here && here.dataset.photo;
+  if (document.querySelector("dialog[open]") || event.target.closest("input, select")) return;
+  const here = document.activeElement.closest("#groups .photo, #fits .photo");
   const group = here && here.closest("#groups .group");
-  const members = group ? [...group.querySelectorAll(".photo")].map((each) => each.dataset.photo) : [];
-  const open = here && here.closest("#groups, #fits");
-  if (event.key.startsWith("Arrow")) move(here, event.key);
-  else if (event.key === "n" && group) group.querySelector("input").focus();
-  else if (event.key === "s" && open) openDialog(photo);
-  else if (event.key === "x" && open) decide([photo], "dismiss");
-  else if (event.key === "X" && group) decide(members, "dismiss");
-  else if (event.key === "u" && lastDecided.length > 1) decide(lastDecided.pop(), "undo");
-  else if (event.key === "t" && !byId("teach").disabled) byId("teach").click();
-  else return;
+  if (event.ctrlKey || event.metaKey) {
+    if (event.key === "z" && state?.last) byId("undo").click();
+    else if (event.key === "Enter" && !byId("teach").disabled) byId("teach").click();
+    else return;
+  } else if (event.altKey) return;
+  else if (event.key.startsWith("Arrow")) move(here, event.key);
+  else if ((event.key === "Delete" || event.key === "Backspace") && here) {
+    const members = event.shiftKey && group ? [...group.querySelectorAll(".photo")] : [here];
+    decide(members.map((each) => each.dataset.photo), "dismiss");
+  } else if (event.key.length === 1 && event.key !== " " && here) {
+    if (group) group.querySelector("input").focus(); // the letter goes there
+    else openDialog(here.dataset.photo);
+    return;
+  } else return;
   event.preventDefault();
 }
 
 document.addEventListener("keydown", onKey);
-byId("teach").onclick = async () => {
-  if (!(await change("/inbox/runs", {}))) return;
-  byId("run-title").focus();
-  byId("run").scrollIntoView();
-};
+byId("teach").onclick = teach;
+byId("undo").onclick = () => decide(state.last.photos, "undo");
 byId("share").onchange = () => change("/inbox/false-alarms", { share: Number(byId("share").value) }, "PUT");
-byId("send-cancel").onclick = () => byId("send").close("");
-byId("send").addEventListener("close", () => {
-  const answer = byId("send").returnValue;
-  if (answer === "send") decide([sending], "name", byId("send-class").value);
-  else if (answer === "dismiss") decide([sending], "dismiss");
-  else focusPhoto(sending);
-});
+for (const cancel of document.querySelectorAll("dialog .cancel")) cancel.onclick = () => cancel.closest("dialog").close("");
 poll();
 listClasses().catch(() => {});
