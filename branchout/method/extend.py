@@ -102,6 +102,7 @@ class Extension(StepData):
                 exemplars=exemplars,
                 seed=self.config.seed,
                 views=effort.views,
+                cache_limit=self.config.memory_bytes,
                 device=self.device,
                 report=self.report,
             )

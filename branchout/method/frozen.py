@@ -69,8 +69,3 @@ class Frozen:
     def live(self, images: Images, order: Sequence[Ints], seed: int) -> Iterator[list[Tensor]]:
         for batch in images.views(order, self.augmentation, seed, processes.part()):
             yield [output[: len(batch)] for output in in_parts(self, processes.never_empty(batch))]
-
-    def bytes_per_image(self, images: Images) -> int:
-        with processes.independent():
-            (outputs,) = self.live(images, [np.zeros(1, dtype=np.int64)], 0)
-        return sum(output.numel() * output.element_size() for output in outputs)

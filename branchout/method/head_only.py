@@ -34,20 +34,24 @@ def train_head(
     exemplars: Labelled | None = None,
     seed: int = 0,
     views: int = 8,
+    cache_limit: int | None = None,
     augmentation: Augmentation | None = None,
     device: torch.device,
     report: Report = silent,
 ) -> tuple[Step, list[float]]:
     """Train a head for the classes `names` on the base's features; returns it with the loss before and after.
 
-    `views` augmented views of each new image, and half as many of each exemplar, are cached, or as many as fit.
+    `views` augmented views of each new image, and half as many of each exemplar, are cached, or as many as fit under
+    `cache_limit` bytes.
     """
     trained = initial_branch(model, names, new, "fc", settings=settings, seed=seed, device=device, report=report)
     sources = [new] if exemplars is None else [new, exemplars]
     end = len(model.backbone.names)
     frozen = Frozen(model, end, settings, augmentation=augmentation, device=device)
     images = [source.images for source in sources]
-    trunk = TrunkOutputs(frozen, images, views, max(1, views // 2), live=False, seed=seed, report=report)
+    trunk = TrunkOutputs(
+        frozen, images, views, max(1, views // 2), limit=cache_limit, live=False, seed=seed, report=report
+    )
     labels = [torch.from_numpy(source.labels).to(device) for source in sources]
     losses = minimise(trained, trunk, labels, report)
     return Step(tuple(names), "fc", end, trained.branch, trained.head), losses

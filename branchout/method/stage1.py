@@ -128,7 +128,15 @@ def train_branch(
     frozen = Frozen(model, start, settings, augmentation=augmentation, device=device)
     images = [source.images for source in sources]
     trunk = TrunkOutputs(
-        frozen, images, views, exemplar_views, limit=cache_limit, compressed=compressed, seed=seed, report=report
+        frozen,
+        images,
+        views,
+        exemplar_views,
+        limit=cache_limit,
+        compressed=compressed,
+        kept=checkpoint.with_name("views.json") if checkpoint else None,
+        seed=seed,
+        report=report,
     )
     optimisation = scale_to_dataset(settings.optimisation, len(new.labels))
     labels = [torch.from_numpy(source.labels).to(device) for source in sources]

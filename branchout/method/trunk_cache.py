@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,8 @@ from torch import Tensor
 
 from branchout.data.images import Images, forward_batch, in_order, on_device, part_of
 from branchout.disk_cache import cache_folder, cache_limit, scratch_array, scratch_room
+from branchout.errors import BranchoutError
+from branchout.files import read_json, write_json
 from branchout.method.frozen import Frozen
 from branchout.training import processes
 from branchout.training.device import give_back_memory
@@ -45,7 +49,8 @@ class TrunkOutputs:
     `views` > 0 caches that many augmented views of each new image, or as many as fit under `limit` bytes. Where fewer
     than `FEWEST_VIEWS` fit, they are kept on disk, within the limit of the disk cache, or else the trunk runs live;
     without `live`, at least one view is cached in memory instead. The cache is filled when the first epoch asks for it:
-    a finished training that is only read back never does. `compressed` keeps feature maps in 8 bits.
+    a finished training that is only read back never does. `compressed` keeps feature maps in 8 bits. The file `kept`
+    keeps the number of views for a run that resumes when another amount of disk space is free.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class TrunkOutputs:
         limit: int | None = None,
         compressed: bool = False,
         live: bool = True,
+        kept: Path | None = None,
         seed: int = 0,
         report: Report = silent,
     ) -> None:
@@ -68,6 +74,7 @@ class TrunkOutputs:
         self.views = views
         self.exemplar_views = exemplar_views
         self.limit = default_limit(frozen.device) if limit is None else limit
+        self.kept = kept if processes.count() == 1 else None  # several processes never use the disk
         self.seed = seed
         self.report = report
 
@@ -108,28 +115,38 @@ class TrunkOutputs:
         """How many views of each source's images are cached; empty if the trunk runs live."""
         if not self.views:
             return []
-        return self._views_within(self.limit) or self._views_on_disk()
-
-    def _views_on_disk(self) -> list[int]:
-        if processes.count() > 1:
-            return []
-        views = self._views_within(cache_limit())
-        return views if self._bytes(views) < scratch_room() else []
+        with suppress(BranchoutError, KeyError, TypeError, ValueError):
+            if self.kept is not None and self.kept.exists():
+                return [int(each) for each in read_json(self.kept)["views"]]
+        views = self._views_within(self.limit)
+        if not views and processes.count() == 1:
+            views = self._views_within(min(cache_limit(), scratch_room()))
+        if self.kept is not None:
+            write_json(self.kept, {"views": views})
+        return views
 
     def _bytes(self, views: Sequence[int]) -> int:
         return self.image_bytes * int(np.dot(views, [len(images) for images in self.sources])) if views else 0
 
     @cached_property
     def image_bytes(self) -> int:
-        return self.frozen.bytes_per_image(self.sources[0])
+        """What one image takes in the tables."""
+        with processes.independent():
+            (outputs,) = self.frozen.live(self.sources[0], [np.zeros(1, dtype=np.int64)], 0)
+        return sum(as_cached(output, compressed=self.compressed).nbytes for output in outputs)
 
     @cached_property
     def on_disk(self) -> bool:
-        chosen = self.live and self._bytes(self.cached_views) > self.limit
-        if chosen:
-            needed = size(self._bytes(self.cached_views))
-            _log.info("Frozen features take %s, more than memory allows: kept on disk, in %s.", needed, cache_folder())
-        return chosen
+        needed = self._bytes(self.cached_views)
+        if not self.live or needed <= self.limit:
+            return False
+        if needed > 2 * scratch_room():
+            raise BranchoutError(
+                f"Frozen features take {size(needed)}, and the disk of {cache_folder()} has {size(2 * scratch_room())} "
+                "free. Free some space, or set BRANCHOUT_CACHE to a folder on another disk, and run the command again"
+            )
+        _log.info("Frozen features take %s, more than memory allows: kept in %s.", size(needed), cache_folder())
+        return True
 
     def _views_within(self, limit: int) -> list[int]:
         sizes = [len(images) for images in self.sources]

@@ -58,7 +58,9 @@ BRANCHES = tuple(
         Effort(VIEWS["cuda"], epochs=30),
     )
 )
-"""For a branch, from little to much."""
+"""For a branch on a CPU, from little to much."""
+ON_GPU = (*(replace(effort, compressed=False, batch=None) for effort in BRANCHES[:-1]), FULL)
+"""The same on a GPU: its memory holds whole feature maps, and large batches are faster there."""
 
 
 def effort_for(device: torch.device, size: int) -> Effort:

@@ -52,10 +52,13 @@ def _old_images(model: Classifier, split: DataSplit) -> Iterator[str]:
     if split.memory is None:
         yield "memory: none. Pseudo-exemplars will be computed from the base's weights"
     else:
-        missing = sorted(set(model.space.classes) - set(split.memory.classes))
-        yield f"memory: {len(split.memory):,} images of {len(split.memory.classes):,} old classes"
-        if missing:
-            yield f"  no image of: {listed(missing)}"
+        untrained = set(model.space.classes) - set(split.memory.classes)
+        held_out = untrained & {*split.dev.classes, *split.test.classes}
+        yield f"memory: {len(split.memory):,} images of {len(split.memory.classes):,} old classes to train on"
+        if untrained - held_out:
+            yield f"  no image of: {listed(sorted(untrained - held_out))}"
+        if held_out:
+            yield f"  only held-out images of: {listed(sorted(held_out))}"
     if split.chosen_on == "pseudo":
         yield "  base accuracy cannot be measured: most old classes have no images to measure it on"
     how = {"dev": "from --val", "held-out": "held out from the images above", "pseudo": "of new classes only"}

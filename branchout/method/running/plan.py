@@ -7,6 +7,7 @@ times, and a run that was stopped must resume with the same one.
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from branchout.method.running.effort import (
     BRANCHES,
     HEADS,
     LARGE_INPUTS,
+    ON_GPU,
     Effort,
     Plan,
     effort_for,
@@ -33,6 +35,7 @@ from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier
 from branchout.training.loop import Report, silent
 
+_log = logging.getLogger(__name__)
 FILE = "plan.json"
 DEFAULT_MINUTES = 7.0
 """An extension of photos on a CPU takes at most eight minutes in all, with imports and reading the folders."""
@@ -57,7 +60,7 @@ def make_plan(
     counts = Counts.of(base, split, config)
     engine = engine_for(base, device, frozen_passes(usual, counts))
     limited = (config.minutes is not None or large) and replay
-    choices = options(base, config) if limited else [Plan(config.branch, _with_given(usual, config))]
+    choices = options(base, config, device) if limited else [Plan(config.branch, _with_given(usual, config))]
     if not limited and not timed:
         return replace(choices[0], engine=engine)
     branches = sorted({plan.branch for plan in choices})
@@ -77,8 +80,9 @@ def _fits_memory(plan: Plan, counts: Counts, speeds: Speeds) -> bool:
     return table_rows(plan.effort, counts) * speeds.table_bytes[plan.branch] <= MOST_CACHED
 
 
-def options(base: Classifier, config: ExtendConfig) -> list[Plan]:
+def options(base: Classifier, config: ExtendConfig, device: torch.device) -> list[Plan]:
     """What could be trained, from the least accurate to the most; settings that the user gave are in all of them."""
+    efforts = ON_GPU if device.type == "cuda" else BRANCHES
     names = base.backbone.names
     deeper = [names[-2]] if len(names) > 1 else []
     head = ["fc"] if config.epochs is None and trains_head_alone(base, "fc") else []  # a head alone has no epochs
@@ -86,7 +90,7 @@ def options(base: Classifier, config: ExtendConfig) -> list[Plan]:
     found = [
         Plan(branch, _with_given(effort, config))
         for branch in branches
-        for effort in (HEADS if trains_head_alone(base, branch) else BRANCHES)
+        for effort in (HEADS if trains_head_alone(base, branch) else efforts)
     ]
     return list(dict.fromkeys(found))
 
@@ -118,13 +122,14 @@ def _seconds(plan: Plan) -> float:
 
 
 def kept_plan(work: Path | None) -> Plan | None:
-    """The plan of a run that was stopped; None if there is none that can be read."""
+    """The plan of a run that was stopped; None if there is none, or with a warning if it cannot be read."""
     if work is None or not (work / FILE).is_file():
         return None
     try:
         content = read_json(work / FILE)
         return Plan(**{**content, "effort": Effort(**content["effort"])})
     except (BranchoutError, TypeError, KeyError):
+        _log.warning("The plan of the interrupted run, %s, cannot be read. A new plan is made.", work / FILE)
         return None
 
 
