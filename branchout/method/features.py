@@ -28,6 +28,8 @@ from branchout.training.loop import Event, Report, seed_for, silent
 from branchout.training.memory import in_parts
 
 BATCH = 500
+ROWS = 1024
+"""Feature vectors whose logits are computed at once: those of ten pseudo-exemplars a class take much memory."""
 
 
 def weights_digest(*modules: nn.Module) -> str:
@@ -112,7 +114,10 @@ def _finite(features: Tensor) -> Tensor:
 @torch.no_grad()
 def logit_columns(model: Classifier, features: Tensor) -> npt.NDArray[np.float64]:
     """Logits of every column with deltas, before the dial (N, columns), from features (N, feature vectors, k)."""
-    columns: npt.NDArray[np.float64] = model.fused.columns(features.unbind(1)).double().cpu().numpy()
+    columns = np.empty((len(features), model.space.columns))
+    for start in range(0, len(features), ROWS):
+        part = features[start : start + ROWS]
+        columns[start : start + ROWS] = model.fused.columns(part.unbind(1)).cpu().numpy()
     return columns
 
 

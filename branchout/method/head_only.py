@@ -60,6 +60,7 @@ def train_head(
 def minimise(trained: NewBranch, trunk: TrunkOutputs, labels: list[Tensor], report: Report = silent) -> list[float]:
     """Train the head on the cached views of all images; returns the loss before and after."""
     outputs = [torch.cat(parts) for parts in zip(*trunk.tables, strict=True)]  # complete in every process
+    del trunk.tables  # they take as much memory again
     y = torch.cat([of.repeat(views) for of, views in zip(labels, trunk.cached_views, strict=True)])
     batch = Batch(outputs[0].float(), outputs[1], y, len(labels[0]) * trunk.cached_views[0])
     weight = trained.head.weight

@@ -31,6 +31,8 @@ class Exemplars(NamedTuple):
     def without(self, classes: Tensor) -> Exemplars:
         """Those of other classes."""
         kept = ~torch.isin(self.labels, classes)
+        if kept.all():
+            return self
         return Exemplars(self.features[kept], self.labels[kept], self.origin[kept])
 
 
@@ -53,17 +55,16 @@ def pseudo_exemplars(
         spread = within_class_spread(F.normalize(features[:, own], dim=1), labels)
         vectors = around(rows.repeat_interleave(per_class, 0), cosines, spread, generator)
         vectors *= features[:, own].norm(dim=1).mean()
-        others = range(features.shape[1])
-        made.append(
-            torch.stack(
-                [vectors if f == own else predict_features(features[:, own], features[:, f], vectors) for f in others],
-                dim=1,
-            )
-        )
+        of_branch = vectors.new_empty(len(vectors), *features.shape[1:])
+        for f in range(features.shape[1]):
+            predicted = vectors if f == own else predict_features(features[:, own], features[:, f], vectors)
+            of_branch[:, f] = predicted
+        made.append(of_branch)
         known = torch.from_numpy(model.space.index(model.space.branches[branch])).to(rows.device)
         numbers.append(known.repeat_interleave(per_class))
         origins.append(torch.full((len(vectors),), branch, device=rows.device))
-    return Exemplars(torch.cat(made), torch.cat(numbers), torch.cat(origins))
+    joined = made[0] if len(made) == 1 else torch.cat(made)
+    return Exemplars(joined, torch.cat(numbers), torch.cat(origins))
 
 
 def around(rows: Tensor, cosines: Tensor, spread: Tensor, generator: torch.Generator) -> Tensor:
@@ -99,20 +100,28 @@ def alignment(model: Classifier, features: Tensor, labels: Tensor, branch: int =
 
 def within_class_spread(features: Tensor, labels: Tensor) -> Tensor:
     """A matrix A with AᵀA the covariance within classes: standard normal rows times A have that covariance."""
-    from sklearn.covariance import ledoit_wolf_shrinkage  # takes as long to import as torch
-
     _, index = torch.unique(labels, return_inverse=True)
     classes = int(index.max()) + 1
     sums = features.new_zeros(classes, features.shape[1]).index_add_(0, index, features)
     centred = features - (sums / index.bincount(minlength=classes)[:, None])[index]
     covariance = centred.T @ centred / max(len(features) - classes, 1)
     # A dozen images vary in a dozen directions only, and some row always lies along one of them: shrink.
-    share = ledoit_wolf_shrinkage(centred.double().cpu().numpy(), assume_centered=True) if len(centred) > 1 else 1.0
+    share = ledoit_wolf(centred.double()) if len(centred) > 1 else 1.0
     level = covariance.diagonal().mean()
     covariance = (1 - share) * covariance + share * level * torch.eye(len(covariance)).to(covariance)
     values, vectors = torch.linalg.eigh(covariance.double())
     spread: Tensor = values.clamp(min=0).sqrt()[:, None] * vectors.T
     return spread.to(features.dtype)
+
+
+def ledoit_wolf(centred: Tensor) -> float:
+    """The best share of the identity in a covariance matrix (Ledoit and Wolf, 2004); scikit-learn's takes 100 MB."""
+    n, width = centred.shape
+    lengths = centred.square().sum(1)
+    squares = (centred.T @ centred).square().sum() / n**2
+    distance = squares / width - (lengths.sum() / (n * width)) ** 2
+    noise = (lengths.square().sum() / n - squares) / (n * width)
+    return float((noise / distance).clamp(0, 1)) if distance > 0 else 0.0
 
 
 def predict_features(source: Tensor, target: Tensor, at: Tensor) -> Tensor:
@@ -123,5 +132,5 @@ def predict_features(source: Tensor, target: Tensor, at: Tensor) -> Tensor:
     gram = x.T @ x
     strength = RIDGE * gram.diagonal().mean().clamp(min=1e-12)
     weights = torch.linalg.solve(gram + strength * torch.eye(len(gram), device=x.device, dtype=x.dtype), x.T @ y)
-    predicted: Tensor = (at.double() - x_mean) @ weights
-    return predicted.add_(y_mean).to(at.dtype)
+    parts = [((part.double() - x_mean) @ weights).add_(y_mean).to(at.dtype) for part in torch.split(at, 1024)]
+    return torch.cat(parts)

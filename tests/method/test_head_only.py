@@ -10,7 +10,7 @@ from branchout import api
 from branchout.data.images import open_images
 from branchout.data.samples import Samples
 from branchout.method import extend as pipeline
-from branchout.method import head_only, trunk_cache
+from branchout.method import head_only
 from branchout.method.config import ExtendConfig
 from branchout.method.extend import Extension
 from branchout.method.frozen import Frozen
@@ -79,6 +79,19 @@ def test_fc_uses_it_for_linear_heads_of_our_recipe_alone(base: api.Model, train:
     assert not trains_head(base.saved.classifier, branch="fc")
 
 
+@pytest.mark.parametrize("branch", ["fc", "last"])
+def test_the_memory_limit_holds_for_heads_and_branches(
+    branch: str, base: api.Model, train: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = with_linear_head(base)
+    split = DataSplit.of(model.space, train.of_classes(NEW), exemplars(train), None, 0)
+    limits: list[int] = []
+    for trains in ("train_head", "train_branch"):
+        monkeypatch.setattr(pipeline, trains, lambda *_, cache_limit, **__: limits.append(cache_limit))
+    Extension(model, split, ExtendConfig(branch=branch, memory_limit=0.5), device=CPU).train_branch()
+    assert limits == [500_000_000]
+
+
 @pytest.mark.parametrize(("limit", "views"), [(1 << 30, [8, 4]), (1, [1, 1])], ids=["all views fit", "not even one"])
 def test_a_head_is_trained_however_little_memory_there_is(
     limit: int, views: list[int], base: api.Model, train: Samples, monkeypatch: pytest.MonkeyPatch
@@ -89,10 +102,9 @@ def test_a_head_is_trained_however_little_memory_there_is(
         Labelled(open_images(part, SIZES, CPU), space.index(part.classes)[part.labels])
         for part in (train.of_classes(NEW), exemplars(train))
     )
-    monkeypatch.setattr(trunk_cache, "CACHE_LIMIT", limit)
     used: list[list[int]] = []
     minimise = head_only.minimise
     monkeypatch.setattr(head_only, "minimise", lambda *args: (used.append(args[1].cached_views), minimise(*args))[1])
-    _, losses = train_head(model, NEW, new, BRANCHOUT.stage_one, exemplars=old, device=CPU)
+    _, losses = train_head(model, NEW, new, BRANCHOUT.stage_one, exemplars=old, cache_limit=limit, device=CPU)
     assert used == [views]
     assert losses[1] < losses[0]

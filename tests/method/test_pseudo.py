@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import BASE, CPU, LATER, NEW, SIZES, untrained
-from sklearn.covariance import LedoitWolf
+from sklearn.covariance import LedoitWolf, ledoit_wolf_shrinkage
 from torch import Tensor, nn
 
-from branchout.method.pseudo import alignment, predict_features, pseudo_exemplars, within_class_spread
+from branchout.method.pseudo import alignment, ledoit_wolf, predict_features, pseudo_exemplars, within_class_spread
 from branchout.method.recipes import RIDGE
 from branchout.model.classifier import Classifier
 
@@ -162,3 +162,12 @@ def test_constant_features_predict_the_mean() -> None:
 def test_devices_are_kept(model: Classifier) -> None:
     new, fresh = random_features(model, 3, 0), random_features(model, 3, 1)
     assert all(part.device == CPU for part in pseudo_exemplars(model, new, fresh, 1, seed=0))
+
+
+@pytest.mark.parametrize(("images", "width"), [(2, 5), (12, 40), (60, 7)])
+def test_covariances_are_shrunk_as_ledoit_and_wolf_say(images: int, width: int) -> None:
+    centred = torch.rand(images, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    centred -= centred.mean(0)
+    expected = ledoit_wolf_shrinkage(centred.numpy(), assume_centered=True)
+    assert ledoit_wolf(centred) == pytest.approx(expected, abs=1e-12)
+    assert ledoit_wolf(torch.zeros(3, 4)) == 0

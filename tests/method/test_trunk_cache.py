@@ -53,6 +53,36 @@ def test_views_that_memory_cannot_hold_are_kept_on_disk(
     assert not list(tmp_path.iterdir())  # the files have no names
 
 
+def test_a_run_that_resumes_sees_the_same_views_whatever_disk_space_is_free(
+    models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def views(kept: Path | None, room: int) -> list[int]:
+        monkeypatch.setattr(trunk_cache, "scratch_room", lambda: room)
+        frozen = Frozen(models["base"], 3, BRANCHOUT.stage_one, device=CPU)
+        images = [open_images(train.of_classes(NEW), SIZES, CPU)]
+        return TrunkOutputs(frozen, images, 6, limit=1000, kept=kept).cached_views
+
+    kept = tmp_path / "views.json"
+    assert views(kept, 1 << 30) == [6]
+    assert views(kept, 0) == [6]
+    assert views(None, 0) == []
+    for damaged in ("{", "[6]", "{}", '{"views": ["six"]}'):
+        kept.write_text(damaged)
+        assert views(kept, 1 << 30) == [6]
+    other = tmp_path / "live.json"
+    assert views(other, 0) == views(other, 1 << 30) == []  # a live run stays live
+
+
+def test_compressed_maps_are_counted_as_they_are_kept(models: dict[str, Classifier], train: Samples) -> None:
+    frozen = Frozen(models["base"], 4, BRANCHOUT.stage_one, device=CPU)
+    images = [open_images(train.of_classes(NEW), SIZES, CPU)]
+    logits = 4 * len(BASE)
+    assert TrunkOutputs(frozen, images, 2).image_bytes == 4 * 32 * 8 * 8 + logits
+    compressed = TrunkOutputs(frozen, images, 2, compressed=True)
+    assert compressed.image_bytes == 32 * 9 * 8 + logits
+    assert compressed.image_bytes == sum(table[0].nbytes for table in compressed.tables[0])
+
+
 def test_as_many_views_as_fit_are_cached_and_else_the_trunk_runs_live(
     models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:

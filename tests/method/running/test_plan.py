@@ -18,7 +18,7 @@ from branchout.method.config import ExtendConfig
 from branchout.method.extend import Extension
 from branchout.method.running import plan as planning
 from branchout.method.running import speeds
-from branchout.method.running.effort import BRANCHES, HEADS, LARGE_INPUTS, SMALL_INPUTS, Effort, Plan
+from branchout.method.running.effort import BRANCHES, FULL, HEADS, LARGE_INPUTS, SMALL_INPUTS, Effort, Plan
 from branchout.method.running.forecast import added_bytes
 from branchout.method.running.plan import choose_plan, keep_plan, kept_plan, make_plan, options
 from branchout.method.running.speeds import HEAD_ITERATIONS, Counts, Speeds, frozen_passes, seconds_for
@@ -70,7 +70,7 @@ def test_seconds_add_up() -> None:
 def timed(base: Classifier, config: ExtendConfig, slower: float = 1.0) -> list[Plan]:
     speeds = replace(QUIET, reading=slower * 0.008, frozen=slower * 0.006,
                      training={name: slower * value for name, value in QUIET.training.items()})  # fmt: skip
-    return [replace(p, seconds=seconds_for(p.effort, p.branch, FLOWERS, speeds)) for p in options(base, config)]
+    return [replace(p, seconds=seconds_for(p.effort, p.branch, FLOWERS, speeds)) for p in options(base, config, CPU)]
 
 
 @pytest.mark.parametrize("minutes", [0.5, 2, 5, 10, 25, 600])
@@ -107,11 +107,19 @@ def test_without_minutes_a_cpu_gets_seven_and_clones_the_last_stage_at_most(line
 
 
 def test_what_the_user_sets_is_in_every_option(linear: Classifier) -> None:
-    assert {plan.branch for plan in options(linear, ExtendConfig(branch="layer2"))} == {"layer2"}
-    chosen = options(linear, ExtendConfig(epochs=3, views=5))
+    assert {plan.branch for plan in options(linear, ExtendConfig(branch="layer2"), CPU)} == {"layer2"}
+    chosen = options(linear, ExtendConfig(epochs=3, views=5), CPU)
     assert {(plan.effort.views, plan.effort.epochs) for plan in chosen} == {(5, 3)}
     assert {plan.branch for plan in chosen} == {"last", "layer3"}  # a head alone has no epochs
-    assert options(linear, ExtendConfig(branch="fc")) == [Plan("fc", effort) for effort in HEADS]
+    assert options(linear, ExtendConfig(branch="fc"), CPU) == [Plan("fc", effort) for effort in HEADS]
+
+
+def test_a_gpu_gets_whole_maps_and_the_batches_of_the_recipe(linear: Classifier) -> None:
+    plans = options(linear, ExtendConfig(minutes=5), torch.device("cuda"))
+    efforts = [plan.effort for plan in plans if plan.branch == "last"]
+    assert efforts[-1] == FULL
+    assert len(efforts) > 3
+    assert {(effort.compressed, effort.batch) for effort in efforts} == {(False, None)}
 
 
 @pytest.mark.parametrize("minutes", [0, -5, float("nan"), float("inf")])
@@ -194,12 +202,16 @@ def test_a_plan_is_measured_announced_kept_and_used(
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"branch": "last", "effort": {"views": 4, "ears": 2}}'])
-def test_a_plan_that_cannot_be_read_is_made_again(content: str, tmp_path: Path) -> None:
+def test_a_plan_that_cannot_be_read_is_made_again_and_said(
+    content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     keep_plan(tmp_path, Plan("last", LARGE_INPUTS, "torch", 5.0, "more"))
     assert kept_plan(tmp_path) == Plan("last", LARGE_INPUTS, "torch", 5.0, "more")
     (tmp_path / "plan.json").write_text(content)
-    assert kept_plan(tmp_path) is None
     assert kept_plan(None) is None
+    assert not caplog.text
+    assert kept_plan(tmp_path) is None
+    assert str(tmp_path / "plan.json") in caplog.text
 
 
 def test_training_is_measured_in_batches_as_large_as_those_of_stage_one(
