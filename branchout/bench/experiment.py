@@ -140,7 +140,7 @@ class Experiment:
         """
         number = self.per_class(step)
         # Step by step, so that the exemplars of a class do not depend on how many steps follow.
-        tables = [self.kept(t, number, seed, rankings) for t in range(step)]
+        tables = [self.kept(t, number, seed, rankings) for t in range(step if number else 0)]
         return concatenate(tables) if tables else self.train.select(np.zeros(0, dtype=np.int64))
 
     def kept(self, step: int, number: int, seed: int, rankings: Mapping[int, Samples] | None = None) -> Samples:

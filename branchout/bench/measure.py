@@ -13,9 +13,10 @@ from torch import nn
 from branchout.baselines.networks import OnFeatures, scores_of
 from branchout.baselines.task import Baseline
 from branchout.bench.experiment import Experiment
-from branchout.bench.methods import Method
+from branchout.bench.methods import WITHOUT_EXEMPLARS, Method
 from branchout.data.images import Images, in_order
 from branchout.data.samples import Samples, concatenate
+from branchout.errors import DoesNotApply
 from branchout.evaluate.two_fold import Scored, score_dial, score_grid
 from branchout.goals import PAPER_GOALS
 from branchout.labels import LabelSpace
@@ -71,6 +72,8 @@ def measure(
     method: Method, experiment: Experiment, seeds: Sequence[int], on_step: OnStep = lambda measured: None
 ) -> Measured:
     """Run a method through all steps of an experiment."""
+    if experiment.per_class(1) == 0 and method.name not in WITHOUT_EXEMPLARS:
+        raise DoesNotApply(f"{method.name} needs exemplars of old classes, and --exemplars 0 leaves it none")
     if method.baseline is not None:
         return _baseline(method.baseline, method.points(), experiment, seeds, on_step)
     assert experiment.base is not None  # trained before any clock starts
@@ -135,12 +138,13 @@ def _extension(
 ) -> Extension:
     """One step of the experiment as `branchout extend` runs it."""
     dev, test = experiment.halves(step)
-    split = DataSplit(experiment.training_images(step), experiment.memory(step, seed), dev, test, "dev")
+    memory = experiment.memory(step, seed)
+    split = DataSplit(experiment.training_images(step), memory if len(memory) else None, dev, test, "dev")
     config = ExtendConfig(
         recipe=recipe.name,
         branch=method.branch,
         fuse=method.fuse,
-        exemplars=experiment.per_class(step),
+        exemplars=max(experiment.per_class(step), 1),
         epochs=experiment.plan.epochs,
         seed=seed,
     )

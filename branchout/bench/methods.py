@@ -68,6 +68,12 @@ class Method:
         return ("plain", *(f"dial-{goal}" for goal in PAPER_GOALS)) if self.baseline.dial else ("plain",)
 
 
+WITHOUT_EXEMPLARS = {
+    "score-fusion-branchout", "score-fusion-average-branchout", "stage-one-dial",
+    "pretrained", "confidence-routing", "logitcat-average", "logitcat-max", "fa-wa", "finetune", "lwf", "joint",
+}  # fmt: skip
+"""Methods that can be run with --exemplars 0."""
+
 OURS = (
     Method("score-fusion-branchout", "Branchout's recipe, the dial", "branchout"),
     Method("score-fusion-deltas-branchout", "Branchout's recipe with deltas, the dial", "branchout", fuse=True),

@@ -20,6 +20,9 @@ from branchout.data.scenarios import CLUSTERED, NAMES
 from branchout.errors import BranchoutError, unknown
 from branchout.model.architectures import ARCHITECTURES
 
+EXEMPLARS = "-exemplars"
+"""With a number it ends the name of a table that is run with other exemplars than its own."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -72,7 +75,7 @@ class Request:
                 raise BranchoutError(f"a table has sizes of its own, so {option} goes with --scenario only")
         if self.scenario and self.scale:
             raise BranchoutError("--scale is for tables; a scenario takes --base-classes and --novel-classes")
-        if self.exemplars and self.memory_total:
+        if self.exemplars is not None and self.memory_total:
             raise BranchoutError("--memory-total replaces --exemplars; leave --exemplars out, or --memory-total")
         for name in self.methods:
             method_named(name)
@@ -103,21 +106,23 @@ class Request:
         jobs: list[Job] = []
         known = {table.experiment: table for table in (tables.tables() | tables.figures()).values()}
         for path, row in outdated(self.out / dataset.name).items():
-            name = tables.BY_BASE if row["table"].startswith(tables.BY_BASE) else row["table"]
+            experiment, _, exemplars = row["table"].partition(EXEMPLARS)
+            name = tables.BY_BASE if experiment.startswith(tables.BY_BASE) else experiment
             method = method_named(path.stem.removesuffix(f"-{row['point']}")).name
             wanted = {method_named(each).name for each in self.methods} or {method}
             if name not in known or method not in wanted or self.arch not in (None, row["arch"]):
                 continue
             own = {"arch": row["arch"], "split": row["settings"].get("split", 1)}
             changes = {**self._changes, **self._training, **own}
+            changes |= {"exemplars": int(exemplars)} if exemplars else {}
             plans = tables.experiments_of(known[name], dataset, **changes)
-            if row["table"] not in plans:
+            if experiment not in plans:
                 raise BranchoutError(
                     f"{path} is of {row['table']}, and '{dataset.name}' has {', '.join(plans)}; it was measured at "
                     "another scale: delete it, or measure it with its table and --scale"
                 )
             own_seeds = replace(self, seeds=row.get("asked_seeds", row["seeds"]), all_seeds=True)
-            jobs += own_seeds.jobs_of(dataset, row["table"], plans[row["table"]], [method])
+            jobs += own_seeds.jobs_of(dataset, row["table"], plans[experiment], [method])
         return list(dict.fromkeys(jobs))
 
     def _of_table(self, dataset: Dataset) -> list[Job]:
@@ -131,8 +136,10 @@ class Request:
             )
             for arch in networks:
                 changes = {**self._changes, **self._training, "arch": arch}
+                usual = tables.experiments_of(table, dataset, self.scale, **{**changes, "exemplars": None})
                 for experiment, plan in tables.experiments_of(table, dataset, self.scale, **changes).items():
-                    jobs += self.jobs_of(dataset, experiment, plan, self.methods or table.of(plan.arch))
+                    kept = "" if plan.exemplars == usual[experiment].exemplars else f"{EXEMPLARS}{plan.exemplars}"
+                    jobs += self.jobs_of(dataset, experiment + kept, plan, self.methods or table.of(plan.arch))
         return list(dict.fromkeys(jobs))  # tables share rows
 
     def _of_scenario(self, dataset: Dataset) -> list[Job]:

@@ -44,7 +44,7 @@ ArchName = Annotated[
 ]
 Width = Annotated[int | None, typer.Option(min=1, help="Channels of the first stage, or of vit_tiny's tokens.")]
 Size = Annotated[int | None, typer.Option(min=8, help="Input size in pixels.")]
-Exemplars = Annotated[int | None, typer.Option(min=1, help="Exemplars kept of each class; default: 10.")]
+Exemplars = Annotated[int | None, typer.Option(min=0, help="Exemplars kept of each class; default: 10.")]
 MemoryTotal = Annotated[int | None, typer.Option(min=1, help="Exemplars in total, shared by all classes so far.")]
 Schedule = Annotated[
     str | None, typer.Option(help="fast, paper or published (CIFAR-100's long one); vit_tiny: fast only.")

@@ -463,6 +463,20 @@ def test_exemplars_in_total_are_shared_by_the_classes_so_far(folder: Path) -> No
     assert len(experiment.memory(2, 0).classes) == 9
 
 
+def test_without_exemplars_a_method_that_needs_them_is_left_out(folder: Path, tmp_path: Path) -> None:
+    plan = replace(PLAN, exemplars=0)
+    experiment = Experiment(plan, resolve(str(folder)), device=CPU)
+    assert len(experiment.memory(1, seed=1)) == 0
+    opened = {(str(folder), plan): experiment}
+    for method in ("lwf", "logitcat-max", "score-fusion-branchout"):
+        done = run(job(folder, tmp_path, method, plan, seeds=(1,)), opened)
+        assert done is not None
+        assert len(done.written) == len(method_named(method).points())
+    done = run(job(folder, tmp_path, "bic", plan, seeds=(1,)), opened)
+    assert done is not None
+    assert "bic needs exemplars" in done.why_not
+
+
 def test_features_are_made_once_and_count_for_everyone(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = experiment.branched(1, PAPER.stage_one)
     kept = experiment.memory(1, 3)

@@ -325,3 +325,28 @@ def test_a_row_that_names_no_optimiser_was_made_by_descent_with_momentum(tmp_pat
     assert other.missing() == []
     with pytest.raises(BranchoutError, match=r"measured with pretraining\.optimiser adamw, and sgd is asked for now"):
         job.missing()
+
+
+def test_a_table_with_other_exemplars_has_rows_of_its_own(dataset: Dataset, tmp_path: Path) -> None:
+    found = {}
+    for exemplars in (None, 0, 5, 10):
+        request = Request(
+            "letters", tmp_path, table="disjoint-40", methods=("bic",), arch="resnet10", exemplars=exemplars
+        )
+        (job,) = request.jobs(dataset)
+        found[exemplars] = (job.table, job.plan.exemplars)
+    assert found == {
+        None: ("disjoint-40", 10),
+        0: ("disjoint-40-exemplars0", 0),
+        5: ("disjoint-40-exemplars5", 5),
+        10: ("disjoint-40", 10),
+    }
+    job = Request("letters", tmp_path, table="disjoint-40", methods=("bic",), arch="resnet10", exemplars=5).jobs(
+        dataset
+    )[0]
+    for path in job.files().values():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        row = {"table": job.table, "arch": "resnet10", "point": path.stem.removeprefix("bic-"), "settings": {}}
+        path.write_text(json.dumps({**row, "seeds": [1], "metrics": {}, "outdated": "why"}))
+    (again,) = Request("letters", tmp_path, stale=True).jobs(dataset)
+    assert (again.table, again.plan) == (job.table, job.plan)
