@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -79,11 +79,10 @@ def predict_files(
         places = [work / f"part-{number:06}.json" for number in range(len(parts))]
         missing = [number for number, place in enumerate(places) if not place.exists()]
         done = sum(len(part) for part in parts) - sum(len(parts[number]) for number in missing)
-        with _answering(settings, dask) as answered:
-            for number, answers in answered([(number, parts[number]) for number in missing]):
-                write_json(places[number], answers, indent=None)
-                done += len(answers)
-                report(Event("Predicting", done, len(files)))
+        for number, answers in _answered(settings, {number: parts[number] for number in missing}, dask):
+            write_json(places[number], answers, indent=None)
+            done += len(answers)
+            report(Event("Predicting", done, len(files)))
         with atomic_write(out) as partial:
             writer(partial, (read_json(place) for place in places), settings.top)
         return sum(answer["problem"] is not None for place in places for answer in read_json(place))
@@ -91,33 +90,27 @@ def predict_files(
 
 # Answering.
 
-Numbered = Sequence[tuple[int, list[ImageFile]]]
-Answering = Callable[[Numbered], Iterator[tuple[int, list[Answer]]]]
 
-
-@contextmanager
-def _answering(settings: Settings, dask: str | None) -> Iterator[Answering]:
-    """A function that answers numbered parts, in any order."""
+def _answered(
+    settings: Settings, parts: Mapping[int, list[ImageFile]], dask: str | None
+) -> Iterator[tuple[int, list[Answer]]]:
+    """The answers of numbered parts, in any order."""
     if dask is None:
-        yield lambda parts: ((number, answer_part(settings, files)) for number, files in parts)
+        yield from ((number, answer_part(settings, files)) for number, files in parts.items())
         return
     with dask_client(dask) as client:
-        yield lambda parts: _answered_by(client, settings, parts)
+        from distributed import KilledWorker, as_completed
 
-
-def _answered_by(client: Client, settings: Settings, parts: Numbered) -> Iterator[tuple[int, list[Answer]]]:
-    from distributed import KilledWorker, as_completed
-
-    # Not pure: Dask would otherwise take equal parts of two runs for one and keep their answers.
-    waiting = {client.submit(answer_part, settings, files, pure=False): number for number, files in parts}
-    for future in as_completed(waiting):
-        try:
-            yield waiting.pop(future), future.result()
-        except KilledWorker as error:
-            raise BranchoutError(
-                f"A part was given up after several workers died with it: {error}. The others are kept: "
-                "start workers with more memory, and run the same command again"
-            ) from None
+        # Not pure: Dask would otherwise take equal parts of two runs for one and keep their answers.
+        waiting = {client.submit(answer_part, settings, files, pure=False): n for n, files in parts.items()}
+        for future in as_completed(waiting):
+            try:
+                yield waiting.pop(future), future.result()
+            except KilledWorker as error:
+                raise BranchoutError(
+                    f"A part was given up after several workers died with it: {error}. The others are kept: "
+                    "start workers with more memory, and run the same command again"
+                ) from None
 
 
 @contextmanager

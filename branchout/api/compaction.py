@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from branchout import __version__
+from branchout.api.predictor import Predictor
 from branchout.data.folders import images_in
 from branchout.data.problems import Problems
 from branchout.data.samples import Samples
@@ -58,18 +59,17 @@ class Outcome:
 
 
 def compact(
-    saved: SavedModel,
+    model: Predictor,
     memory: Samples,
     config: CompactConfig,
     *,
     val: Samples | None = None,
     unlabelled: Samples | None = None,
     out: Path | None = None,
-    source: Path | None = None,
-    device: torch.device,
     report: Report,
 ) -> Outcome:
     """Compact a model and save it as `out`, if given; a run that was stopped resumes."""
+    saved, device = model.saved, model.device
     warnings = method.check(saved, memory, config)
     settings = {
         "command": "compact",
@@ -97,7 +97,7 @@ def compact(
         history = (*saved.history[:1], *earlier, event)
         small = SavedModel(made.model.rebuilt(made.model.steps).to(device), made.step_points, history)
         if out is not None:
-            checkpoint.save(small, out, source=source)
+            checkpoint.save(small, out, source=model.folder)
     measured = made.measured
     before = _side(saved, made.before, device)
     after = _side(small, None if measured is None else measured.after, device)

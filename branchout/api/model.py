@@ -316,14 +316,12 @@ class Model(Predictor):
         problems: list[str] = []
         unlabelled, left_out = (None, []) if images is None else unlabelled_images(Path(images))
         made = compact(
-            self.saved,
+            self,
             samples_in(memory, problems, self.classes, classes_from, report),
             CompactConfig(branches, CompactConfig.epochs if epochs is None else epochs, seed),
             val=None if val is None else samples_in(val, problems, self.classes, classes_from, report),
             unlabelled=unlabelled,
             out=place,
-            source=self.folder,
-            device=self.device,
             report=report,
         )
         model = Model(made.saved, place, self.device)

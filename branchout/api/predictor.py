@@ -77,8 +77,7 @@ class Predictor:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        names: tuple[str, ...] = self.classifier.space.classes
-        return names
+        return self.classifier.space.classes
 
     def _images(self, samples: Samples) -> Images:
         return open_images(samples, self.classifier.preprocessing, self.device, cache=cache_folder())
@@ -103,23 +102,15 @@ class Predictor:
         if isinstance(images, str | PathLike | np.ndarray):
             return self.predict([images], top=top, flip=flip)[0]
         self._check_flip(flip)
+        how, everything = self.classifier.preprocessing, list(images)
         predictions: list[Prediction] = []
-        batch: list[torch.Tensor] = []
-        everything = list(images)
-        for number, image in enumerate(everything, 1):
-            batch.append(self.classifier.preprocessing.prepare(pixels_of(image)))
-            if len(batch) == 64 or number == len(everything):
-                predictions += self._predict(torch.stack(batch), top, flip)
-                batch = []
+        for start in range(0, len(everything), 64):
+            pixels = torch.stack([how.prepare(pixels_of(image)) for image in everything[start : start + 64]])
+            probabilities = logits(self.classifier, how.normalise(pixels.to(self.device)), flip).softmax(1)
+            best = probabilities.topk(min(top, len(self.classes)), dim=1)
+            for values, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                predictions.append([(self.classes[c], p) for p, c in zip(values, indices, strict=True)])
         return predictions
-
-    def _predict(self, pixels: torch.Tensor, top: int, flip: bool) -> list[Prediction]:
-        images = self.classifier.preprocessing.normalise(pixels.to(self.device))
-        best = logits(self.classifier, images, flip).softmax(1).topk(min(top, len(self.classes)), dim=1)
-        return [
-            [(self.classes[c], p) for p, c in zip(values, indices, strict=True)]
-            for values, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ]
 
     @overload
     def explain(  # type: ignore[overload-overlap]
@@ -167,15 +158,11 @@ class Predictor:
             samples = samples_in(memory)
             features = extract(self.classifier, self._images(samples), device=self.device, report=report)[0]
             labelled = LabelledFeatures(features, samples.ids.tolist(), samples.names.tolist(), nearest)
-        before, preprocessing = self._before(), self.classifier.preprocessing
-        found: list[Explanation] = []
-        for image in images:
-            pixels = preprocessing.normalise(preprocessing.prepare(pixels_of(image))[None].to(self.device))
-            found.append(explain(self.classifier, before, pixels, top=top, expect=expect, labelled=labelled))
-        return found
+        before, how = self._before(), self.classifier.preprocessing
+        pixels = (how.normalise(how.prepare(pixels_of(image))[None].to(self.device)) for image in images)
+        return [explain(self.classifier, before, each, top=top, expect=expect, labelled=labelled) for each in pixels]
 
     def features(self, samples: Samples, *, report: Report = silent) -> np.ndarray:
         """The base's penultimate features of every sample: one row each."""
-        found = extract(self.classifier, self._images(samples), device=self.device, report=report)[0, :, 0]
-        rows: np.ndarray = found.cpu().numpy()
-        return rows
+        found = extract(self.classifier, self._images(samples), device=self.device, report=report)
+        return np.asarray(found[0, :, 0].cpu())

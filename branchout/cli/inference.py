@@ -150,6 +150,7 @@ def evaluate(
         raise BranchoutError("Two tables cannot go to one file. Choose different --csv, --images-csv and --json")
     from branchout import api
     from branchout.cli.display import progress
+    from branchout.evaluate.compare import as_row
 
     loaded = open_model(model, device=device)
     problems: list[str] = []
@@ -164,9 +165,9 @@ def evaluate(
         say("averaged over every image and its mirror image")
     files = [printable(name) for name in samples.ids]
     if csv:
-        write_csv(csv, [row.to_dict() for row in found.classes()])
+        write_csv(csv, [as_row(row) for row in found.classes()])
     if images_csv:
-        write_csv(images_csv, [row.to_dict() for row in found.images(files)])
+        write_csv(images_csv, [as_row(row) for row in found.images(files)])
     if json:
         about = {"model": model, "test": printable(test), "flip": flip, "operating_point": _operating_point(loaded)}
         scores = {goal: {"mean": scored.two_fold, "spread": scored.spread} for goal, scored in folds.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,8 +92,8 @@ def folder(
     """
     root = Path(root)
     splits = {path.name.lower(): path.name for path in sorted(root.iterdir()) if path.is_dir()} if root.is_dir() else {}
-    train_name, val_name = (next((splits[n] for n in names if n in splits), None) for names in (_TRAIN, _VAL))
-    if train_name and val_name and all(_holds_folders(root / name) for name in (train_name, val_name)):
+    train_name, val_name = (next((splits[n] for n in names if n in splits), "") for names in (_TRAIN, _VAL))
+    if train_name and val_name and all(any(root.glob(f"{name}/[!.]*/")) for name in (train_name, val_name)):
         train, val = (below(name, _scan(root / name, report, classes_from)) for name in (train_name, val_name))
         require_known(root, train, val)
     else:
@@ -103,13 +104,11 @@ def folder(
 
 def _has_facts(path: Path) -> bool:
     """Whether a file of that name is for us: other programs write such files too."""
-    try:
+    with suppress(BranchoutError):
         found = read_json(path)
-    except BranchoutError:
-        return False
-    return isinstance(found, dict) and (
-        isinstance(found.get("domains"), dict) or isinstance(found.get("siblings"), list)
-    )
+        if isinstance(found, dict):
+            return isinstance(found.get("domains"), dict) or isinstance(found.get("siblings"), list)
+    return False
 
 
 def with_facts(dataset: Dataset, path: Path, *, partial: bool = False) -> Dataset:
@@ -169,10 +168,6 @@ def _hold_out(samples: Samples, seed: int) -> tuple[Samples, Samples]:
         whole = take_groups(members, groups, count)
         held[whole if len(whole) else members[:count]] = True
     return samples.select(~held), samples.select(held)
-
-
-def _holds_folders(folder: Path) -> bool:
-    return any(path.is_dir() and not path.name.startswith(".") for path in folder.iterdir())
 
 
 def below(split: str, samples: Samples) -> Samples:

@@ -42,16 +42,6 @@ class ClassAccuracy:
     before: float | None
     after: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """The row as in JSON and CSV files."""
-        return {
-            "class": self.name,
-            "part": self.part,
-            "images": self.images,
-            "before": self.before,
-            "after": self.after,
-        }
-
 
 @dataclass(frozen=True)
 class ImageAnswer:
@@ -62,9 +52,10 @@ class ImageAnswer:
     before: str | None
     after: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """The row as in JSON and CSV files."""
-        return {"file": self.file, "class": self.name, "before": self.before, "after": self.after}
+
+def as_row(found: ClassAccuracy | ImageAnswer) -> dict[str, Any]:
+    """An accuracy or answer as a row of JSON and CSV files, where `name` is called `class`."""
+    return {"class" if key == "name" else key: value for key, value in asdict(found).items()}
 
 
 @dataclass(frozen=True)
@@ -122,14 +113,13 @@ class Comparison:
 
     def to_dict(self, files: Sequence[str]) -> dict[str, Any]:
         """Everything, as JSON-able data; accuracies are shares between 0 and 1."""
-        before = self.before
         return {
             "images": len(self.labels),
-            "before": None if before is None else asdict(before),
+            "before": None if self.before is None else asdict(self.before),
             "after": asdict(self.after),
-            "classes": [row.to_dict() for row in self.classes()],
+            "classes": [as_row(row) for row in self.classes()],
             "confusion": {"parts": part_names(self.space), "counts": self.confusion().tolist()},
-            "answers": [row.to_dict() for row in self.images(files)],
+            "answers": [as_row(row) for row in self.images(files)],
         }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from branchout.evaluate.compare import logits
-from branchout.labels import OVERLAP, branch_name
+from branchout.labels import branch_name
 from branchout.method.dial import prediction_changes
 from branchout.model.classifier import Classifier
 from branchout.model.heads import FusedHead
@@ -170,7 +171,8 @@ def explain(
     space, fused = model.space, model.fused
     features = model.features(model.backbone.arrange(image))
     sums = LogitSums.of(fused, features)
-    answers = tuple(sums.score(number) for number in sums.best(max(top, 2)))
+    most = min(max(top, 2), len(sums.pooled))
+    answers = tuple(sums.score(number) for number in sums.pooled.topk(most).indices.tolist())
     best = []
     for branch, names in enumerate(space.branches):
         values, places = sums.own[space.slice_of(branch)].topk(min(top, len(names)))
@@ -187,7 +189,7 @@ def explain(
         own_answer=space.classes[int(fused.pooler(sums.own[None])[0].argmax())],
         without_dial=space.classes[int(fused.pooler((sums.own + sums.delta)[None])[0].argmax())],
         before=old,
-        known=_known_to(model, answers[0].name),
+        known=" and ".join(branch_name(n) for n, names in enumerate(space.branches) if answers[0].name in names),
         nearest=() if labelled is None else labelled.nearest(features[number], number),
         expected=None if expect is None else sums.expected(expect),
     )
@@ -213,15 +215,15 @@ class LogitSums:
     def columns(self) -> Tensor:
         return (self.own + self.delta) + self.dial  # in the order in which the model adds them
 
-    def best(self, count: int) -> list[int]:
-        """The classes with the highest logits."""
-        pooled = self.head.pooler(self.columns[None])[0]
-        places: list[int] = pooled.topk(min(count, len(pooled))).indices.tolist()
-        return places
+    @cached_property
+    def pooled(self) -> Tensor:
+        """The logit of every class."""
+        found: Tensor = self.head.pooler(self.columns[None])[0]
+        return found
 
     def score(self, number: int) -> ClassScore:
         """How the logit of one class comes about."""
-        space, pooled = self.head.space, self.head.pooler(self.columns[None])[0]
+        space, pooled = self.head.space, self.pooled
         rows = torch.stack([self.own, self.delta, self.dial, self.columns], dim=1).tolist()
         of_class = np.flatnonzero(space.class_of_column == number).tolist()
         largest = max(of_class, key=lambda column: rows[column][3])
@@ -236,7 +238,7 @@ class LogitSums:
 
     def expected(self, name: str) -> Expected:
         """Why the class `name` did or did not win."""
-        space, pooled = self.head.space, self.head.pooler(self.columns[None])[0]
+        space, pooled = self.head.space, self.pooled
         number = int(space.index([name])[0])
         score, winner = self.score(number), self.score(int(pooled.argmax())).parts()
         lead = {part: winner[part] - value for part, value in score.parts().items()}
@@ -275,11 +277,3 @@ def branch_shares(head: FusedHead, columns: Tensor) -> Tensor:
     probability = pooler(shifted).softmax(1).unsqueeze(-1) * weight
     shares = shifted.new_zeros(len(shifted), len(head.heads))
     return shares.index_add_(1, branch_of_column[pooler.columns_of].flatten(), probability.flatten(1)).clamp(max=1)
-
-
-def _known_to(model: Classifier, name: str) -> str:
-    space = model.space
-    split = int(space.split_of_class[space.index([name])[0]])
-    if split != OVERLAP:
-        return branch_name(split)
-    return " and ".join(branch_name(n) for n, names in enumerate(space.branches) if name in names)

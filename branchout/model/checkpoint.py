@@ -134,7 +134,9 @@ def save(saved: SavedModel, out: Path, *, source: Path | None = None, half: bool
         files.sweep_partials(out.parent)
         partial.mkdir()
         for name, weights in _tensors(saved).items():
-            tensors = {key: _storable(value, half) for key, value in weights.items()}
+            tensors = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
+            if half:
+                tensors = {key: value.half() if value.is_floating_point() else value for key, value in tensors.items()}
             check_finite(tensors, name + (" (in half precision)" if half else ""))
             if source is not None and _holds(source / name, tensors):
                 files.copy_file(source / name, partial / name)
@@ -214,11 +216,6 @@ def _tensors(saved: SavedModel) -> dict[str, Tensors]:
                 if delta is not None
             }
     return found
-
-
-def _storable(tensor: Tensor, half: bool) -> Tensor:
-    tensor = tensor.detach().cpu().contiguous()
-    return tensor.half() if half and tensor.is_floating_point() else tensor
 
 
 @torch.no_grad()

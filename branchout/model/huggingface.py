@@ -84,7 +84,9 @@ def _from_transformers(folder: Path, config: dict[str, Any], tensors: dict[str, 
     settings = {**config, **config.get("vision_config", {})}
     arch, family = READERS[kind](settings, any(name.startswith("classifier.") for name in tensors))
     rules = files.read_json(RENAMED)[family]
-    tensors = {_renamed(name, rules): value for name, value in tensors.items() if not UNUSED.search(name)}
+    tensors = {name: value for name, value in tensors.items() if not UNUSED.search(name)}
+    for pattern, by in rules.items():
+        tensors = {re.sub(pattern, by, name): value for name, value in tensors.items()}
     preprocessing = _transformers_preprocessing(folder, settings)
     if "pos_embed" in tensors:
         arch["options"]["img_size"] = preprocessing.size
@@ -162,12 +164,6 @@ def _require(config: Mapping[str, Any], **expected: object) -> None:
                 f"Networks of the type {config['model_type']} are supported with {name} = {value!r} only; this one "
                 f"has {config[name]!r}"
             )
-
-
-def _renamed(name: str, rules: Mapping[str, str]) -> str:
-    for pattern, by in rules.items():
-        name = re.sub(pattern, by, name)
-    return name
 
 
 def _as_timm_vit(tensors: dict[str, Tensor], grid: int) -> dict[str, Tensor]:

@@ -160,7 +160,7 @@ def _why(head: FusedHead, features: list[Tensor], expect: str) -> Result:
         return {"class": score.name, "probability": score.probability, "logit": score.logit, "parts": score.parts()}
 
     return {
-        "winner": plain(sums.score(sums.best(1)[0])),
+        "winner": plain(sums.score(int(sums.pooled.argmax()))),
         "expected": plain(found.score),
         "place": found.place,
         "lead": found.lead,
