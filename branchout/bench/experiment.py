@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier, Step
 from branchout.model.manifest import is_saved_model
 from branchout.model.staged import Backbone
-from branchout.training.loop import Event, Report, best_device, silent
+from branchout.training.loop import Event, Report, best_device, seed_for, silent
 from branchout.training.optimisation import Optimisation, settings_dict
 from branchout.training.pretrain import pretrain
 
@@ -200,7 +200,7 @@ class Experiment:
             per_class=self.per_class(step),
             after=self.per_class(step + 1),
             everything=self.train.select(self.train.origin <= step),
-            from_scratch=self.trained,
+            from_scratch=partial(self.trained, seed=seed),
             untrained=self._untrained,
             features=self.features,
             augmented=self.plan.augmentation,
@@ -228,23 +228,24 @@ class Experiment:
         """Identifies the base, network and head."""
         return weights_digest(self.base)
 
-    def folder_of(self, samples: Samples, arch: str | None = None) -> tuple[Path, dict[str, Any]]:
+    def folder_of(self, samples: Samples, arch: str | None = None, seed: int = 1) -> tuple[Path, dict[str, Any]]:
         """Where a network trained from scratch on these images is kept, and the settings it is trained with.
 
         The name does not depend on where the data lies, so that a base can be copied to other machines.
         """
-        settings = {**self._training(arch), "classes": samples.classes}
+        settings = {**self._training(arch, seed), "classes": samples.classes}
         samples = samples.select(np.argsort(samples.ids, kind="stable"))
         name = digest(samples.fingerprint(portable=True), repr(sorted(settings.items())))
         return self.cache / "bench" / name, settings
 
-    def trained(self, samples: Samples, arch: str | None = None) -> Classifier:
+    def trained(self, samples: Samples, arch: str | None = None, seed: int = 1) -> Classifier:
         """A network trained from scratch on these images, or read from disk; its classes are sorted.
 
-        It does not depend on the order of the images: joint learning of two tables is trained once.
+        It does not depend on the order of the images: joint learning of two tables is trained once. Each seed from 2
+        on trains another network; the first has the split's seed, as the base has.
         """
         plan = self.plan
-        kept, settings = self.folder_of(samples, arch)
+        kept, settings = self.folder_of(samples, arch, seed)
         samples = samples.select(np.argsort(samples.ids, kind="stable"))
         asked, held = time.perf_counter(), kept.with_name(f".{kept.name}.lock")
         with lock(held, wait=False) as free:
@@ -266,7 +267,7 @@ class Experiment:
                     kind=self.kind,
                     optimisation=plan.pretraining,
                     augmentation=self.augmentation(),
-                    seed=plan.split,
+                    seed=settings["seed"],
                     device=self.device,
                     checkpoint=unfinished,
                     report=self.report,
@@ -279,14 +280,14 @@ class Experiment:
             self._earlier += float(saved.history[0]["seconds"])
         return saved.model().placed(self.device)
 
-    def _training(self, arch: str | None = None) -> dict[str, Any]:
+    def _training(self, arch: str | None = None, seed: int = 1) -> dict[str, Any]:
         """All that a network trained from scratch depends on, but its images."""
         plan = self.plan
         settings: dict[str, Any] = {
             "arch": arch or plan.arch,
             "width": plan.width,
             "preprocessing": repr(self.preprocessing),
-            "seed": plan.split,
+            "seed": plan.split if seed <= 1 else seed_for(plan.split, seed),
             "optimisation": settings_dict(plan.pretraining),
         }
         if plan.augmentation is not None:  # named only if set, so that older networks on disk stay valid

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from helpers import BASE, CPU, NEW
+from helpers import BASE, CPU, NEW, untrained
 from PIL import Image
 from torch import nn
 
@@ -791,6 +791,19 @@ def test_joint_learning_of_two_tables_is_one_training(folder: Path, monkeypatch:
     again = measure(joint, other, (1,))
     assert once.points["plain"][0][0].test.all == pytest.approx(again.points["plain"][0][0].test.all, abs=0.05)
     assert again.seconds["train"] > 0.5 * once.seconds["train"]
+
+
+def test_every_seed_trains_joint_learning_anew(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import branchout.bench.experiment as module
+
+    experiment = Experiment(PLAN, resolve(str(folder)), device=CPU, cache=tmp_path)
+    base, seeds = untrained([*BASE, *NEW]), []
+    monkeypatch.setattr(module, "pretrain", lambda *given, seed, **more: seeds.append(seed) or base)
+    for seed in (1, 2, 3, 2):
+        task = experiment.task(1, seed)
+        task.from_scratch(task.everything)  # type: ignore[misc, arg-type]
+    assert seeds[0] == PLAN.split
+    assert len(set(seeds)) == len(seeds) == 3  # the second time the network of seed 2 is on disk
 
 
 def test_joint_learning_answers_in_the_order_of_the_label_space(experiment: Experiment) -> None:
