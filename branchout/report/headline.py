@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from branchout.goals import METRICS
 from branchout.report.counts import Counts, OldImages, PartCounts
 from branchout.report.data import ReportData
-from branchout.units import change, count
+from branchout.units import change, count, percent
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Headline:
     """Counts of labelled images; None without them."""
     parts: Mapping[str, PartCounts]
     """Counts of the parts that can change: base and overlap."""
+    worse: str
+    """Earlier steps whose classes got worse, as the end of a sentence; empty if none did."""
     unmeasured: list[str]
     """Metrics that the labelled images could not measure, of parts that have classes."""
 
@@ -49,7 +52,30 @@ def headline(report: ReportData, counts: Counts | None) -> Headline:
     old = counts.old if counts and counts.old.images and report.test and report.test.before is not None else None
     names = {0: "base", len(report.parts) - 1: "overlap"}
     parts = {names[part.number]: part for part in (counts.parts if counts and old else ()) if part.number in names}
-    return Headline(source, after, before, knows, old, parts, _unmeasured(report))
+    worse = _worse(report) if old is None else _lost(report, counts)
+    return Headline(source, after, before, knows, old, parts, worse, _unmeasured(report))
+
+
+def _lost(report: ReportData, counts: Counts | None) -> str:
+    """Of labelled images. The script of the page says the same at other operating points."""
+    return "".join(
+        f"; step {part.number} lost {-part.change:,} of {count(part.images, 'image')}"
+        for part in (counts.parts if counts else ())
+        if 0 < part.number < len(report.branches) - 1 and part.change < 0
+    )
+
+
+def _worse(report: ReportData) -> str:
+    """By the accuracies on held-out images."""
+    held_out = report.held_out
+    if report.test is not None or held_out is None or not held_out.before or not held_out.after:
+        return ""
+    steps = [cast("Sequence[float | None]", found.get("steps", ())) for found in (held_out.before, held_out.after)]
+    return "".join(
+        f"; of the classes of step {number} {percent(now)}%{compared(was, now)}"
+        for number, (was, now) in enumerate(zip(*steps, strict=True), 1)
+        if was is not None and now is not None and change(was, now)[0] == "−"
+    )
 
 
 def _accuracies(report: ReportData) -> tuple[str, Mapping[str, float | None], Mapping[str, float | None]]:

@@ -167,6 +167,8 @@ const showReport = (data, { start, imageAddress, onMove, explain } = {}) => {
     const points = change(old.before / old.images, old.after / old.images);
     set("share", percent(old.after / old.images));
     set("change", points === "±0" ? ", as many as before" : `, ${points.slice(1)} ${points[0] === "+" ? "more" : "less"} than before`);
+    const lost = parts.map((part, step) => [part.lost - part.gained, part.images, step]).slice(1, -2).filter(([images]) => images > 0);
+    set("worse", lost.map(([images, of, step]) => `; step ${step} lost ${grouped(images)} of ${counted(of, "image")}`).join(""));
     set("after", grouped(old.after));
     set("noise", old.after !== old.before && withinNoise(old.lost, old.gained) ? ": within noise" : "");
   };
