@@ -270,7 +270,7 @@ def _teach(box: Inbox, run: Run, device: str | None) -> None:
 
 def sentences(result: Result) -> list[str]:
     """Before → after in words."""
-    where = "the images of --test" if result.measured_on == "test" else "held-out images"
+    where = "the images of --test" if result.measured_on == "test" else "images that did not train"
     return [
         f"{result.photos_right} of the {result.photos} taught photos are answered right",
         *(f"on {where}: {part}" for part in result.parts),

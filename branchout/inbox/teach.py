@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,6 @@ from branchout.inbox.folder import read_as
 from branchout.inbox.runs import WORKER, Part, Result, Run, Settings, runs_in
 from branchout.labels import LabelSpace
 from branchout.method.config import ExtendConfig
-from branchout.method.split import DataSplit
 from branchout.metrics import part_of_class
 from branchout.model.manifest import is_saved_model
 from branchout.training.loop import Report, silent
@@ -74,10 +72,12 @@ def _extend(run: Run, device: str | None, report: Report) -> Result:
     else:
         grown = model.extend_prepared(prepared, out=run.out, report=report)
     measured = grown.saved.history[-1].get("measured") or {"images": 0, "before": {}, "after": {}}
-    counted = _held_out_counts(grown.classifier.space, prepared.split, measured)
+    split = prepared.split
+    held = concatenate([part for part in (split.dev, split.test, split.calibration) if part is not None and len(part)])
+    counted = _counts(grown.evaluate(held))
     if asked.test is not None:
         test = api.samples_in(asked.test, known=model.classes, classes_from=asked.classes_from)
-        counted |= _test_counts(grown.evaluate(test.of_classes(model.classes), report=report))
+        counted |= _counts(grown.evaluate(test.of_classes(model.classes), report=report))
     answers = grown.predict([run.folder / "new" / file for file in new.ids.tolist()], top=1)
     return Result(
         images=measured["images"],
@@ -101,34 +101,15 @@ Counts = dict[int, tuple[int, int | None, int]]
 """By part, as `part_of_class` numbers them: images, right before (None: not known before) and right after."""
 
 
-def _held_out_counts(space: LabelSpace, split: DataSplit, measured: Mapping[str, Any]) -> Counts:
-    """From the accuracies on held-out images, which were measured at points that other images had chosen."""
-    held = split.test if measured["images"] == len(split.test) else concatenate([split.dev, split.test])
-    if not measured["images"]:
-        return {}
-    part = part_of_class(space)[space.index(held.classes)[held.labels]]
-    found: Counts = {}
-    for number, images in enumerate(np.bincount(part, minlength=len(space.branches) + 1).tolist()):
-        was, now = (_share(measured[when], number) for when in ("before", "after"))
-        if images and now is not None:
-            found[number] = images, None if was is None else round(was * images), round(now * images)
-    return found
-
-
-def _share(accuracies: Mapping[str, Any], part: int) -> float | None:
-    if not accuracies:
-        return None
-    share: float | None = [accuracies["base"], *accuracies["steps"], accuracies["overlap"]][part]
-    return share
-
-
-def _test_counts(found: Comparison) -> Counts:
-    part = part_of_class(found.space)[found.labels]
+def _counts(found: Comparison) -> Counts:
+    """Of images that did not train. All parts but the last step were known before."""
     assert found.before_answers is not None
+    part, last = part_of_class(found.space)[found.labels], len(found.space.branches) - 1
     right, was = found.answers == found.labels, found.before_answers == found.labels
     return {
-        number: (int((part == number).sum()), int(was[part == number].sum()), int(right[part == number].sum()))
+        number: (int(here.sum()), None if number == last else int(was[here].sum()), int(right[here].sum()))
         for number in np.unique(part).tolist()
+        if (here := part == number).any()
     }
 
 

@@ -144,7 +144,7 @@ function resultTable(result) {
   });
   const heads = ["classes", "images", "right before", "right after", "change"].map((text, n) =>
     element("th", { scope: "col", textContent: text, className: n ? "number" : "" }));
-  const source = result.measured_on === "test" ? "test images of old classes, and held-out photos of new ones" : "images that were held out from training";
+  const source = result.measured_on === "test" ? "test images, and on photos that did not train" : "images that did not train; they helped to choose the operating point";
   return element("table", {}, element("caption", { textContent: `Counted on ${source}.` }),
     element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...rows));
 }
