@@ -55,6 +55,7 @@ def _one(rank: int, count: int, port: int, function: Callable[[], object], to: C
     places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     os.environ.update(places, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count))
     try:
+        processes.begin()
         processes.join(torch.device("cpu"))
         to.send_bytes(pickle.dumps((True, function())))  # torch would send tensors through shared memory
         processes.wait()

@@ -18,7 +18,9 @@ SECONDS_TO_END = 5.0
 
 
 def several() -> bool:
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+    """Whether a launcher started several processes; a WORLD_SIZE without their addresses describes none."""
+    places = ("RANK", "MASTER_ADDR", "MASTER_PORT")
+    return os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1") and all(name in os.environ for name in places)
 
 
 def number() -> int:
@@ -29,6 +31,10 @@ def number() -> int:
 @contextmanager
 def one_prints(command: str) -> Iterator[None]:
     """Refuse commands that several processes cannot share; silence all processes but the first."""
+    if command in COMMANDS and (several() or "ACCELERATE_MIXED_PRECISION" in os.environ):
+        from branchout.training import processes
+
+        processes.begin(together=several(), alike=command == "bench")
     if not several():
         yield
         return

@@ -51,6 +51,13 @@ class Batch:
     new: int
     """How many of the images are new; the others are exemplars."""
 
+    def split(self, parts: int) -> Iterator[tuple[float, Batch]]:
+        """Parts with images of both kinds, and the share of the batch that each has."""
+        old = len(self.y) - self.new
+        for rows in processes.divided([self.new, old] if old else [self.new], parts):
+            share = len(rows.whole) / len(self.y)
+            yield share, Batch(self.x[rows.own], self.z[rows.whole], self.y[rows.whole], rows.sizes[0])
+
 
 def stage1_loss(batch: Batch, new: NewBranch, settings: Stage1) -> Tensor:
     """The loss of one batch: cross-entropies, and distillation where the recipe has it."""
@@ -162,6 +169,7 @@ def train_branch(
         work="Training the new branch",
         checkpoint=checkpoint,
         held_out_loss=HeldOut(trained, frozen, *held_out, compressed=compressed) if held_out else None,
+        split=Batch.split,
         report=report,
     )
     return Step(tuple(names), where, start, trained.branch, trained.head), losses

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, is_dataclass, replace
 from typing import Generic, Protocol, TypeVar
@@ -30,6 +30,12 @@ CHECKED = 2
 """Repeated steps whose loss is compared with that of an ordinary forward pass."""
 TOLERANCE = 0.01
 """By how much of its value the loss of a repeated step may differ."""
+MOST_PARTS = 16
+"""Parts of a batch; with fewer images, BatchNorm has too few."""
+
+
+Split = Callable[[Batch, int], Iterable[tuple[float, Batch]]]
+"""Divides a batch into so many parts; each has the weight of its loss in that of the whole batch."""
 
 
 def training_step(
@@ -39,17 +45,20 @@ def training_step(
     loss_of: Callable[[Batch], Tensor],
     *,
     most_norm: float | None,
+    split: Split[Batch] | None = None,
     device: torch.device,
     steps: int,
 ) -> EagerStep[Batch]:
     """The faster kind of step for a training of so many `steps`; the reason for the choice is logged."""
-    given = (modules, parameters, optimiser, loss_of, most_norm)
+    given = (modules, parameters, optimiser, loss_of, most_norm, split)
     if device.type != "cuda":
         return EagerStep(*given)
     if steps < FEWEST_STEPS:
         return eager_because(f"{steps} steps are too few to win back the time of recording one", *given)
     if processes.count() > 1:
         return eager_because("several processes train together", *given)
+    if processes.accumulation() > 1:
+        return eager_because("gradients are accumulated", *given)
     return GraphStep(*given, CudaRecorder(device), device)
 
 
@@ -62,7 +71,10 @@ _log = logging.getLogger(__name__)
 
 
 class EagerStep(Generic[Batch]):
-    """A step launched kernel by kernel. `most_norm` is the norm that gradients are clipped to."""
+    """A step launched kernel by kernel. `most_norm` is the norm that gradients are clipped to.
+
+    Where gradients are accumulated, and where a GPU has too little memory for a batch, it is computed in parts.
+    """
 
     def __init__(
         self,
@@ -71,12 +83,15 @@ class EagerStep(Generic[Batch]):
         optimiser: torch.optim.Optimizer,
         loss_of: Callable[[Batch], Tensor],
         most_norm: float | None,
+        split: Split[Batch] | None = None,
     ) -> None:
         self.modules = modules
         self.parameters = parameters
         self.optimiser = optimiser
         self.loss_of = loss_of
         self.most_norm = most_norm
+        self.split = split
+        self.parts = 1 if split is None else processes.accumulation()
 
     def __call__(self, batch: Batch, rate: float) -> Tensor:
         """Update the parameters; returns the loss, which is valid until the next step."""
@@ -85,13 +100,40 @@ class EagerStep(Generic[Batch]):
         return self.update(batch)
 
     def update(self, batch: Batch) -> Tensor:
-        loss = self.loss_of(batch)
-        self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        while True:
+            try:
+                loss = self.backward(batch)
+                break
+            except torch.OutOfMemoryError:
+                # Several processes would have to agree on it.
+                if self.split is None or processes.count() > 1 or self.parts >= MOST_PARTS:
+                    raise
+            self.parts *= 2
+            torch.cuda.empty_cache()
+            _log.warning(
+                "The GPU has too little memory for a whole batch: each is computed in %d parts from now on. BatchNorm "
+                "uses the images of one part.",
+                self.parts,
+            )
         if self.most_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.most_norm)
         self.optimiser.step()
-        return loss.detach()
+        return loss
+
+    def backward(self, batch: Batch) -> Tensor:
+        """Compute the gradients of a batch; returns its loss."""
+        if self.parts == 1 or self.split is None:
+            loss = self.loss_of(batch)
+            self.optimiser.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss.detach()
+        self.optimiser.zero_grad(set_to_none=True)
+        losses = []
+        for weight, part in self.split(batch, self.parts):
+            loss = weight * self.loss_of(part)
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()
 
 
 class Recorder(Protocol):
@@ -158,10 +200,11 @@ class GraphStep(EagerStep[Batch]):
         optimiser: torch.optim.Optimizer,
         loss_of: Callable[[Batch], Tensor],
         most_norm: float | None,
+        split: Split[Batch] | None,
         recorder: Recorder,
         device: torch.device,
     ) -> None:
-        super().__init__(modules, parameters, optimiser, loss_of, most_norm)
+        super().__init__(modules, parameters, optimiser, loss_of, most_norm, split)
         self.recorder = recorder
         self.device = device
         self.rate = torch.zeros((), device=device)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from branchout.errors import BranchoutError, unknown
 from branchout.training import checkpoints, processes
-from branchout.training.graphs import training_step
+from branchout.training.graphs import Split, training_step
 from branchout.training.optimisation import Optimisation
 
 Batch = TypeVar("Batch")
@@ -43,11 +43,13 @@ def best_device() -> torch.device:
 
 
 def precision(device: torch.device) -> torch.autocast:
-    """bfloat16 for networks on a GPU that computes in it (a T4 does not).
+    """bfloat16 for networks on a GPU that computes in it (a T4 does not), or as `accelerate launch` asks.
 
     Heads and losses stay in float32: eight bits are too few for logits up to 16.
     """
-    low = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    low = processes.precision() == "bf16"
+    if processes.precision() is None:
+        low = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.autocast(device.type, torch.bfloat16, enabled=low)
 
 
@@ -138,6 +140,7 @@ def fit(
     work: str = "train",
     checkpoint: Path | None = None,
     held_out_loss: Callable[[], float] | None = None,
+    split: Split[Batch] | None = None,
     report: Report = silent,
 ) -> list[float]:
     """Train `parameters` and return the mean loss of every epoch.
@@ -145,7 +148,8 @@ def fit(
     `epoch_batches(e)` yields epoch e's batches, always the same ones, so that a resumed run sees what an uninterrupted
     one would have seen. `modules` holds all state that training changes; a checkpoint keeps it. With `held_out_loss`,
     training ends in its last third, when the learning rate is lowest, once that loss stops improving. Where several
-    processes train, a batch is this one's part, and `loss_of` the loss of the whole batch.
+    processes train, a batch is this one's part, and `loss_of` the loss of the whole batch. `split` divides a batch where
+    gradients are accumulated, or where a GPU has too little memory.
     """
     optimiser = optimiser_for(parameters, optimisation, device)
     losses, held_out = (
@@ -155,7 +159,9 @@ def fit(
     loss_of = processes.shared_loss(modules, loss_of, optimisation.batch)
     steps = steps_per_epoch * optimisation.epochs
     most_norm = 1.0 if optimisation.optimiser == "adamw" else None
-    step_of = training_step(modules, parameters, optimiser, loss_of, most_norm=most_norm, device=device, steps=steps)
+    step_of = training_step(
+        modules, parameters, optimiser, loss_of, most_norm=most_norm, split=split, device=device, steps=steps
+    )
     with fastest_convolutions(device, steps):
         for epoch in range(len(losses), optimisation.epochs):
             if stopped_improving(held_out):

@@ -96,6 +96,11 @@ def pretrain(
             h = forward(backbone.arrange(pictures))
         return F.cross_entropy(head(processes.gather(h.float(), [len(target)])), target)
 
+    def split(batch: tuple[Tensor, Tensor], parts: int) -> Iterable[tuple[float, tuple[Tensor, Tensor]]]:
+        pictures, target = batch
+        for rows in processes.divided([len(target)], parts):
+            yield len(rows.whole) / len(target), (pictures[rows.own], target[rows.whole])
+
     fit(
         network.train(),
         list(network.parameters()),
@@ -106,6 +111,7 @@ def pretrain(
         device=device,
         work="Training the base model",
         checkpoint=checkpoint,
+        split=split,
         report=report,
     )
     return Classifier(description, backbone, head, classes, preprocessing, kind)

@@ -4,7 +4,8 @@ All processes run the same program with the same images and random numbers. Of e
 rows r, r + n, r + 2n, …; features are gathered, so that every process computes the loss of the whole batch, and
 gradients are averaged. So the model is that of one process, up to rounding. Only the first process writes files.
 
-In a program that was started alone nothing is exchanged, and neither accelerate nor torch.distributed is imported.
+Processes take part after `begin`, which the commands for several processes call. In every other program nothing is
+exchanged, whatever a launcher has put into its environment, and neither accelerate nor torch.distributed is imported.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import TypeVar
@@ -23,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from branchout.errors import BranchoutError, LostProcess
+from branchout.labels import Ints
 
 Value = TypeVar("Value")
 PATIENCE = timedelta(hours=12)
@@ -31,17 +34,74 @@ has ended is noticed at once."""
 _independent: ContextVar[bool] = ContextVar("independent", default=False)
 
 
+@dataclass(frozen=True)
+class Launch:
+    """What `accelerate launch` asks of this process."""
+
+    count: int = 1
+    rank: int = 0
+    local_rank: int = 0
+    precision: str | None = None
+    """`no` or `bf16`; None chooses by the device."""
+    accumulation: int = 1
+    """Into how many parts each batch is divided, whose gradients are added."""
+
+
+_launch = Launch()
+
+
+def begin(*, together: bool = True, alike: bool = False) -> None:
+    """Take part in the run that a launcher has described in the environment; `together` with its other processes.
+
+    `alike` asks that everything is computed as without a launcher, so that precision and accumulation are not chosen.
+    """
+    global _launch
+    get = os.environ.get
+    precision = get("ACCELERATE_MIXED_PRECISION")
+    accumulation = get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+    if precision not in (None, "no", "bf16"):
+        raise BranchoutError(
+            f"Mixed precision {precision!r} is not supported. Use: accelerate launch --mixed_precision bf16 … or no"
+        )
+    if not accumulation.isdecimal() or int(accumulation) < 1:
+        raise BranchoutError(
+            f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS is {accumulation!r}; expected a number of parts of a batch, like 2"
+        )
+    if alike and (precision == "bf16" or int(accumulation) > 1):
+        raise BranchoutError(
+            "`branchout bench` measures rows as one process does: use --mixed_precision no, which keeps the precision "
+            "of one process there, and unset ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+        )
+    _launch = Launch(
+        count=int(get("WORLD_SIZE", "1")) if together else 1,
+        rank=int(get("RANK", "0")),
+        local_rank=int(get("LOCAL_RANK", "0")),
+        precision=None if alike else precision,
+        accumulation=int(accumulation),
+    )
+
+
 def count() -> int:
-    return 1 if _independent.get() else int(os.environ.get("WORLD_SIZE", "1"))
+    return 1 if _independent.get() else _launch.count
 
 
 def rank() -> int:
-    return int(os.environ["RANK"]) if count() > 1 else 0
+    return _launch.rank if count() > 1 else 0
 
 
 def local_rank() -> int:
     """The number of this process on its machine."""
-    return int(os.environ.get("LOCAL_RANK", "0")) if count() > 1 else 0
+    return _launch.local_rank if count() > 1 else 0
+
+
+def precision() -> str | None:
+    """The precision that was asked for: `no` or `bf16`; None chooses by the device."""
+    return _launch.precision
+
+
+def accumulation() -> int:
+    """Into how many parts each batch is divided, whose gradients are added."""
+    return _launch.accumulation
 
 
 def is_main() -> bool:
@@ -66,6 +126,8 @@ def independent(alone: bool = True) -> Iterator[None]:
 
 def join(device: torch.device) -> None:
     """Connect the processes: over NCCL for GPUs, over gloo for CPUs."""
+    if precision() == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise BranchoutError(f"{torch.cuda.get_device_name(device)} has no bfloat16. Use: --mixed_precision no")
     if count() == 1:
         return
     if find_spec("accelerate") is None:
@@ -143,6 +205,40 @@ def gather(rows: Tensor, sizes: Sequence[int]) -> Tensor:
     places = torch.from_numpy(np.concatenate(own)).to(rows.device)
     whole: Tensor = _Gather.apply(rows, places, int(ends[-1]))
     return whole
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some of the rows of a batch."""
+
+    own: Ints
+    """Their positions among this process's rows."""
+    whole: Ints
+    """Those of all processes, as positions in the whole batch."""
+    sizes: list[int]
+    """How many of each section of the batch, over all processes."""
+
+
+def divided(sizes: Sequence[int], parts: int) -> list[Rows]:
+    """A batch of sections of `sizes` images, in `parts` of about equal size that have images of every section.
+
+    Each part is divided among the processes as a batch is: position p belongs to process p modulo n.
+    """
+    if min(sizes) < parts * count():
+        raise BranchoutError(
+            f"A batch has {min(sizes)} images, too few for {parts} parts on {count()} processes. Start fewer processes, "
+            "or lower ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+        )
+    found = []
+    for part in range(parts):
+        own, whole, own_start, start = [], [], 0, 0
+        for size in sizes:
+            chosen = np.flatnonzero(np.arange(size) // count() % parts == part)
+            own.append(own_start + chosen[chosen % count() == rank()] // count())
+            whole.append(start + chosen)
+            own_start, start = own_start + len(range(rank(), size, count())), start + size
+        found.append(Rows(np.concatenate(own), np.concatenate(whole), [len(each) for each in whole]))
+    return found
 
 
 class _Gather(torch.autograd.Function):

@@ -12,7 +12,7 @@ export MAIN=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export BRANCHOUT_CACHE=/shared/$USER/branchout-cache
 
 # One launcher for each node; SLURM_NODEID is known only inside srun.
-srun bash -c 'accelerate launch --multi_gpu --mixed_precision no --dynamo_backend no \
+srun bash -c 'accelerate launch --multi_gpu --mixed_precision bf16 --dynamo_backend no \
   --num_machines $SLURM_NNODES --num_processes $((8 * SLURM_NNODES)) --machine_rank $SLURM_NODEID \
   --main_process_ip $MAIN --main_process_port 29500 \
   -m branchout extend /shared/new --base /shared/base --memory /shared/old --out /shared/v2'

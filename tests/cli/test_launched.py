@@ -70,7 +70,8 @@ def test_a_killed_process_ends_the_run_and_one_process_resumes_it(
 @pytest.fixture
 def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
+    for name, value in {"RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(launched, "SECONDS_TO_END", 0.2)
     before = signal.getsignal(signal.SIGTERM)
     yield

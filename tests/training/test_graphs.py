@@ -65,7 +65,7 @@ class Training:
 
     def run(self, sizes: list[int]) -> list[float]:
         given = (self.network, list(self.network.parameters()), self.optimiser, self.loss, None)
-        step = EagerStep(*given) if self.recorder is None else GraphStep(*given, self.recorder, CPU)
+        step = EagerStep(*given) if self.recorder is None else GraphStep(*given, None, self.recorder, CPU)
         losses = []
         for number, size in enumerate(sizes):
             generator = torch.Generator().manual_seed(number)
@@ -164,7 +164,7 @@ def test_adam_can_be_recorded() -> None:
     network = nn.Linear(2, 2)
     optimiser = torch.optim.AdamW(network.parameters(), fused=True)
     step: GraphStep[Batch] = GraphStep(
-        network, list(network.parameters()), optimiser, lambda _: _.x, 1.0, Replays(), CPU
+        network, list(network.parameters()), optimiser, lambda _: _.x, 1.0, None, Replays(), CPU
     )
     assert all(group["capturable"] and group["lr"] is step.rate for group in optimiser.param_groups)
 
@@ -200,3 +200,36 @@ def test_the_kind_of_step_follows_from_device_and_length(
     )
     assert type(step) is kind
     assert reason in caplog.text
+
+
+def halves(batch: Batch, parts: int) -> list[tuple[float, Batch]]:
+    pieces = zip(batch.x.tensor_split(parts), batch.y.tensor_split(parts), strict=True)
+    return [(len(y) / len(batch.y), Batch(x, y, None, len(y))) for x, y in pieces]
+
+
+@pytest.mark.parametrize("most", [8, 3])
+def test_a_batch_too_large_for_the_device_is_trained_in_parts(most: int, caplog: pytest.LogCaptureFixture) -> None:
+    def trained(limit: int) -> list[Tensor]:
+        torch.manual_seed(0)
+        network = nn.Linear(6, 3)
+
+        def loss(batch: Batch) -> Tensor:
+            if len(batch.x) > limit:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return F.cross_entropy(network(batch.x), batch.y)
+
+        optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
+        step = EagerStep(network, list(network.parameters()), optimiser, loss, None, halves)
+        for number in range(3):
+            generator = torch.Generator().manual_seed(number)
+            x, y = torch.randn(16, 6, generator=generator), torch.randint(3, (16,), generator=generator)
+            step(Batch(x, y, None, 16), 0.1)
+        return [parameter.detach() for parameter in network.parameters()]
+
+    whole = trained(16)
+    assert not caplog.text
+    for found, expected in zip(trained(most), whole, strict=True):
+        torch.testing.assert_close(found, expected)
+    assert f"{16 // most if most == 8 else 8} parts" in caplog.text
+    with pytest.raises(torch.OutOfMemoryError):  # not even single images fit
+        trained(0)

@@ -21,7 +21,7 @@ from branchout.method.features import extract
 from branchout.model.checkpoint import SavedModel
 from branchout.training import processes
 from branchout.training.batch_norm import WholeBatchNorm
-from branchout.training.loop import Event, fit
+from branchout.training.loop import Event, fit, precision
 from branchout.training.optimisation import Optimisation
 from branchout.training.work import work_folder
 
@@ -39,9 +39,10 @@ def assert_same_weights(found: State, expected: State) -> None:
         torch.testing.assert_close(found[name], tensor, rtol=1e-7, atol=1e-9, msg=lambda text, n=name: f"{n}: {text}")
 
 
-def pretrained(patterns: Samples, **settings: object) -> State:
+def pretrained(patterns: Samples, arch: str = "resnet10", **settings: object) -> State:
     optimisation = Optimisation(**{"epochs": 2, "lr": 0.03, "batch": 15, **settings})  # 64 images: drops the last 4
-    model = api.pretrain(patterns, width=4, size=32, kind="glyph", optimisation=optimisation, device="cpu")
+    shape = {"arch": arch, "width": 4 if arch == "resnet10" else 64, "size": 32}
+    model = api.pretrain(patterns, **shape, kind="glyph", optimisation=optimisation, device="cpu")
     return {name: tensor.clone() for name, tensor in model.classifier.state_dict().items()}
 
 
@@ -86,6 +87,104 @@ def test_extending_in_several_processes_gives_the_same_model(
         assert_same_weights(found, state)
         assert their_losses == pytest.approx(losses)
         assert their_point == pytest.approx(point)
+
+
+# What `accelerate launch` asks for.
+
+ACCUMULATION, PRECISION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "ACCELERATE_MIXED_PRECISION"
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(patterns: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transformer has no BatchNorm, which uses the images of one part."""
+    some = patterns.select(np.arange(0, 64, 2))
+    transformer = partial(pretrained, some, "vit_tiny", optimiser="adamw", lr=1e-3, epochs=1)
+    (whole,) = in_processes(1, transformer)
+    for count, parts in ((1, 3), (2, 2)):
+        monkeypatch.setenv(ACCUMULATION, str(parts))
+        for found in in_processes(count, transformer):
+            assert_same_weights(found, whole)
+
+
+def test_a_branch_is_trained_by_accumulated_gradients(
+    train: Samples, val: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extend = partial(extension, train, val.of_classes([*BASE, *NEW]), recipe="paper", branch="fc")
+    ((state, losses, _),) = in_processes(1, extend)
+    monkeypatch.setenv(ACCUMULATION, "2")
+    for found, their_losses, _ in in_processes(2, extend):
+        assert_same_weights(found, state)
+        assert their_losses == pytest.approx(losses)
+
+
+@pytest.mark.parametrize("sizes", [[12], [7, 5], [13, 9]])
+def test_parts_of_a_batch_are_divided_among_the_processes_as_a_batch_is(sizes: list[int]) -> None:
+    rows = torch.arange(float(sum(sizes)))[:, None]
+
+    def gathered() -> list[tuple[list[float], list[int]]]:
+        ends = np.cumsum(sizes)
+        bounds = zip(ends - sizes, ends, strict=True)
+        own = torch.cat([rows[start:end][processes.rank() :: processes.count()] for start, end in bounds])
+        return [
+            (processes.gather(own[part.own], part.sizes).flatten().tolist(), part.whole.tolist())
+            for part in processes.divided(sizes, 2)
+        ]
+
+    for parts in in_processes(2, gathered):
+        assert all(found == expected for found, expected in parts)
+        assert sorted(parts[0][1] + parts[1][1]) == list(range(sum(sizes)))
+
+
+def test_a_batch_too_small_for_its_parts_is_refused(patterns: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ACCUMULATION, "9")
+    for error in in_processes(2, partial(pretrained, patterns)):
+        assert "15 images" in str(error)
+        assert "9 parts" in str(error)
+        assert ACCUMULATION in str(error)
+
+
+def test_the_precision_is_that_of_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def computed() -> torch.dtype:
+        with precision(CPU):
+            return (torch.ones(2, 2, dtype=torch.float32) @ torch.ones(2, 2, dtype=torch.float32)).dtype
+
+    for asked, found in (("no", torch.float32), ("bf16", torch.bfloat16)):
+        monkeypatch.setenv(PRECISION, asked)
+        assert in_processes(2, computed) == [found] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "alike", "told"),
+    [
+        (PRECISION, "fp16", False, r"fp16.*--mixed_precision bf16"),
+        (ACCUMULATION, "none", False, ACCUMULATION),
+        (ACCUMULATION, "0", False, ACCUMULATION),
+        (ACCUMULATION, "2", True, f"bench.*{ACCUMULATION}"),
+        (PRECISION, "bf16", True, r"bench.*--mixed_precision no"),
+    ],
+)
+def test_what_accelerate_asks_in_vain_is_refused(
+    name: str, value: str, alike: bool, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(BranchoutError, match=told):
+        processes.begin(alike=alike)
+    assert processes.count() == processes.accumulation() == 1
+
+
+def test_the_environment_of_another_launcher_connects_nothing(
+    base: api.Model, train: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that uses the library may itself be one of several processes."""
+    some = train.select(np.arange(3))
+    expected = base.features(some)
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", PRECISION: "bf16"}.items():
+        monkeypatch.setenv(name, value)
+    assert processes.part() == (0, 1)
+    assert processes.precision() is None
+    np.testing.assert_array_equal(api.load(base.folder, device="cpu").features(some), expected)
+
+
+# What each process sees.
 
 
 @pytest.mark.parametrize("kind", ["resident", "streamed", "padded"])
