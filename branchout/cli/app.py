@@ -127,7 +127,7 @@ def explained(error: Exception) -> str | None:
         return explain_os_error(error)
     if isinstance(error, RuntimeError):
         text = str(error)
-        if "CUDA out of memory" in text:
+        if "CUDA out of memory" in text or "MPS backend out of memory" in text:
             return "The GPU has not enough memory; close other programs that use it, or use --device cpu"
         if "allocate memory" in text or "not enough memory" in text:
             return explain_os_error(MemoryError())
@@ -236,7 +236,7 @@ TensorBoard = Annotated[
     Path | None, typer.Option("--tensorboard", metavar="DIR", help="Also write TensorBoard event files here.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="The random seed.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; by default a GPU if there is one.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or mps; by default a CUDA GPU if there is one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 

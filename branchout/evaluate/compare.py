@@ -15,6 +15,7 @@ from branchout.labels import Floats, Ints, LabelSpace
 from branchout.metrics import Accuracies, accuracies, confusion_between_parts, part_of_class, per_class
 from branchout.model.classifier import Classifier
 from branchout.training.loop import Event, Report, silent
+from branchout.training.memory import in_parts
 
 
 def part_names(space: LabelSpace) -> list[str]:
@@ -126,9 +127,9 @@ class Comparison:
 @torch.no_grad()
 def logits(model: Classifier, images: torch.Tensor, flip: bool = False) -> torch.Tensor:
     """Class logits; with `flip` averaged over each image and its mirror image."""
-    images = model.backbone.arrange(images)
-    plain: torch.Tensor = model(images)
-    return plain if not flip else (plain + model(images.flip(3))) / 2
+    views = [images, images.flip(3)] if flip else [images]
+    found = [in_parts(lambda part: [model(part)], model.backbone.arrange(view))[0] for view in views]
+    return found[0] if not flip else (found[0] + found[1]) / 2
 
 
 @torch.no_grad()
@@ -146,9 +147,9 @@ def compare(
     answers, old_answers, columns = [], [], []
     for number, batch in enumerate(images.plain(batches)):
         batch = model.backbone.arrange(batch)
-        seen = [model.features(view) for view in ([batch, batch.flip(3)] if flip else [batch])]
+        seen = [in_parts(model.features, view) for view in ([batch, batch.flip(3)] if flip else [batch])]
         answers.append(_answers(model, seen))
-        columns.append(torch.stack([model.fused.columns(h) for h in seen]).mean(0).double().cpu())
+        columns.append(torch.stack([model.fused.columns(h) for h in seen]).mean(0).cpu().double())
         if before is not None:
             # The older model has the first of the same branches.
             count = 1 + max(before.fused.feature_of)

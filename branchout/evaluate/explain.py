@@ -247,7 +247,7 @@ class LogitSums:
 
     def _dial_change(self, number: int) -> float | None:
         changes, answers = prediction_changes(
-            self.columns[None].double().cpu().numpy(), self.head.space, self.head.pooler.kind
+            self.columns[None].cpu().double().numpy(), self.head.space, self.head.pooler.kind
         )
         wins = np.flatnonzero(answers[0] == number)
         if not len(wins):

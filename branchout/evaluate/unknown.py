@@ -33,9 +33,9 @@ class Outputs:
     @torch.no_grad()
     def of(cls, model: Classifier, features: Tensor) -> Outputs:
         """From the features that `extract` returns: (images, feature vectors, k)."""
-        logits = model.fused(features.unbind(1)).double().cpu().numpy()
-        unit = torch.nn.functional.normalize(features.double(), dim=2).flatten(1) / features.shape[1] ** 0.5
-        return cls(logits, unit.cpu().numpy())
+        logits = model.fused(features.unbind(1)).cpu().double().numpy()
+        unit = torch.nn.functional.normalize(features.cpu().double(), dim=2).flatten(1) / features.shape[1] ** 0.5
+        return cls(logits, unit.numpy())
 
 
 def energy(logits: Floats) -> Floats:

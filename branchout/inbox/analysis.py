@@ -21,6 +21,7 @@ from branchout.inbox.folder import Inbox, Photo, reason
 from branchout.inbox.groups import Analysis, SeenPhoto
 from branchout.method.features import extract
 from branchout.training.loop import Event, Report, silent
+from branchout.training.memory import in_parts
 
 BATCH = 16
 MAX_PIXELS = 50_000_000
@@ -103,7 +104,7 @@ class Analyzer:
                     self._unreadable[photo.id] = reason(error)
             if pixels:
                 batch = classifier.preprocessing.normalise(torch.stack(list(pixels.values())).to(self.model.device))
-                found = torch.stack(classifier.features(classifier.backbone.arrange(batch)), dim=1).float()
+                found = torch.stack(in_parts(classifier.features, classifier.backbone.arrange(batch)), dim=1).float()
                 self._features.update(zip(pixels, found, strict=True))
             report(Event("Looking at photos", min(start + BATCH, len(new)), len(new)))
 

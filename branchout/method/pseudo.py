@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from branchout.method.recipes import RIDGE
 from branchout.model.classifier import Classifier
+from branchout.training.device import in_double
 
 
 class Exemplars(NamedTuple):
@@ -106,12 +107,12 @@ def within_class_spread(features: Tensor, labels: Tensor) -> Tensor:
     centred = features - (sums / index.bincount(minlength=classes)[:, None])[index]
     covariance = centred.T @ centred / max(len(features) - classes, 1)
     # A dozen images vary in a dozen directions only, and some row always lies along one of them: shrink.
-    share = ledoit_wolf(centred.double()) if len(centred) > 1 else 1.0
+    share = ledoit_wolf(in_double(centred)) if len(centred) > 1 else 1.0
     level = covariance.diagonal().mean()
     covariance = (1 - share) * covariance + share * level * torch.eye(len(covariance)).to(covariance)
-    values, vectors = torch.linalg.eigh(covariance.double())
+    values, vectors = torch.linalg.eigh(in_double(covariance))
     spread: Tensor = values.clamp(min=0).sqrt()[:, None] * vectors.T
-    return spread.to(features.dtype)
+    return spread.to(features)
 
 
 def ledoit_wolf(centred: Tensor) -> float:
@@ -126,11 +127,11 @@ def ledoit_wolf(centred: Tensor) -> float:
 
 def predict_features(source: Tensor, target: Tensor, at: Tensor) -> Tensor:
     """Ridge regression from one branch's features to another's, fitted on real images and evaluated at `at`."""
-    x, y = source.double(), target.double()
+    x, y = in_double(source), in_double(target)
     x_mean, y_mean = x.mean(0), y.mean(0)
     x, y = x - x_mean, y - y_mean
     gram = x.T @ x
     strength = RIDGE * gram.diagonal().mean().clamp(min=1e-12)
     weights = torch.linalg.solve(gram + strength * torch.eye(len(gram), device=x.device, dtype=x.dtype), x.T @ y)
-    parts = [((part.double() - x_mean) @ weights).add_(y_mean).to(at.dtype) for part in torch.split(at, 1024)]
+    parts = [((in_double(part) - x_mean) @ weights).add_(y_mean).to(at) for part in torch.split(at, 1024)]
     return torch.cat(parts)

@@ -26,6 +26,7 @@ from branchout.model.classifier import Classifier
 from branchout.model.heads import Pooler, sources, to_norm
 from branchout.training import processes
 from branchout.training.loop import learning_rate, seed_for
+from branchout.training.memory import in_parts
 
 MEMORY_LIMIT = {"cpu": 256 << 20, "cuda": 2 << 30}
 """Bytes that one pass may take; a larger grid is trained in several. With more, a CPU is a third slower."""
@@ -79,7 +80,7 @@ def train_grid(
         done = number * settings.optimisation.epochs
         report = None if on_epoch is None else lambda epoch, done=done: on_epoch(done + epoch, epochs)
         train = partial(_train, layout, data, settings, seed=seed, per_class=per_class, report=report)
-        trained.append(_in_parts(train, chunk))
+        trained.append(in_parts(train, chunk, dim=1))
     deltas = tuple(torch.cat([part[d] for part in trained], dim=1) for d in range(len(layout.space.branches)))
     if divided:
         deltas = tuple(processes.gather(each.transpose(0, 1), [len(settings.grid)]).transpose(0, 1) for each in deltas)
@@ -89,19 +90,6 @@ def train_grid(
 
 
 Grid = Sequence[tuple[float, float]]
-
-
-def _in_parts(train: Callable[[Grid], list[Tensor]], grid: Grid) -> list[Tensor]:
-    """The deltas of these points; of each half, and so on, where the device runs out of memory."""
-    try:
-        return train(grid)
-    except torch.OutOfMemoryError:
-        if len(grid) < 2:
-            raise
-    torch.cuda.empty_cache()
-    middle = len(grid) // 2
-    halves = [_in_parts(train, part) for part in (grid[:middle], grid[middle:])]
-    return [torch.cat(deltas, dim=1) for deltas in zip(*halves, strict=True)]
 
 
 def _points_per_pass(

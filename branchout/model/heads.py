@@ -146,7 +146,7 @@ class FusedHead(nn.Module):
         values = [b] * steps if isinstance(b, (int, float)) else list(b)
         if len(values) != steps:
             raise BranchoutError(f"{len(values)} biases were given for {steps} steps")
-        self.bias.copy_(torch.tensor([0.0, *values], dtype=torch.float64))
+        self.bias.copy_(torch.tensor([0.0, *values], dtype=self.bias.dtype))
 
     def frozen_columns(self, features: Sequence[Tensor]) -> Tensor:
         """z: every branch's own logits side by side (N, columns), before deltas and dial."""

@@ -86,7 +86,8 @@ class Backbone(StageSequence):
 
         One layout everywhere: another one rounds differently, and a loaded model must give the same logits.
         """
-        return torch.contiguous_format if self.narrow and device.type == "cpu" else torch.channels_last
+        contiguous = device.type == "mps" or (self.narrow and device.type == "cpu")
+        return torch.contiguous_format if contiguous else torch.channels_last
 
     def arrange(self, images: Tensor) -> Tensor:
         """Images (N, C, H, W) in the layout that this network runs in."""

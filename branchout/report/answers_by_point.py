@@ -121,7 +121,7 @@ def _answers(model: Classifier, features: Tensor) -> Ints:
 @torch.no_grad()
 def _columns(model: Classifier, features: Tensor) -> Floats:
     """Logits of every column, without the dial."""
-    columns: Floats = model.fused.columns(features.unbind(1)).double().cpu().numpy()
+    columns: Floats = model.fused.columns(features.unbind(1)).cpu().double().numpy()
     return columns
 
 

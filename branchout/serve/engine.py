@@ -19,6 +19,7 @@ from branchout.model.heads import FusedHead
 from branchout.serve.limits import JPEG_COST, JPEG_PIXELS, Limits
 from branchout.serve.model_info import branch_name
 from branchout.serve.operating_points import OperatingPoint, OperatingPoints
+from branchout.training.memory import in_parts
 
 Result = dict[str, Any]
 """`answers`, `before` and `branches` of schema.Prediction."""
@@ -101,9 +102,9 @@ class Engine:
         classifier = self.model.classifier
         pixels = torch.stack([question.pixels for question in questions]).to(self.model.device)
         images = classifier.backbone.arrange(classifier.preprocessing.normalise(pixels))
-        features = classifier.features(images)
+        features = in_parts(classifier.features, images)
         flipped = [n for n, question in enumerate(questions) if question.flip]
-        flipped_features = classifier.features(images[flipped].flip(3)) if flipped else []
+        flipped_features = in_parts(classifier.features, images[flipped].flip(3)) if flipped else []
         results: list[Result] = [{} for _ in questions]
         groups: dict[tuple[int, bool, int], list[int]] = {}
         for n, question in enumerate(questions):

@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from branchout.errors import BranchoutError
 from branchout.training import processes
@@ -14,7 +15,7 @@ from branchout.training.loop import best_device
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as in malloc.h
 Device = str | torch.device | None
-"""`cpu`, `cuda` or `cuda:1`; None is a GPU if there is one."""
+"""`cpu`, `cuda`, `cuda:1` or `mps`, an Apple GPU; None is a CUDA GPU if there is one, else the CPU."""
 
 
 def device_named(device: Device) -> torch.device:
@@ -25,16 +26,24 @@ def device_named(device: Device) -> torch.device:
         device = torch.device("cuda", processes.local_rank())  # each process has a GPU of its own
     try:
         found = torch.device(device)
-        if found.type not in ("cpu", "cuda"):
+        if found.type not in ("cpu", "cuda", "mps"):
             raise RuntimeError
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError):  # the latter from a torch without CUDA
-        there = ", ".join(["cpu", *(f"cuda:{n}" for n in range(torch.cuda.device_count()))])
-        raise BranchoutError(f"There is no device {str(device)!r}. This machine has: {there}") from None
+        there = ["cpu", *(f"cuda:{n}" for n in range(torch.cuda.device_count()))]
+        there += ["mps"] if torch.backends.mps.is_available() else []
+        raise BranchoutError(f"There is no device {str(device)!r}. This machine has: {', '.join(there)}") from None
+    if found.type == "mps" and processes.count() > 1:
+        raise BranchoutError("Several processes share CUDA GPUs or CPUs, not an Apple GPU. Use --device cpu")
     processes.join(found)
     if found.type == "cpu":
         keep_freed_memory()
     return found
+
+
+def in_double(tensor: Tensor) -> Tensor:
+    """In double precision; on the CPU where the device has none."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
 def give_back_memory() -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from branchout.training import processes
+from branchout.training.memory import empty_cache, out_of_memory
 
 Batch = TypeVar("Batch")
 
@@ -104,12 +105,13 @@ class EagerStep(Generic[Batch]):
             try:
                 loss = self.backward(batch)
                 break
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:
                 # Several processes would have to agree on it.
-                if self.split is None or processes.count() > 1 or self.parts >= MOST_PARTS:
+                can_divide = self.split is not None and processes.count() == 1 and self.parts < MOST_PARTS
+                if not out_of_memory(error) or not can_divide:
                     raise
             self.parts *= 2
-            torch.cuda.empty_cache()
+            empty_cache()
             _log.warning(
                 "The GPU has too little memory for a whole batch: each is computed in %d parts from now on. BatchNorm "
                 "uses the images of one part.",

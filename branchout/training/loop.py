@@ -148,8 +148,8 @@ def fit(
     `epoch_batches(e)` yields epoch e's batches, always the same ones, so that a resumed run sees what an uninterrupted
     one would have seen. `modules` holds all state that training changes; a checkpoint keeps it. With `held_out_loss`,
     training ends in its last third, when the learning rate is lowest, once that loss stops improving. Where several
-    processes train, a batch is this one's part, and `loss_of` the loss of the whole batch. `split` divides a batch where
-    gradients are accumulated, or where a GPU has too little memory.
+    processes train, a batch is this one's part, and `loss_of` the loss of the whole batch. `split` divides a batch
+    where gradients are accumulated, or where a GPU has too little memory.
     """
     optimiser = optimiser_for(parameters, optimisation, device)
     losses, held_out = (

@@ -226,8 +226,8 @@ def divided(sizes: Sequence[int], parts: int) -> list[Rows]:
     """
     if min(sizes) < parts * count():
         raise BranchoutError(
-            f"A batch has {min(sizes)} images, too few for {parts} parts on {count()} processes. Start fewer processes, "
-            "or lower ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+            f"A batch has {min(sizes)} images, too few for {parts} parts on {count()} processes. Start fewer "
+            "processes, or lower ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
         )
     found = []
     for part in range(parts):
