@@ -33,7 +33,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> BranchoutError:
     from difflib import get_close_matches
 
     names = [printable(each) for each in known]
-    many = len(names) > 100
+    many = len(names) > 60
     near = get_close_matches(name, names, n=3 if many else 1)
     hint = f"did you mean {' or '.join(near)}? Known" if near else "known"
     listed = f"{len(names):,} others" if many else ", ".join(names)

@@ -253,13 +253,15 @@ def open_dataset(data: str, facts: Path | None = None, classes_from: str | None 
     return dataset if facts is None else with_facts(dataset, facts)
 
 
-def check_folders(*folders: Path | None) -> None:
-    """Refuse a folder of images that is not there, before anything is loaded."""
-    for folder in folders:
-        if folder is not None and not folder.is_dir():
-            from branchout.data.folders import scan
+def check_folders(*folders: Path | None, classes_from: str | None = None) -> None:
+    """Refuse folders of images that cannot be used, before torch and the model are loaded."""
+    from branchout.data.folders import scan
 
-            scan(folder, verify=False)  # raises, and names folders nearby
+    for folder in (each for each in folders if each is not None):
+        try:
+            scan(folder, verify=False, classes_from=classes_from)
+        except BranchoutError:
+            scan(folder, classes_from=classes_from)  # decodes every file, and names all problems at once
 
 
 def open_model(
@@ -278,7 +280,9 @@ def open_model(
 
             return api.load(name, arch=arch, head=head, classes=classes, device=device)
     except BranchoutError as error:
-        named = name == "glyphs" or name.startswith(("hf-hub:", "torchvision:"))
+        from branchout.model.bases import WEIGHTS
+
+        named = name == "glyphs" or name.startswith(("hf-hub:", "torchvision:")) or name.endswith(WEIGHTS)
         if named or Path(name).exists() or "device" in str(error):
             raise
         raise no_saved_model(name, f". As for timm: {error}" if base and "/" not in name else "") from None

@@ -72,11 +72,10 @@ def _show_families(found: list[ListedBase]) -> None:
     rows = []
     for family, networks in sorted(families.items(), key=lambda each: -len(each[1])):
         networks.sort(key=lambda base: base.parameters)
-        pixels = sorted(base.size for base in networks)
         millions = f"{_millions(networks[0].parameters)}–{_millions(networks[-1].parameters)}"
-        rows.append((family, str(len(networks)), millions, f"{pixels[0]}–{pixels[-1]} px", networks[0].name))
+        rows.append((family.removeprefix("torchvision."), str(len(networks)), millions, networks[0].name))
     say(f"{len(found):,} networks. Families, and the smallest network of each:")
-    _table(("family", "networks", "parameters", "input", "smallest"), rows)
+    _table(("family", "networks", "parameters", "smallest"), rows)
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -140,7 +140,7 @@ def evaluate(
     """Measure a model before and after its last step, and what it forgot."""
     from branchout.files import check_output, write_csv, write_json
 
-    check_folders(test)
+    check_folders(test, classes_from=classes_from)
     given = {"classes.csv": csv, "images.csv": images_csv, "results.json": json}
     asked = [file for file in given.values() if file is not None]
     for such_as, file in given.items():

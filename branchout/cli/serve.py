@@ -126,7 +126,7 @@ def _serve(
     place = model if model is not None else str(watch or "")
     if not place:
         raise BranchoutError("No model was given. Type: branchout serve MODEL, or branchout serve --watch OUT")
-    check_folders(test)
+    check_folders(test, classes_from=classes_from)
     with listen(host, port, again=f"branchout serve {quoted(place)}") as sock:
         opened, watch = _open(model, watch, device)
         served = create_app(

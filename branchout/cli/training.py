@@ -118,14 +118,15 @@ def check(
     device: Device = None,
 ) -> None:
     """Say what `extend` would do: images, problems, overlaps, time and space."""
-    check_folders(new, memory, val)
     from branchout.cli.display import progress
     from branchout.method.config import ExtendConfig
+
+    config = ExtendConfig(branch=branch, minutes=minutes)
+    check_folders(new, memory, val, classes_from=classes_from)
     from branchout.method.running.forecast import forecast
     from branchout.method.running.plan import make_plan
 
     model = open_model(base, arch, head=head, classes=classes, base=True, device=device)
-    config = ExtendConfig(branch=branch, minutes=minutes)
     with progress(console) as report:
         prepared = model.prepare(new, memory=memory, val=val, config=config, classes_from=classes_from, report=report)
         plan = make_plan(model.classifier, prepared.split, config, model.device, timed=True, report=report)
@@ -187,7 +188,7 @@ def extend(
             minutes=minutes,
             memory_limit=memory_limit,
         )
-        check_folders(new, memory, val)
+        check_folders(new, memory, val, classes_from=classes_from)
         from branchout.training.work import check_out
 
         check_out(out)  # no torch so far

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,26 @@ def test_help_and_typos_are_answered_without_slow_imports(words: list[str], slow
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8")
     assert done.stdout.splitlines()[-1] == "imported []", done.stderr
+
+
+@pytest.mark.parametrize("command", ["check", "extend", "evaluate"])
+def test_all_problems_of_a_folder_are_named_without_slow_imports(command: str, photos: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    shutil.copytree(photos / "new", folder)
+    one = next(file for file in sorted(folder.rglob("*")) if file.is_file())
+    shutil.copy(one, one.with_name(f"copy{one.suffix}"))
+    (one.parent / "broken.jpg").write_bytes(b"")
+    (folder / "bare").mkdir()
+    words = ["evaluate", "v2", str(folder)] if command == "evaluate" else [command, str(folder), "--base", "base"]
+    words += ["--out", "x"] if command == "extend" else []
+    code = (
+        f"import sys; sys.argv = ['branchout', *{words}]\nfrom branchout.cli import main\n"
+        "try: main()\nexcept SystemExit: print('imported', [name for name in ('torch', 'timm') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8")
+    assert done.stdout.splitlines()[-1] == "imported []", done.stderr
+    for word in ("bare", "broken.jpg", f"copy{one.suffix}"):
+        assert word in done.stderr
 
 
 # Errors.

@@ -14,7 +14,13 @@ from branchout.model.weights import shapes_only
 def test_families_are_listed_with_their_sizes() -> None:
     answer = run("bases")
     assert answer.status == 0
-    for word in ("VisionTransformer", "torchvision.ResNet", "ConvNeXt", "installed", "efficientnet_lite0"):
+    for word in (
+        "VisionTransformer",
+        "torchvision:resnet18",
+        "maxvit_rmlp_pico_rw_256",
+        "installed",
+        "efficientnet_lite0",
+    ):
         assert word in answer.out
     assert "Eva" in answer.out.split("Cannot be split")[1]
     assert "--head FILE" in answer.out

@@ -62,7 +62,7 @@ def _old_images(model: Classifier, split: DataSplit) -> Iterator[str]:
     if split.chosen_on == "pseudo":
         yield "  base accuracy cannot be measured: most old classes have no images to measure it on"
     how = {"dev": "from --val", "held-out": "held out from the images above", "pseudo": "of new classes only"}
-    yield f"validation: {len(split.dev):,} images to choose with, {len(split.test):,} to test, {how[split.chosen_on]}"
+    yield f"validation images: {len(split.dev):,} to choose with, {len(split.test):,} to test, {how[split.chosen_on]}"
 
 
 def added_bytes(model: Classifier, split: DataSplit, config: ExtendConfig, where: str) -> int:

@@ -112,8 +112,9 @@ def choose_plan(timed: list[Plan], config: ExtendConfig) -> Plan:
     better = timed[timed.index(chosen) + 1 :]
     if not better:
         return chosen
-    following = min(better, key=_seconds)
-    needed = max(math.ceil(_seconds(following) / 60), math.ceil(minutes) if config.minutes is not None else 1)
+    asked = 0.0 if config.minutes is None else 60 * minutes
+    needed = math.ceil(max(60, asked, _seconds(chosen), min(map(_seconds, better))) / 60)
+    following = [plan for plan in timed if _seconds(plan) <= 60 * needed][-1]
     return replace(chosen, more=f"--minutes {needed} would train {following.described()}")
 
 
