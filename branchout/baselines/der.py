@@ -19,7 +19,6 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.baselines import feature_heads, whole_network
@@ -71,8 +70,7 @@ def learn(before: Classifier | Network | Extractors, task: Task, *, published: b
 
     def loss_of(pictures: Tensor, target: Tensor) -> Tensor:
         h = network.features(pictures)
-        loss = F.cross_entropy(network.head(h), target)
-        return loss + F.cross_entropy(auxiliary(h[:, -fresh.features :]), answer[target])
+        return whole_network.with_auxiliary(network.head(h), auxiliary(h[:, -fresh.features :]), target, answer)
 
     trained = nn.ModuleList([network, auxiliary])
     whole_network.train(trained, task, whole_network.new_and_exemplars(task), loss_of, work="train a new extractor")

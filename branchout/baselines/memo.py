@@ -56,7 +56,7 @@ def learn(before: Classifier | SharedEarly, task: Task) -> SharedEarly:
 
     def loss_of(pictures: Tensor, target: Tensor) -> Tensor:
         h = network.features(pictures)
-        return memo_loss(network.head(h), auxiliary(h[:, -k:]), target, answers)
+        return whole_network.with_auxiliary(network.head(h), auxiliary(h[:, -k:]), target, answers)
 
     trained = nn.ModuleList([network, auxiliary])
     whole_network.train(trained, task, whole_network.new_and_exemplars(task), loss_of, work="train new late blocks")
@@ -76,11 +76,6 @@ def grown(before: Classifier | SharedEarly, classes: int) -> SharedEarly:
         fresh = copy.deepcopy(before.blocks[-1]).requires_grad_(True)
         fresh.frozen = False  # type: ignore[assignment]
     return SharedEarly(backbone, [*blocks, fresh], rows, classes)
-
-
-def memo_loss(z: Tensor, auxiliary: Tensor, target: Tensor, answers: Tensor) -> Tensor:
-    """Cross-entropy over all classes, and on the newest features over the classes of this step and "any other"."""
-    return F.cross_entropy(z, target) + F.cross_entropy(auxiliary, answers[target])
 
 
 BASELINES = (Baseline("memo", "MEMO", learn, on="network"),)

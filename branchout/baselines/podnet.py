@@ -130,7 +130,8 @@ def first_as_published(task: Task) -> PodNetwork:
     proxies = torch.randn(len(task.space.classes), PROXIES, backbone.features) / math.sqrt(backbone.features)
     network = PodNetwork(backbone, LocalSimilarity(proxies, 1.0, unit=2.0), published=True)
     network.to(task.device, memory_format=backbone.layout(task.device))  # type: ignore[call-overload]
-    published.train_base(network, task, lambda x, y: nca(network(x), y), descent(network, task.pretraining))
+    optimisation = descent(network, task.pretraining)
+    whole_network.train(network, task, task.new, lambda x, y: nca(network(x), y), published.BASE, optimisation)
     return network
 
 

@@ -25,6 +25,8 @@ from branchout.training.optimisation import Optimisation
 SCHEDULE = Optimisation(epochs=170, lr=0.1, batch=128, weight_decay=5e-4, schedule="der")
 """Of the base and of every step: that of DER's published experiments, whose tables have iCaRL, BiC and WA too."""
 
+BASE = "Training the base model"
+
 
 def scaled(own: Optimisation, asked: Optimisation) -> Optimisation:
     """A method's own training, with as many of its epochs as are asked for of those of SCHEDULE."""
@@ -88,27 +90,17 @@ class PaddedShortcut(nn.Module):
 def first(
     task: Task,
     loss_of: Loss = F.cross_entropy,
-    wrapped: Callable[[Head, Loss], Loss] = lambda head, loss: loss,
     *,
     relu: str = "always",
     bias: bool = False,
+    make: Callable[..., nn.Linear] = random_rows,
     optimisation: Optimisation | None = None,
     alter: Alter | None = None,
 ) -> Network:
     """The base: a network with a linear head, trained from scratch on the first classes by a loss of its logits."""
     backbone = untrained(task, relu)
-    network = Network(backbone, random_rows(backbone.features, len(task.space.classes), bias=bias))
+    network = Network(backbone, make(backbone.features, len(task.space.classes), bias=bias))
     network.to(task.device, memory_format=backbone.layout(task.device))  # type: ignore[call-overload]
-    loss = wrapped(network.head, lambda x, y: loss_of(network(x), y))
-    train_base(network, task, loss, optimisation or task.pretraining, alter)
+    optimisation = optimisation or task.pretraining
+    whole_network.train(network, task, task.new, lambda x, y: loss_of(network(x), y), BASE, optimisation, alter=alter)
     return network
-
-
-def train_base(
-    network: nn.Module,
-    task: Task,
-    loss_of: Loss,
-    optimisation: Optimisation,
-    alter: Alter | None = None,
-) -> None:
-    whole_network.train(network, task, task.new, loss_of, "Training the base model", optimisation, alter=alter)

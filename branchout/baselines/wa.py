@@ -14,6 +14,7 @@ negative: those of a base trained without that limit would lose much of what the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +22,8 @@ from torch import Tensor, nn
 
 from branchout.baselines import feature_heads, whole_network
 from branchout.baselines.networks import Network, OnFeatures, with_scales
-from branchout.baselines.published import first, linear_head
+from branchout.baselines.published import first
 from branchout.baselines.task import Baseline, Ints, Published, Task
-from branchout.baselines.whole_network import Loss
 from branchout.data.images import shuffled
 from branchout.model.classifier import Classifier
 from branchout.model.heads import NORM, CosineHead, FusedHead, Head, to_norm
@@ -81,33 +81,30 @@ def learn(before: Classifier | Network, task: Task) -> Network:
     return network
 
 
+class NonNegative(nn.Linear):
+    """Linear rows without bias; before they are used, weights that a step of descent made negative are set to zero."""
+
+    @classmethod
+    def drawn(cls, features: int, classes: int, *, bias: bool = False) -> NonNegative:
+        rows = cls(features, classes, bias=bias)
+        nn.init.kaiming_normal_(rows.weight, nonlinearity="linear")
+        return rows
+
+    def forward(self, h: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(min=0)
+        return super().forward(h)
+
+
 def learn_as_published(before: Network, task: Task) -> Network:
-    network, teacher = whole_network.student_and_teacher(before, task, linear_head)
+    network, teacher = whole_network.student_and_teacher(
+        before, task, lambda like, classes: NonNegative.drawn(like.weight.shape[1], classes)
+    )
     loss_of = whole_network.distillation_loss(network, teacher, task)
-    whole_network.train(network, task, whole_network.new_and_exemplars(task), clipped(network.head, loss_of))
-    clip(network.head)
+    whole_network.train(network, task, whole_network.new_and_exemplars(task), loss_of)
+    with torch.no_grad():
+        network.head.weight.clamp_(min=0)
     align(network.head, whole_network.in_step(task))
-    return network
-
-
-@torch.no_grad()
-def clip(head: Head) -> None:
-    head.weight.clamp_(min=0)
-
-
-def clipped(head: Head, loss_of: Loss) -> Loss:
-    """The same loss; before it is computed, weights that the last step made negative are set to zero."""
-
-    def clipped_loss(pictures: Tensor, target: Tensor) -> Tensor:
-        clip(head)
-        return loss_of(pictures, target)
-
-    return clipped_loss
-
-
-def first_as_published(task: Task) -> Network:
-    network = first(task, wrapped=clipped)
-    clip(network.head)
     return network
 
 
@@ -188,6 +185,8 @@ def relearned(before: Classifier, task: Task) -> Rows:
 
 
 BASELINES = (
-    Baseline("wa", "WA", learn, on="network", published=Published(first_as_published, learn_as_published)),
+    Baseline(
+        "wa", "WA", learn, on="network", published=Published(partial(first, make=NonNegative.drawn), learn_as_published)
+    ),
     Baseline("fa-wa", "FA+WA", learn_on_features, on="features"),
 )

@@ -89,6 +89,11 @@ def distillation_loss(student: nn.Module, teacher: nn.Module, task: Task) -> Los
     return loss_of
 
 
+def with_auxiliary(z: Tensor, auxiliary: Tensor, target: Tensor, answers: Tensor) -> Tensor:
+    """Cross-entropy over all classes, and on the newest features over the classes of this step and "any other"."""
+    return F.cross_entropy(z, target) + F.cross_entropy(auxiliary, answers[target])
+
+
 def train(
     network: nn.Module,
     task: Task,

@@ -24,7 +24,7 @@ def test_the_loss_is_its_formula_image_by_image() -> None:
     for n, y in enumerate(target.tolist()):
         for row, right in ((z[n], y), (auxiliary[n], {3: 1, 4: 2}.get(y, 0))):
             total -= math.log(math.exp(row[right]) / sum(math.exp(value) for value in row))
-    assert memo.memo_loss(z, auxiliary, target, answers).item() == pytest.approx(total / 4, rel=1e-5)
+    assert whole_network.with_auxiliary(z, auxiliary, target, answers).item() == pytest.approx(total / 4, rel=1e-5)
 
 
 def test_the_auxiliary_head_has_one_answer_for_each_class_of_the_step(overlapping_task) -> None:
