@@ -90,7 +90,8 @@ def weighted_by_class(
 
     Acc_all weighs each part by its number of classes instead of images: two old images for a thousand classes and ten
     new ones for a hundred must not count half each. Acc_avg leaves out an overlap with fewer than `FEWEST` images: one
-    image of a single overlapping class would otherwise count a third. Shapes are those of `from_counts`.
+    image of a single overlapping class would otherwise count a third. Steps count in it by their number of classes: a
+    class of a step of ten counts no more than one of a step of ninety. Shapes are those of `from_counts`.
     """
     classes = np.bincount(part_of_class(space), minlength=len(total))
     present = total > 0
@@ -98,7 +99,10 @@ def weighted_by_class(
     enough = enough if enough.any() else present
     each = correct / np.maximum(total, 1)
     weight = np.where(present, classes, 0)
-    return {"all": (each * weight).sum(-1) / weight.sum(), "avg": each[..., enough].mean(-1)}
+    by_part = each.copy()
+    steps = np.flatnonzero(present[1:-1]) + 1
+    by_part[..., steps] = (each[..., steps] * (classes[steps] / classes[steps].sum())).sum(-1, keepdims=True)
+    return {"all": (each * weight).sum(-1) / weight.sum(), "avg": by_part[..., enough].mean(-1)}
 
 
 def incremental(steps: Sequence[Accuracies]) -> float:

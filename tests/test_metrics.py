@@ -102,6 +102,18 @@ def test_steps_are_averaged_with_the_base_step() -> None:
     assert after.avg == pytest.approx((0.5 + 1.0) / 2)
 
 
+def test_where_images_are_few_classes_count_alike_whichever_step_they_came_with() -> None:
+    space = LabelSpace.of("abcd", "efg", "h")
+    correct, total = np.array([[6, 3, 5, 0], [8, 6, 0, 0]]), np.array([8, 6, 5, 0])
+    found = metrics.weighted_by_class(correct, total, space)
+    new = np.array([(3 * 0.5 + 1) / 4, 3 / 4])
+    assert found["avg"] == pytest.approx((np.array([0.75, 1.0]) + 2 * new) / 3)
+    assert found["all"] == pytest.approx((4 * np.array([0.75, 1.0]) + 4 * new) / 8)
+    one = LabelSpace.of("abcd", "efg")  # with one step nothing is weighed: to the bit
+    each = correct[:, [0, 1]] / total[[0, 1]]
+    assert (metrics.weighted_by_class(correct[:, [0, 1, 3]], total[[0, 1, 3]], one)["avg"] == each.mean(-1)).all()
+
+
 def test_nothing_to_measure_is_said() -> None:
     with pytest.raises(BranchoutError, match="no images"):
         metrics.accuracies(np.array([], dtype=int), np.array([], dtype=int), LabelSpace.of(["a"]))

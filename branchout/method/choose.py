@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from branchout.goals import PAPER_GOALS
-from branchout.method.dial import balanced_without_old, dial_frontier, predict, step_offsets, with_bias
+from branchout.method.dial import balanced_without_old, dial_frontier, newest_bias, predict, step_offsets, with_bias
 from branchout.method.features import logit_columns, predictions
 from branchout.method.frontier import Floats, Frontier, Ints, grid_frontier
 from branchout.method.recipes import Recipe
@@ -37,23 +37,25 @@ def choose_point(
     chosen_on: str = "dev",
     by_class: bool = False,
     held_new: Half | None = None,
-    earlier: Sequence[float] = (),
+    earlier: Sequence[float] | None = None,
 ) -> tuple[StepPoints, Frontier]:
     """The frontier on dev images, given by features (N, feature vectors, k) and labels, and the goal's point on it.
 
     `chosen_on` says what these images are: a key of `goals.CHOSEN_ON`. `by_class` has the goal weigh classes
-    instead of images: see `metrics.weighted_by_class`. Where they cannot judge the goal `balanced`, `held_new` has
-    held-out images of the newest classes, which place it (`dial.balanced_without_old`), and the branches of earlier
-    steps keep their biases, `earlier`.
+    instead of images: see `metrics.weighted_by_class`. With `earlier`, the branches of earlier steps keep these biases,
+    and the goal `balanced` places the newest one beside them. Where the images cannot judge that goal, `held_new` has
+    held-out images of the newest classes, which place it (`dial.balanced_without_old`).
     """
     if recipe.dial or trained is None:
         deltas = [] if trained is None else [_on_cpu(trained.at(0, 0))]
         model.fused.deltas = list(deltas[0]) if deltas else [None] * len(model.fused.heads)
         columns = logit_columns(model, features)
-        b = None if held_new is None else place_without_old(model, held_new, earlier)
-        offsets = None if b is None else (*(each - b for each in earlier), 0.0)
-        curve, offsets = dial_curve(model, columns, labels, recipe.balanced, by_class, offsets)
-        curve = replace(curve, chosen_on=chosen_on, balanced_at=b)
+        b = None
+        if held_new is not None:
+            z = with_bias(logit_columns(model, held_new[0]), model.space, [*(earlier or ()), 0.0])
+            b = balanced_without_old(z, held_new[1], model.space)
+        curve, offsets = dial_curve(model, columns, labels, recipe.balanced, by_class, earlier, b)
+        curve = replace(curve, chosen_on=chosen_on)
         chosen = [curve.choose(each) for each in curve.possible_goals()] if by_class else []
         points = curve.select(np.union1d(curve.pareto(), np.array(chosen, dtype=np.int64)))  # no goal needs another
         return StepPoints(points.to_dict(), deltas, points.choose(goal), goal, offsets), points
@@ -67,28 +69,30 @@ def choose_point(
     return StepPoints(points.to_dict() | {"beaten": beaten}, deltas, points.choose(goal), goal), points
 
 
-def place_without_old(model: Classifier, held_new: Half, earlier: Sequence[float]) -> float | None:
-    """The b of the newest step, beside earlier steps that keep their biases."""
-    columns = with_bias(logit_columns(model, held_new[0]), model.space, [*earlier, 0.0])
-    return balanced_without_old(columns, held_new[1], model.space)
-
-
 def dial_curve(
     model: Classifier,
     columns: Floats,
     labels: Ints,
     balanced_by: str,
     by_class: bool,
-    offsets: tuple[float, ...] | None = None,
+    earlier: Sequence[float] | None = None,
+    b: float | None = None,
 ) -> tuple[Frontier, tuple[float, ...]]:
-    """The dial's exact curve, and the offset of each step's branch where there are several; these may be given."""
+    """The dial's exact curve, and the offset of each step's branch where there are several.
+
+    With `earlier`, earlier steps keep these biases at the point for `balanced`, where the newest one has `b`; without
+    it, `dial.newest_bias` places it.
+    """
     space, pooler = model.space, model.fused.pooler.kind
-    if len(model.steps) < 2:
-        offsets = ()
-    else:
-        offsets = offsets or tuple(step_offsets(columns, labels, space, pooler, by_class=by_class).tolist())
-        columns = with_bias(columns, space, offsets)
-    return dial_frontier(columns, labels, space, pooler, balanced_by=balanced_by, by_class=by_class), offsets
+    offsets: tuple[float, ...] = ()
+    if len(model.steps) > 1 and earlier is not None:
+        b = newest_bias(columns, labels, space, earlier, pooler) if b is None else b
+        offsets = (*(each - b for each in earlier), 0.0)
+    elif len(model.steps) > 1:
+        offsets = tuple(step_offsets(columns, labels, space, pooler, by_class=by_class).tolist())
+    columns = with_bias(columns, space, offsets) if offsets else columns
+    curve = dial_frontier(columns, labels, space, pooler, balanced_by=balanced_by, by_class=by_class)
+    return replace(curve, balanced_at=b), offsets
 
 
 def apply_point(model: Classifier, points: StepPoints) -> None:
@@ -124,10 +128,12 @@ def cross_fit(
     before: Accuracies | None,
     *,
     second_only: bool = False,
+    earlier: Sequence[float] | None = None,
 ) -> Measured:
     """Accuracies of held-out images that also chose: each half is measured at the point that the other one chooses.
 
-    With `second_only` the first half measures nothing, because training was ended with it.
+    With `second_only` the first half measures nothing, because training was ended with it. `earlier` as in
+    `choose_point`.
     """
     space, pooler = model.space, model.fused.pooler.kind
     goals = list(dict.fromkeys([*PAPER_GOALS, points.goal]))
@@ -136,7 +142,7 @@ def cross_fit(
     directions = ((0, 1),) if second_only else ((1, 0), (0, 1))
     for here, there in directions:
         by_class = frontier.weighted is not None
-        curve, offsets = dial_curve(model, columns[here], halves[here][1], frontier.balanced_by, by_class)
+        curve, offsets = dial_curve(model, columns[here], halves[here][1], frontier.balanced_by, by_class, earlier)
         steps = np.array(offsets or [0.0] * len(model.steps))
         for goal in goals:
             b = curve.settings[curve.nearest(goal), 0]

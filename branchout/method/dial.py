@@ -173,6 +173,23 @@ def step_offsets(
     return offsets
 
 
+def newest_bias(
+    columns: Floats, labels: Ints, space: LabelSpace, earlier: Sequence[float], pooler: str = "max"
+) -> float:
+    """The balanced b of the newest step alone, beside earlier steps that keep their biases.
+
+    Kept images of an earlier step were trained on in that step, so its logits on them are larger than on other images:
+    they cannot say where it should be, but how many images the newest step takes from it. Of equally good values the
+    one nearest to their middle: the smallest would cost the newest step most, whose held-out images are fewest.
+    """
+    newest = space.branch_of_column == len(space.branches) - 1
+    moved = with_bias(columns, space, [*earlier, 0.0])
+    curve = dial_frontier(moved, labels, space, pooler, moving=newest, by_class=True)
+    score = curve.score("balanced")
+    equal = curve.settings[score >= np.nanmax(score) - TIE, 0]
+    return float(equal[np.abs(equal - (equal[0] + equal[-1]) / 2).argmin()])
+
+
 MOST_STRANGERS, ENOUGH_FOUND = 0.5, 0.95
 """Chosen on features of one network, with subsets of 8 to 101 new classes and kept images of old ones. Fewer strangers
 than half cost new classes more than they save old ones where new classes are many."""

@@ -161,6 +161,10 @@ class Extension(StepData):
         if both:
             halves.append((self.features(model, self.split.test)[0], self.labels(self.split.test)))
         features, labels = torch.cat([half[0] for half in halves]), np.concatenate([half[1] for half in halves])
+        held_new = self.held_new(model)
+        # Kept images of earlier steps trained those. Deltas change all logits, so that earlier biases mean nothing.
+        keeps = self.base.steps and chosen_on != "dev" and (trained is None or held_new is not None)
+        earlier = self.base.fused.bias[1:].tolist() if keeps else None
         points, frontier = choose_point(
             model,
             trained,
@@ -170,14 +174,17 @@ class Extension(StepData):
             goal=config.goal,
             chosen_on=chosen_on,
             by_class=chosen_on != "dev",  # validation images that were given are taken as they are
-            held_new=self.held_new(model),
-            earlier=self.base.fused.bias[1:].tolist(),
+            held_new=held_new,
+            earlier=earlier,
         )
         if not both:
             return points, frontier, self.measure(model, points, frontier)
         stops = self.plan.effort.stops  # the dev images chose the end of training: they measure nothing
         before = self.before(self.split.test if stops else concatenate([self.split.dev, self.split.test]))
-        return points, frontier, cross_fit(model, (halves[0], halves[1]), points, frontier, before, second_only=stops)
+        measured = cross_fit(
+            model, (halves[0], halves[1]), points, frontier, before, second_only=stops, earlier=earlier
+        )
+        return points, frontier, measured
 
     def held_new(self, model: Classifier) -> tuple[Tensor, np.ndarray] | None:
         """Held-out images of the new classes, for a linear head without old images that could choose."""

@@ -41,7 +41,7 @@ class Frontier:
     weighted: Mapping[str, Floats] | None = None
     """What `all` and `avg` are chosen by where images are few and unevenly spread: see `metrics.weighted_by_class`."""
     balanced_at: float | None = None
-    """The b of the goal `balanced`, where no image of an old class can judge it: see `dial.balanced_without_old`."""
+    """The b of the goal `balanced`, where it is not the best point of the curve: see `choose.dial_curve`."""
 
     def __len__(self) -> int:
         return len(self.settings)

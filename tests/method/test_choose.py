@@ -7,7 +7,7 @@ from helpers import BASE, LATER, NEW, untrained
 from torch import nn
 
 from branchout.method.choose import choose_point, cross_fit
-from branchout.method.dial import balanced_without_old, dial_frontier, predict, with_bias
+from branchout.method.dial import balanced_without_old, dial_frontier, newest_bias, predict, with_bias
 from branchout.method.features import logit_columns
 from branchout.method.recipes import BRANCHOUT
 from branchout.metrics import accuracies
@@ -107,3 +107,29 @@ def test_without_old_images_the_newest_step_is_placed_and_earlier_ones_stay() ->
     first, second = points.biases(2)
     assert second - first == pytest.approx(b + 3.0)
     assert second == pytest.approx(b, abs=0.2)  # the curve's nearest point
+
+
+def test_held_out_images_place_the_newest_step_and_earlier_ones_stay() -> None:
+    model = untrained(BASE, NEW, LATER)
+    torch.manual_seed(3)
+    features = torch.rand(120, 3, model.backbone.features)
+    labels = np.random.default_rng(3).integers(0, len(model.space.classes), 120)
+    halves = ((features[:60], labels[:60]), (features[60:], labels[60:]))
+    fusion, frontier = choose_point(
+        model, None, features, labels, recipe=BRANCHOUT, goal="balanced", by_class=True, earlier=[-1.5]
+    )
+    b = newest_bias(logit_columns(model, features), labels, model.space, [-1.5])
+    assert frontier.balanced_at == b
+    first, second = fusion.biases(2)
+    assert second - first == pytest.approx(b + 1.5)
+    assert second == pytest.approx(b, abs=0.2)  # the curve's nearest point
+    found = cross_fit(model, halves, fusion, frontier, None, earlier=[-1.5])
+    answers = []
+    for here, there in ((halves[1], halves[0]), (halves[0], halves[1])):
+        columns = logit_columns(model, here[0])
+        b = newest_bias(columns, here[1], model.space, [-1.5])
+        moved = with_bias(columns, model.space, [-1.5 - b, 0.0])
+        settings = dial_frontier(moved, here[1], model.space).settings[:, 0]
+        nearest = float(settings[np.abs(settings - b).argmin()])
+        answers.append(predict(logit_columns(model, there[0]), model.space, [nearest - b - 1.5, nearest]))
+    assert found.goals["balanced"].test == accuracies(np.concatenate(answers), labels, model.space)

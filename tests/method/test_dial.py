@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from branchout.labels import LabelSpace
-from branchout.method.dial import balanced_without_old, dial_frontier, predict, step_offsets, with_bias
+from branchout.method.dial import balanced_without_old, dial_frontier, newest_bias, predict, step_offsets, with_bias
 from branchout.method.frontier import Frontier
+from branchout.method.recipes import TIE
 from branchout.metrics import accuracies
 
 
@@ -115,3 +116,29 @@ def test_without_old_images_new_ones_without_their_class_place_the_dial() -> Non
     placed = Frontier.from_dict(replace(curve, balanced_at=2.0).to_dict())
     assert placed.choose("balanced") == np.abs(curve.settings[:, 0] - 2.0).argmin()
     assert placed.choose("all") == curve.choose("all")
+
+
+@pytest.mark.parametrize("earlier", [-2.0, 0.0, 1.5])
+@given(seed=st.integers(0, 30))
+def test_no_other_bias_of_the_newest_step_is_better(earlier: float, seed: int) -> None:
+    """Classes count alike, whichever step they came with."""
+    space = LabelSpace.of("abc", "de", "f")
+    columns, labels = scores(space, seed, images=60)
+
+    def score(b: float) -> float:
+        right = predict(columns, space, [earlier, b]) == labels
+        base, first, second = (right[np.isin(labels, space.index(names))].mean() for names in space.branches)
+        new = (2 * first + second) / 3
+        return float(((base + new) / 2 + (base + 2 * new) / 3) / 2)
+
+    best = max(score(b) for b in np.linspace(-25, 25, 501))
+    assert score(newest_bias(columns, labels, space, [earlier])) >= best - TIE - 1e-9
+
+
+def test_the_newest_step_is_placed_in_the_middle_of_what_is_equally_good() -> None:
+    space = LabelSpace.of("ab", "c", "d")
+    columns = np.array([[9.0, 0.0, 0.0, 3.0], [0.0, 7.0, 0.0, 3.0], [0.0, 0.0, 8.0, 3.0], [0.0, 0.0, 1.0, 3.0]])
+    labels = np.arange(4)
+    # The last image needs b > 1 + e - 3, the others allow b < 7 - 3 and b < 8 + e - 3, with e the first step's bias.
+    assert newest_bias(columns, labels, space, [0.0]) == pytest.approx((-2 + 4) / 2)
+    assert newest_bias(columns, labels, space, [-2.0]) == pytest.approx((-3 + 3) / 2)  # b > 0 - 3: base logits are 0

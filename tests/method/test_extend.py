@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import BASE, CPU, LATER, NEW, exemplars, fixed_batch, logits, some
+from helpers import BASE, CPU, LATER, NEW, exemplars, fixed_batch, logits, some, untrained
 
 from branchout import api
 from branchout.data.images import in_order, open_images
@@ -240,6 +240,25 @@ def test_a_second_step_without_any_old_image(extended: api.Model, train: Samples
     grown = extended.extend(train.of_classes(LATER), epochs=1, views=1)
     assert grown.frontier.chosen_on == "pseudo"
     assert grown.classifier.space.branches == (BASE, NEW, LATER)
+
+
+@pytest.mark.parametrize("kept", [[*BASE, *NEW], BASE])
+def test_a_second_step_without_validation_images_leaves_the_first_where_it_was(
+    kept: Sequence[str], train: Samples
+) -> None:
+    """Kept images trained the first step, so they cannot say where it should be; with validation images it may move."""
+    base, model = untrained(BASE, NEW), untrained(BASE, NEW, LATER)
+    base.fused.set_bias(-1.25)
+    split = DataSplit.of(base.space, train.of_classes(LATER), exemplars(train, kept), None)
+    assert split.chosen_on == "held-out"
+    fusion, frontier, measured = Extension(base, split, ExtendConfig(), device=CPU).choose_and_measure(model, None)
+    assert frontier.balanced_at is not None
+    first, second = fusion.biases(2)
+    assert second - first == pytest.approx(frontier.balanced_at + 1.25)
+    assert measured is not None
+    given = replace(split, chosen_on="dev")
+    _, frontier, _ = Extension(base, given, ExtendConfig(), device=CPU).choose_and_measure(model, None)
+    assert frontier.balanced_at is None
 
 
 def test_very_few_images_are_enough(base: api.Model, train: Samples) -> None:
