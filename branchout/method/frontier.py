@@ -50,7 +50,8 @@ class Frontier:
         """What a goal maximises, for every point."""
         by_metric = {**self.accuracies, **(self.weighted or {})}
         if goal == "balanced":
-            return combine(by_metric["all"], by_metric["avg"], self.balanced_by)
+            acc_all, acc_avg = by_metric["all"], by_metric["avg"]
+            return (acc_all + acc_avg) / 2 if self.balanced_by == "mean" else acc_all * acc_avg
         self._check_measured(goal)
         return by_metric[goal]
 
@@ -184,8 +185,3 @@ def grid_frontier(
     correct = np.stack([np.bincount(part[row == labels], minlength=parts) for row in predicted])
     accuracies = from_counts(correct, np.bincount(part, minlength=parts))
     return Frontier("grid", np.array(grid, dtype=np.float64), accuracies, len(labels), balanced_by)
-
-
-def combine(acc_all: Floats, acc_avg: Floats, by: str) -> Floats:
-    """What best-balanced maximises: the mean of Acc_all and Acc_avg (paper) or their product (reference)."""
-    return (acc_all + acc_avg) / 2 if by == "mean" else acc_all * acc_avg

@@ -71,28 +71,16 @@ def stage1_loss(batch: Batch, new: NewBranch, settings: Stage1) -> Tensor:
 def cross_entropy(z_n: Tensor, batch: Batch, new: NewBranch) -> Tensor:
     """Over the logits of all branches where there are exemplars; otherwise over the new classes alone.
 
-    Without old images, frozen logits would teach the new head to exceed them always.
+    Without old images, frozen logits would teach the new head to exceed them always. The old column of a new image's
+    own class does not compete: pooled with an old logit that is larger from the start, the new one would never get a
+    gradient. Exemplars are classified by the pooled logits of all classes.
     """
-    n = batch.new
-    if n == len(batch.y):
-        return F.cross_entropy(z_n, new.column_of(batch.y))
-    on_new = cross_entropy_new(batch.z[:n], z_n[:n], batch.y[:n], new)
-    return on_new + cross_entropy_exemplars(batch.z[n:], z_n[n:], batch.y[n:], new)
-
-
-def cross_entropy_new(z: Tensor, z_n: Tensor, y: Tensor, new: NewBranch) -> Tensor:
-    """New images, over frozen and new logits.
-
-    The old column of an image's own class does not compete: pooled with an old logit that is larger from the start,
-    the new one would never get a gradient.
-    """
-    competing = z.masked_fill(new.old_classes == y[:, None], -torch.inf)
-    return F.cross_entropy(torch.cat([competing, z_n], dim=1), new.column_of(y) + z.shape[1])
-
-
-def cross_entropy_exemplars(z: Tensor, z_n: Tensor, y: Tensor, new: NewBranch) -> Tensor:
-    """Exemplars, over the pooled logits of all classes."""
-    return F.cross_entropy(new.pooler(torch.cat([z, z_n], dim=1)), y)
+    n, z, y = batch.new, batch.z, batch.y
+    if n == len(y):
+        return F.cross_entropy(z_n, new.column_of(y))
+    competing = z[:n].masked_fill(new.old_classes == y[:n, None], -torch.inf)
+    on_new = F.cross_entropy(torch.cat([competing, z_n[:n]], dim=1), new.column_of(y[:n]) + z.shape[1])
+    return on_new + F.cross_entropy(new.pooler(torch.cat([z[n:], z_n[n:]], dim=1)), y[n:])
 
 
 def distillation(h: Tensor, batch: Batch, new: NewBranch, settings: Stage1) -> Tensor:
