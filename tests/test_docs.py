@@ -383,7 +383,7 @@ FLOWERS = {
     "`--branch blocks.5` (deeper branch)": "blocks.5",
     "`--branch fc` (new head alone)": "fc",
     "logistic regression beside old logits": "logistic-regression",
-    "full fine-tuning": "fine-tuning",
+    "full fine-tuning (older augmentation)": "fine-tuning",
     "RanPAC": "ranpac",
 }
 

@@ -140,11 +140,7 @@ def _validate(model: Model, test: Samples | None, report: Report) -> None:
 
 
 def _base_images(
-    data: Source,
-    val: Source | None,
-    scenario: str | Path | None,
-    warn: Callable[[str], None],
-    classes_from: str | None,
+    data: Source, val: Source | None, scenario: str | Path | None, warn: Callable[[str], None], classes_from: str | None
 ) -> tuple[Samples, Samples | None, str]:
     """Images to train with, images to validate with, and their kind."""
     if isinstance(data, Samples):

@@ -33,14 +33,7 @@ def describe(
     size, channels = preprocessing.size, preprocessing.channels
     if is_transformer(arch):
         patch = vit.patch_for(size)
-        return {
-            "family": "vit",
-            "name": arch,
-            "size": size,
-            "patch": patch,
-            "width": width,
-            "in_channels": channels,
-        }
+        return {"family": "vit", "name": arch, "size": size, "patch": patch, "width": width, "in_channels": channels}
     stem = "small" if size <= 96 else "large"
     described = {"family": "resnet", "name": arch, "stem": stem, "width": width, "in_channels": channels}
     return described if last_relu else {**described, "last_relu": False}

@@ -56,10 +56,7 @@ def push(folder: Path, name: str, *, private: bool = False) -> str:
         api = HfApi()
         page = str(api.create_repo(place, private=private, exist_ok=True))
         api.upload_folder(
-            repo_id=place,
-            folder_path=folder,
-            allow_patterns=FILES,
-            commit_message="A model saved by Branchout",
+            repo_id=place, folder_path=folder, allow_patterns=FILES, commit_message="A model saved by Branchout"
         )
     except Exception as error:
         raise BranchoutError(

@@ -22,6 +22,7 @@ from branchout.cli.app import GROUPS, app, explained
 from branchout.cli.json_events import print_json
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
+from branchout.goals import GOALS
 from branchout.training.work import work_folder, working_on
 
 COMMANDS = [name for names in GROUPS.values() for name in names]
@@ -68,7 +69,9 @@ def test_many_options_stand_in_groups() -> None:
         assert len(options) == len(set(options)) > 10
         assert len(re.findall(r"^[A-Z]\w+:$", told, re.MULTILINE)) >= 5
         assert "\nOptions:" not in told
-    assert "\nOptions:\n  --goal TEXT" in well(run("tune", "--help"))
+    told = well(run("tune", "--help"))
+    assert "\nOptions:\n  --goal TEXT" in told
+    assert all(goal in told.partition("--goal")[2] for goal in GOALS)
     told = well(run("serve", "--help"))
     assert told.index("\nAddress:") < told.index("--host") < told.index("\nLimits:")
     assert " report [OPTIONS] MODEL [TEST]\n" in well(run("report", "--help"))
