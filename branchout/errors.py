@@ -6,6 +6,7 @@ import errno
 import os
 import unicodedata
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,6 +39,13 @@ def unknown(what: str, name: str, known: Iterable[str]) -> BranchoutError:
     hint = f"did you mean {' or '.join(near)}? Known" if near else "known"
     listed = f"{len(names):,} others" if many else ", ".join(names)
     return BranchoutError(f"no {what} is called {printable(name)!r}; {hint} are: {listed}")
+
+
+def no_saved_model(folder: Path) -> BranchoutError:
+    """The error for a model folder that does not exist, with the saved models beside it."""
+    nearby = sorted(str(file.parent) for file in folder.parent.glob("*/branchout.json"))
+    found = f"Found: {some(nearby)}" if nearby else "A saved model is a folder that contains branchout.json"
+    return BranchoutError(f"There is no saved model {printable(folder)}. {found}")
 
 
 def some(names: Iterable[str], most: int = 5) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, unknown
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,7 @@ def check_goal(goal: str) -> tuple[str, float] | None:
         metric, number, percent = condition.groups()
         return metric, _fraction(number, percent)
     if goal not in GOALS:
-        raise BranchoutError(
-            f"no goal is called {goal!r}; known are: {', '.join(GOALS)}, or a condition such as 'novel>=0.80'"
-        )
+        raise unknown("goal", goal, [*GOALS, "or a condition such as 'novel>=0.80'"])
     return None
 
 

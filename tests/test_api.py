@@ -144,11 +144,11 @@ def test_what_cannot_be_opened_is_answered(tmp_path: Path) -> None:
     (tmp_path / "folder" / "cat.png").write_text("x")
     torch.save({"x": torch.zeros(1)}, tmp_path / "w.pth")
     for name, arch, words in (
-        ("resnet118", None, "timm knows no network called 'resnet118'; did you mean .*resnet1"),
+        ("resnet118", None, "no saved model resnet118.*timm has no network called 'resnet118'. Did you mean .*resnet1"),
         (tmp_path / "folder", None, r"is not a saved model.*branchout\.json.*found cat\.png"),
-        (tmp_path / "nothing", None, r"Model .*nothing not found: expected a folder"),
+        (tmp_path / "nothing", None, r"There is no saved model .*nothing\. A saved model is a folder"),
         (tmp_path / "w.pth", None, r"holds weights of an unknown network. Name its architecture: --arch"),
-        (tmp_path / "w.pth", "resnet81", "timm knows no network called 'resnet81'"),
+        (tmp_path / "w.pth", "resnet81", "timm has no network called 'resnet81'"),
         (tmp_path / "w.pth", "resnet18", r"no fc\.weight, only x"),
     ):
         with pytest.raises(BranchoutError, match=words):
@@ -241,7 +241,7 @@ def test_a_base_has_no_before(base: api.Model, val: Samples) -> None:
 
 
 def test_classes_the_model_does_not_know_are_named(base: api.Model, val: Samples) -> None:
-    with pytest.raises(BranchoutError, match=f"does not know these classes: {NEW[0]}. It knows 8 others"):
+    with pytest.raises(BranchoutError, match=f"does not know 1 of these classes: {NEW[0]}. It knows 8 others"):
         base.evaluate(val.of_classes([*BASE, NEW[0]]))
 
 

@@ -73,6 +73,8 @@ def predict_files(
     folder = Path(settings.model).absolute()
     if is_saved_model(folder):
         settings = replace(settings, model=str(folder), version=checksum(folder / MANIFEST))
+    if dask is None:
+        _opened(settings.model, settings.device, settings.version)  # a wrong name is no run that could be resumed
     names = digest(*(os.fsencode(name) for part in parts for name in part))
     with working_on(out, {**asdict(settings), "device": None, "files": names}) as work:
         assert work is not None

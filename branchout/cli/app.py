@@ -89,6 +89,17 @@ app = App(
 console = Output()
 
 
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        from branchout import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
 def main() -> None:
     """The `branchout` command: errors that a user can fix end it with one sentence and status 1."""
     resumable = sys.argv[1:2] in [[name] for name in RESUMABLE]
@@ -216,11 +227,11 @@ Where = Annotated[
 ]
 Minutes = Annotated[
     float | None,
-    typer.Option(min=0.1, help="How long it may take: chooses branch, views and epochs. Photos on a CPU: 10."),
+    typer.Option(min=0.1, help="Time limit; chooses branch, views and epochs. Default for photos on a CPU: 10."),
 ]
 MemoryLimit = Annotated[
     float | None,
-    typer.Option(min=0.001, help="GB that images, frozen features and stage II may each take; the rest is on disk."),
+    typer.Option(min=0.001, help="GB of memory for images, frozen features and stage II each; the rest is on disk."),
 ]
 Arch = Annotated[
     str | None, typer.Option(help="The architecture of a checkpoint file: resnet18, torchvision:resnet18.")
@@ -270,28 +281,13 @@ def open_model(
     *,
     head: Path | None = None,
     classes: Path | None = None,
-    base: bool = False,
     device: str | None = None,
 ) -> Model:
-    """Open a model. The error for an unknown name lists the saved models nearby, and for a base those of timm."""
-    try:
-        with Output(stderr=True).status(f"Opening {printable(name)} …"):  # imports take seconds
-            from branchout import api
+    """Open a model, and say so: imports take seconds."""
+    with Output(stderr=True).status(f"Opening {printable(name)} …"):
+        from branchout import api
 
-            return api.load(name, arch=arch, head=head, classes=classes, device=device)
-    except BranchoutError as error:
-        from branchout.model.bases import WEIGHTS
-
-        named = name == "glyphs" or name.startswith(("hf-hub:", "torchvision:")) or name.endswith(WEIGHTS)
-        if named or Path(name).exists() or "device" in str(error):
-            raise
-        raise no_saved_model(name, f". As for timm: {error}" if base and "/" not in name else "") from None
-
-
-def no_saved_model(name: str, also: str = "") -> BranchoutError:
-    nearby = sorted(str(file.parent) for file in Path(name).parent.glob("*/branchout.json"))
-    found = f"Found: {', '.join(nearby[:6])}" if nearby else "A saved model is a folder that holds branchout.json"
-    return BranchoutError(f"There is no saved model {Path(name)}. {found}{also}")
+        return api.load(name, arch=arch, head=head, classes=classes, device=device)
 
 
 def readable(files: list[ImageFile]) -> Iterator[tuple[ImageFile, np.ndarray]]:

@@ -22,7 +22,7 @@ def bases(
     text: Annotated[str | None, typer.Argument(metavar="TEXT", help="List networks with this in their name.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List networks that can be extended: sizes, and which need a download."""
+    """List networks that can be a base, their sizes and weights."""
     import json
     from dataclasses import asdict
 

@@ -86,7 +86,9 @@ PhotoPlan = Annotated[
     typer.Option("--plan", help="With 'photos': effort of stage I, such as views=8,exemplar_views=2,epochs=20."),
 ]
 Workers = Annotated[int, typer.Option(min=1, help="Number of processes.")]
-DaskAddress = Annotated[str | None, typer.Option(help="Address of a Dask scheduler to run on.")]
+DaskAddress = Annotated[
+    str | None, typer.Option("--dask", metavar="ADDRESS", help="Address of a Dask scheduler to run on.")
+]
 Out = Annotated[Path, typer.Option(help="Folder of the rows, one JSON file each.")]
 
 

@@ -30,7 +30,7 @@ def compact(
 ) -> None:
     """Distil the branches of all steps into one, or a few.
 
-    Classes and goals stay as they are. Interrupted, the same command resumes.
+    Classes and goals stay as they are. If it is interrupted, the same command resumes it.
     """
     from branchout.cli.display import progress
     from branchout.training.work import check_out

@@ -1,4 +1,4 @@
-"""The command explain: how the logits of an image come about."""
+"""The command `branchout explain`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def explain(
     model: Saved,
     images: Pictures,
     expect: Annotated[
-        str | None, typer.Option("--expect", metavar="CLASS", help="The class you expected: show why it did not win.")
+        str | None,
+        typer.Option("--expect", metavar="CLASS", help="The expected class; shows why it was not predicted."),
     ] = None,
     memory: Annotated[
         list[Path] | None,
@@ -54,7 +55,7 @@ def explain(
     as_json: AsJson = False,
     device: Device = None,
 ) -> None:
-    """Show how a prediction comes about: branches, deltas, dial."""
+    """Explain a prediction: logits of each branch, deltas, dial."""
     from contextlib import nullcontext
 
     from branchout.cli.display import progress

@@ -22,7 +22,7 @@ SHOWN = 8
 @app.command(epilog="Example: branchout inbox photos/ --model v2/ --memory old_photos/")
 def inbox(
     photos: Annotated[Path, typer.Argument(metavar="PHOTOS", help="A folder in which new photos arrive.")],
-    model: Annotated[str | None, typer.Option(help="The model that looks at the photos, and that is extended.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model that predicts the photos, and is extended.")] = None,
     memory: Memory = None,
     test: Annotated[
         Path | None,
@@ -35,7 +35,7 @@ def inbox(
     ] = None,
     false_alarms: Annotated[
         float | None,
-        typer.Option(min=0.001, max=0.999, help="The share of known images that may count as unknown, from now on."),
+        typer.Option(min=0.001, max=0.999, help="Share of known images that may count as unknown; it is kept."),
     ] = None,
     classes_from: ClassesFrom = None,
     name: Annotated[
@@ -57,15 +57,15 @@ def inbox(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume a run of --teach that was stopped.")] = False,
     accept: Annotated[bool, typer.Option("--accept", help="Use the new model from now on.")] = False,
-    discard: Annotated[bool, typer.Option("--discard", help="Throw the new model away; decisions stay.")] = False,
+    discard: Annotated[bool, typer.Option("--discard", help="Delete the new model; decisions are kept.")] = False,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of --teach, if not the recipe's.")] = None,
     as_json: AsJson = False,
     device: Device = None,
 ) -> None:
-    """Sort new photos and teach them: list, name, dismiss, teach.
+    """Group new photos, name them, and extend the model by them.
 
     Without another option it lists the photos that fit no class, in groups. Decisions are small files in
-    PHOTOS/.inbox; the photos stay as they are. The same as a page: branchout serve MODEL --inbox PHOTOS.
+    PHOTOS/.inbox; the photos stay as they are. The same on a page: branchout serve MODEL --inbox PHOTOS.
     """
     from branchout.inbox import runs
     from branchout.inbox.folder import Inbox
@@ -246,7 +246,7 @@ def _open_run(box: Inbox) -> Run:
 
     run = open_run(box)
     if run is None:
-        raise BranchoutError("There is no run to decide about. Start one with --teach OUT")
+        raise BranchoutError("There is no finished or stopped run. Start one with --teach OUT")
     return run
 
 
@@ -280,11 +280,11 @@ def sentences(result: Result) -> list[str]:
 
 def _finish(box: Inbox, run: Run, memory: Path | None) -> None:
     if run.settings.decision == "discarded":
-        say(f"{run.out} was thrown away; what you decided about its photos is kept")
+        say(f"{run.out} was deleted; the decisions about its photos are kept")
         return
     out = quoted(run.out)
     count, kept = len(run.settings.photos), memory or run.settings.memory
-    say(f"{run.out} is the model to use from now on; its {count} photos leave the inbox and stay as exemplars")
+    say(f"{run.out} is used from now on; its {count} photos are listed no more and kept as exemplars")
     also = f" --memory {quoted(kept)}" if kept else ""
     then(
         f"branchout inbox {quoted(box.folder)} --model {out}{also}",

@@ -20,7 +20,6 @@ from branchout.cli.app import (
     app,
     check_folders,
     console,
-    no_saved_model,
     open_model,
     quoted,
     readable,
@@ -28,7 +27,7 @@ from branchout.cli.app import (
     then,
     warn,
 )
-from branchout.errors import BranchoutError, printable
+from branchout.errors import BranchoutError, no_saved_model, printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +46,7 @@ BATCH_IMAGES, BATCH_PIXELS = 64, 64_000_000
 
 @app.command(epilog="Example: branchout tune v2/ --goal 'novel>=0.80'")
 def tune(model: Saved, goal: Goal = "balanced") -> None:
-    """Choose another operating point, without training and without images."""
+    """Choose another operating point, without training."""
     from branchout.goals import CHOSEN_ON, read_as
 
     understood = read_as(goal)  # a typo is answered before anything is imported or read
@@ -57,7 +56,7 @@ def tune(model: Saved, goal: Goal = "balanced") -> None:
             f"branchout pull {quoted(model.removeprefix(HUB))} --out v2/"
         )
     if not Path(model).exists():
-        raise no_saved_model(model)
+        raise no_saved_model(Path(model))  # before anything slow is imported
     from branchout.cli.display import percent
     from branchout.method.running import tune as tuning
 
@@ -83,7 +82,7 @@ def predict(
     ] = None,
     device: Device = None,
 ) -> None:
-    """Name the classes of images."""
+    """Predict the classes of images."""
     from branchout.cli.json_events import print_json
     from branchout.data.folders import images_in
 
@@ -129,7 +128,7 @@ def evaluate(
     test: Annotated[Path, typer.Argument(metavar="TEST", help="Labelled images: one folder per class.")],
     flip: Flip = False,
     two_fold: Annotated[
-        bool, typer.Option("--two-fold", help="Also choose on one half of the images and measure on the other.")
+        bool, typer.Option("--two-fold", help="Also choose points on one half of the images and measure on the other.")
     ] = False,
     csv: Annotated[Path | None, typer.Option(help="Write a table to this file: one row per class.")] = None,
     images_csv: Annotated[Path | None, typer.Option(help="Write a table to this file: one row per image.")] = None,
@@ -137,7 +136,7 @@ def evaluate(
     classes_from: ClassesFrom = None,
     device: Device = None,
 ) -> None:
-    """Measure a model before and after its last step, and what it forgot."""
+    """Measure the accuracy before and after the last step."""
     from branchout.files import check_output, write_csv, write_json
 
     check_folders(test, classes_from=classes_from)

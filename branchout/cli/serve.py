@@ -31,7 +31,7 @@ def serve(
         str | None, typer.Argument(metavar="MODEL", help="A saved model, or the --out of a running extension.")
     ] = None,
     test: Annotated[Path | None, typer.Argument(metavar="TEST", help="Labelled images: one folder per class.")] = None,
-    host: Annotated[str, typer.Option(help="The address to listen on. Other than this machine's own: --public.")] = (
+    host: Annotated[str, typer.Option(help="Address to listen on; one beyond this machine needs --public.")] = (
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes any free one.")] = 8000,
@@ -184,7 +184,7 @@ def _reading() -> Report:
 
 
 def _open(model: str | None, watch: Path | None, device: str | None) -> tuple[Model | None, Path | None]:
-    """The model, or None while it is being made; and the folder to watch, if there is one."""
+    """The model, or None while it is being trained; and the folder to watch, if there is one."""
     from branchout.model.manifest import is_saved_model
     from branchout.training.work import work_folder
 

@@ -66,7 +66,7 @@ def pretrain(
 ) -> None:
     """Train a base model from scratch.
 
-    Interrupted, the same command resumes.
+    If it is interrupted, the same command resumes it.
     """
     from branchout import api
     from branchout.cli import tensorboard as boards
@@ -117,7 +117,7 @@ def check(
     classes: ClassNames = None,
     device: Device = None,
 ) -> None:
-    """Say what `extend` would do: images, problems, overlaps, time and space."""
+    """Preview `extend`: images, problems, overlaps, time, space."""
     from branchout.cli.display import progress
     from branchout.method.config import ExtendConfig
 
@@ -126,7 +126,7 @@ def check(
     from branchout.method.running.forecast import forecast
     from branchout.method.running.plan import make_plan
 
-    model = open_model(base, arch, head=head, classes=classes, base=True, device=device)
+    model = open_model(base, arch, head=head, classes=classes, device=device)
     with progress(console) as report:
         prepared = model.prepare(new, memory=memory, val=val, config=config, classes_from=classes_from, report=report)
         plan = make_plan(model.classifier, prepared.split, config, model.device, timed=True, report=report)
@@ -169,7 +169,7 @@ def extend(
 ) -> None:
     """Add the classes of NEW to a model.
 
-    Interrupted, the same command resumes.
+    If it is interrupted, the same command resumes it.
     """
     from contextlib import nullcontext
 
@@ -196,7 +196,7 @@ def extend(
         from branchout.cli.display import progress
 
         boards.check(tensorboard)
-        model = open_model(base, arch, head=head, classes=classes, base=True, device=device)
+        model = open_model(base, arch, head=head, classes=classes, device=device)
         with nullcontext(emit_progress) if as_json else progress(console) as report:
             prepared = model.prepare(
                 new, memory=memory, val=val, config=config, classes_from=classes_from, report=report

@@ -309,8 +309,8 @@ def _require_folder(root: Path) -> None:
         near = get_close_matches(
             root.name, [path.name for path in root.parent.iterdir()] if root.parent.is_dir() else []
         )
-        guess = f": did you mean {root.parent / near[0]}?" if near else ""
-        raise _layout_error(root, f"there is no such folder{guess}") from None
+        guess = f". Did you mean {printable(root.parent / near[0])}?" if near else ""
+        raise BranchoutError(f"There is no folder {printable(root)}{guess}") from None
     except NotADirectoryError:
         raise _layout_error(root, "it is a file; only .tar archives are read without unpacking") from None
     except OSError as error:

@@ -332,10 +332,10 @@ def discard(run: Run) -> Run:
     from branchout.training.work import work_folder
 
     if run.state() in ("running", "live", "discarded"):
-        raise BranchoutError(f"Run {run.number} is {run.state()}; it cannot be thrown away.")
+        raise BranchoutError(f"Run {run.number} is {run.state()}; it cannot be discarded.")
     with _LOOKING, lock(run.folder / "lock", wait=False) as free:
         if not free:
-            raise BranchoutError(f"Run {run.number} is running; it cannot be thrown away.")
+            raise BranchoutError(f"Run {run.number} is running; it cannot be discarded.")
         (run.folder / "result.json").unlink(missing_ok=True)  # first: without a model the run is not finished any more
         shutil.rmtree(work_folder(run.out), ignore_errors=True)
         if is_saved_model(run.out):

@@ -20,10 +20,17 @@ from torch import Tensor, nn
 
 from branchout import files
 from branchout.data.preprocess import Preprocessing
-from branchout.errors import BranchoutError, explain_os_error, printable, some
+from branchout.errors import BranchoutError, explain_os_error, no_saved_model, printable, some
 from branchout.model import architectures, huggingface, resnet, torchvision_adapters, vit
 from branchout.model.classifier import Classifier
-from branchout.model.manifest import LONGEST_NAME, ResNetArch, TimmArch, TorchvisionArch, ViTArch, read_arch
+from branchout.model.manifest import (
+    LONGEST_NAME,
+    ResNetArch,
+    TimmArch,
+    TorchvisionArch,
+    ViTArch,
+    read_arch,
+)
 from branchout.model.staged import Backbone
 from branchout.model.timm_adapters import split_network
 from branchout.model.weights import check_shapes, read_checkpoint, shapes_only
@@ -135,6 +142,10 @@ def _find(name: str, arch: str | None) -> Source:
         return Source(name, _described(name), *torchvision_adapters.published(name))
     if name in LITE_SIZES:
         return _lite(name)
+    try:
+        _timm_name(name)
+    except BranchoutError as error:
+        raise BranchoutError(f"{no_saved_model(path)}. {error}") from None
     return _published(name)
 
 
@@ -187,9 +198,9 @@ def _timm_name(name: str) -> str:
         raise BranchoutError(f"{name} has no published weights; train it with: branchout pretrain --arch {name}")
     if not timm.is_model(name):
         known = list(dict.fromkeys([*LITE_SIZES, *timm.list_models()]))
-        near = get_close_matches(name, known, n=4) or [other for other in known if name and name in other][:4]
-        hint = f"did you mean {' or '.join(near)}?" if near else "type: branchout bases"
-        raise BranchoutError(f"timm knows no network called {name!r}; {hint}")
+        near = get_close_matches(name, known, n=4)
+        hint = f"Did you mean {' or '.join(near)}?" if near else "List the networks: branchout bases"
+        raise BranchoutError(f"timm has no network called {name!r}. {hint}")
     return name
 
 

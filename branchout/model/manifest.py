@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapte
 
 from branchout import files
 from branchout.data.preprocess import Preprocessing
-from branchout.errors import BranchoutError, explain_invalid, printable, shortened, some
+from branchout.errors import BranchoutError, explain_invalid, no_saved_model, printable, shortened, some
 from branchout.goals import METRICS
 
 MANIFEST = "branchout.json"
@@ -274,7 +274,7 @@ def read_manifest(folder: Path) -> tuple[Manifest, dict[str, Any]]:
     """The checked manifest of a model folder, and the same as the plain data that the file holds."""
     path = folder / MANIFEST
     if not folder.is_dir():
-        raise BranchoutError(f"Model {folder} not found: expected a folder that contains {MANIFEST}")
+        raise no_saved_model(folder)
     if not path.is_file():
         inside = sorted(entry.name for entry in folder.iterdir())
         raise BranchoutError(

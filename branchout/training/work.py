@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -79,7 +80,7 @@ def _check_same_run(out: Path, work: Path, settings: Mapping[str, object]) -> No
     except BranchoutError as error:
         raise BranchoutError(f"{error}\nTo start this run again from the beginning, delete {work}") from None
     differing = [
-        f"{key}: {before.get(key)} before, {settings.get(key)} now"
+        f"{key}: {_shown(before.get(key))} before, {_shown(settings.get(key))} now"
         for key in {**before, **settings}
         if before.get(key) != settings.get(key)
     ]
@@ -89,6 +90,11 @@ def _check_same_run(out: Path, work: Path, settings: Mapping[str, object]) -> No
             + "\n  ".join(differing)
             + f"\nUse the same settings to resume it, choose another --out, or delete {work}"
         )
+
+
+def _shown(value: object) -> str:
+    """A setting; the first digits stand for a checksum."""
+    return f"checksum {str(value)[:8]}" if re.fullmatch("[0-9a-f]{32,}", str(value)) else str(value)
 
 
 def _remove_finished(folder: Path) -> None:

@@ -131,7 +131,7 @@ def test_explain_answers_bad_input_kindly(extended: api.Model, photos: Path, tmp
     refused(run("explain", extended.folder, tmp_path / "page.jpg"), "page.jpg: not an image")
     refused(run("explain", extended.folder, tmp_path), str(tmp_path), "no images")
     refused(run("explain", tmp_path / "v9", picture), "There is no saved model")
-    refused(run("explain", extended.folder, picture, "--memory", tmp_path / "no"), "there is no such folder")
+    refused(run("explain", extended.folder, picture, "--memory", tmp_path / "no"), "There is no folder")
     assert run("explain", extended.folder, picture, "--top", "0").status == 2
 
 
@@ -289,7 +289,7 @@ def test_a_program_reads_errors_as_events(base: api.Model, photos: Path, run_by_
     for more, said in (
         ([out], "already exists"),
         ([out.parent / "x", "--goal", "best"], "no goal is called 'best'"),
-        ([out.parent / "x", "--memory", out.parent / "nowhere"], "there is no such folder"),
+        ([out.parent / "x", "--memory", out.parent / "nowhere"], "There is no folder"),
         ([out.parent / "x", "--branch", "layer9"], "cannot branch at 'layer9'"),
     ):
         answer = run(*words, *more)

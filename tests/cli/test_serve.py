@@ -143,7 +143,9 @@ def test_what_cannot_be_served_is_said(capsys: pytest.CaptureFixture[str], tmp_p
     assert "branchout serve MODEL" in refused(capsys, "--port", "0")
     assert "no saved model" in refused(capsys, tmp_path / "nothing", "--port", "0")
     assert "branchout.json" in refused(capsys, tmp_path, "--port", "0")
-    assert "nothing is not a folder of class folders" in refused(capsys, tmp_path, tmp_path / "nothing", "--port", "0")
+    assert f"There is no folder {tmp_path / 'nothing'}" in refused(
+        capsys, tmp_path, tmp_path / "nothing", "--port", "0"
+    )
     assert "1 of 1 shards do not exist" in refused(capsys, tmp_path, tmp_path / "no.tar", "--port", "0")
     with tarfile.open(tmp_path / "test.tar", "w") as archive:
         for name, content in (("a.jpg", b"not read yet"), ("a.cls", b"robin")):

@@ -343,8 +343,6 @@ def test_only_ten_of_many_empty_classes_are_named(tmp_path: Path) -> None:
         (lambda root: root.mkdir(), "none in it"),
         (lambda root: put(root / "1.jpg", jpeg()), "images directly in it: 1, such as 1.jpg"),
         (lambda root: put(root, b"PK"), "it is a file"),
-        (lambda root: put(root.with_name("photoes") / "cat/1.jpg", jpeg()), "did you mean .*photoes"),
-        (lambda root: None, "there is no such folder"),
         (
             lambda root: [put(root / split / "cat/1.jpg", jpeg()) for split in ("test", "train", "val")],
             "did you mean .*photos/train",
@@ -357,6 +355,14 @@ def test_another_layout_is_answered_with_the_one_expected(tmp_path: Path, make: 
         scan(tmp_path / "photos")
     assert "photos/\n    robin/\n      one.jpg" in str(caught.value)
     assert "    thrush/\n" in str(caught.value)
+
+
+def test_a_folder_that_does_not_exist_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(BranchoutError, match=r"There is no folder .*/photos$"):
+        scan(tmp_path / "photos")
+    put(tmp_path / "photoes/cat/1.jpg", jpeg())
+    with pytest.raises(BranchoutError, match=r"There is no folder .*/photos\. Did you mean .*/photoes\?"):
+        scan(tmp_path / "photos")
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:

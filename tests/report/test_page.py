@@ -484,7 +484,7 @@ def test_no_pictures_if_none_are_wanted(place: Place) -> None:
         (["v2", "--out", "test"], ["test is a folder, and a report is one file", "--out test/report.html"]),
         (["v2", "--out", "v2/branchout.json"], ["already exists and is not a report"]),
         (["v2", "--out", "v2/branchout.json/page.html"], ["cannot be written"]),
-        (["v2", "nowhere"], ["there is no such folder"]),
+        (["v2", "nowhere"], ["There is no folder", "nowhere"]),
         (["v2", "--results", "nowhere"], ["nowhere does not exist"]),
         (["v2", "--results", "test"], ["contains no results"]),
         (["v3"], ["There is no saved model v3", "v2"]),
@@ -508,7 +508,7 @@ def test_images_of_unknown_classes_are_named(place: Place) -> None:
     Image.new("L", (32, 32)).save(place.test / "kiwi" / "one.png")
     status, _, wrong = run("report", "v2", "test")
     assert status == 1
-    assert "does not know these classes: kiwi" in wrong
+    assert "does not know 1 of these classes: kiwi" in wrong
 
 
 def test_a_model_that_was_never_saved_needs_a_name(extended: api.Model, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_images_that_cannot_be_used_are_told_and_the_rest_goes_on(
     Image.new("L", (32, 32)).save(tmp_path / "TEST" / "kiwi" / "one.png")
     with running(create_app(copied, test=tmp_path / "TEST")) as caller:
         wait_for(lambda: caller.get("/report-data?brief=true").json["state"] == "failed")
-        assert "does not know these classes: kiwi" in caller.get("/report-data").json["error"]
+        assert "does not know 1 of these classes: kiwi" in caller.get("/report-data").json["error"]
         assert caller.predict([file]).status == 200
 
 
