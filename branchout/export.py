@@ -38,7 +38,7 @@ LARGEST = 2_000_000_000
 """The most bytes of one file: protobuf stores its size in 31 bits."""
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 STEPS = (
-    "Turn the picture upright by its EXIF orientation and lay transparency over white. Convert it to grey (1 channel) "
+    "Rotate the image by its EXIF orientation and composite transparency over white. Convert it to grey (1 channel) "
     "or RGB (3). Resize it with the interpolation named, antialiased, so that its shorter side is floor(size / crop) "
     "and the longer one in proportion, rounded down; cut size × size pixels out of the middle, where half a pixel goes "
     "to the even neighbour. Divide by 255, subtract mean, divide by std. Layout: batch, channel, row, column."

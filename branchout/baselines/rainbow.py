@@ -31,10 +31,10 @@ from branchout.training.optimisation import scale_to_dataset
 MIXED = 0.5
 """How many batches are mixed."""
 COPIES = 12
-"""Perturbed copies of a picture whose answers are compared."""
+"""Perturbed copies of an image whose predictions are compared."""
 
 Mixed = tuple[Tensor, Tensor, Tensor, float]
-"""Pictures, their labels, the labels of what was pasted in, and the share of each picture that is still its own."""
+"""Images, their labels, the labels of the pasted regions, and the share of each image that is its own."""
 
 
 def learn(before: Classifier | Network, task: Task, *, own_memory: bool = False) -> Network:

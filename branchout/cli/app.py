@@ -43,7 +43,7 @@ class Interrupted(Exception):  # noqa: N818 – not an error
 
 
 class OutputClosed(Exception):  # noqa: N818 – not an error
-    """Nobody reads the output any more, as with `| head`; typer would call it a failure."""
+    """The output was closed, as by `| head`; typer would call it a failure."""
 
 
 class Commands(TyperGroup):
@@ -109,7 +109,7 @@ def main() -> None:
             with launched.one_prints(" ".join(sys.argv[1:2])):
                 app()
         finally:
-            sys.stdout.flush()  # here, where it is known what to do if nobody reads it
+            sys.stdout.flush()  # here, where a closed output is handled
     except (Interrupted, KeyboardInterrupt):
         if launched.number() == 0:
             say(f"interrupted{resume}", error=True)
@@ -117,7 +117,7 @@ def main() -> None:
     except (OutputClosed, BrokenPipeError):
         _close_output()
         if resumable:
-            say(f"stopped: nobody reads the output{resume}", error=True)
+            say(f"stopped: the output was closed{resume}", error=True)
         sys.exit(1 if resumable else 0)
     except Exception as error:
         launched.let_first_speak(error)
@@ -227,7 +227,7 @@ Where = Annotated[
 ]
 Minutes = Annotated[
     float | None,
-    typer.Option(min=0.1, help="Time limit; chooses branch, views and epochs. Default for photos on a CPU: 10."),
+    typer.Option(min=0.1, help="Time limit; chooses branch, views and epochs. Default for photos on a CPU: 7."),
 ]
 MemoryLimit = Annotated[
     float | None,

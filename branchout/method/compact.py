@@ -225,7 +225,7 @@ class Compaction:
         try:
             points, _, measured = extension.choose_and_measure(model, trained)
         except BranchoutError as error:
-            notice = f"The goal {config.goal!r} is out of reach after compaction; balanced was chosen. {error}"
+            notice = f"The goal {config.goal!r} cannot be reached after compaction; balanced was chosen. {error}"
             extension.config = replace(config, goal="balanced")
             points, _, measured = extension.choose_and_measure(model, trained)
         return points, measured, notice

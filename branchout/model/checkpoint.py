@@ -259,7 +259,7 @@ def load(folder: Path) -> SavedModel:
             _assemble(manifest, content, lambda name: read_shapes(folder / name))
         for name, expected in manifest.files.items():
             if files.checksum(folder / name) != expected:
-                raise BranchoutError(f"{name} was changed or cut short after it was saved; its checksum differs")
+                raise BranchoutError(f"{name} was changed or truncated after it was saved; its checksum differs")
         return _assemble(manifest, content, lambda name: read_tensors(folder / name))
     except Exception as error:  # a network can refuse a strange description in many ways
         reason = f"{MANIFEST} and its weights do not fit together ({error!r})"

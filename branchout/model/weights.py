@@ -54,7 +54,7 @@ def read_shapes(path: Path) -> dict[str, Tensor]:
             }
     except (SafetensorError, ValueError, OverflowError, RuntimeError) as error:
         raise BranchoutError(
-            f"{path.name} was changed or cut short: it is not a valid safetensors file ({error!r})"
+            f"{path.name} was changed or truncated: it is not a valid safetensors file ({error!r})"
         ) from error
 
 

@@ -48,7 +48,7 @@ async def uploaded_files(request: Request, limits: Limits) -> AsyncIterator[list
             raise Refused(400, f"The form cannot be read: {reason}") from None
         try:
             if not parser.complete:
-                raise Refused(400, "The form is cut short: its last boundary is missing.")
+                raise Refused(400, "The form is truncated: its last boundary is missing.")
             yield _files(form, limits)
         finally:
             await form.close()

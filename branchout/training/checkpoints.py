@@ -1,6 +1,6 @@
 """Training checkpoints: module state, optimiser state and losses in one safetensors file, written after every epoch.
 
-A file that cannot be used (cut short, changed, of another network) is ignored with a notice, and training starts over.
+A file that cannot be used (truncated, changed, of another network) is ignored with a notice, and training starts over.
 """
 
 from __future__ import annotations

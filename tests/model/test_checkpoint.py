@@ -226,7 +226,7 @@ def flipped(data: bytes) -> bytes:
 @pytest.mark.parametrize("name", ["base.safetensors", "step-1.safetensors", "fusion-1.safetensors"])
 @pytest.mark.parametrize(
     ("change", "words"),
-    [(flipped, "changed or cut short"), (lambda data: data[:-100], "changed or cut short"), (None, "lacks")],
+    [(flipped, "changed or truncated"), (lambda data: data[:-100], "changed or truncated"), (None, "lacks")],
     ids=["tampered", "truncated", "missing"],
 )
 def test_files_that_are_not_what_was_written(

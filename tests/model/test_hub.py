@@ -126,7 +126,7 @@ def test_a_spoiled_model_is_not_pushed(shelf: Shelf, extended: api.Model, tmp_pa
     shutil.copytree(extended.folder, folder)
     weights = folder / "step-1.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
-    refused(run("push", folder, "anna/birds"), "step-1.safetensors was changed or cut short")
+    refused(run("push", folder, "anna/birds"), "step-1.safetensors was changed or truncated")
     assert shelf.calls == []
 
 
