@@ -33,9 +33,10 @@ $(VENV)/.dev: requirements-dev.lock pyproject.toml | $(BIN)/python
 demo: $(VENV)/.core  ## base model → extended model → table, on built-in data
 	$(BIN)/branchout demo
 
-# One thread a process: two processes of one thread are faster than one of two. A file's tests share their fixtures.
+# One thread a process: two processes of one thread are faster than one of two. A file's tests share their fixtures;
+# files start in the order of tests/conftest.py, the longest first.
 test: $(VENV)/.dev  ## the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev  ## style and the order of imports
 	$(BIN)/ruff check .

@@ -17,6 +17,14 @@ settings.register_profile("branchout", deadline=None, derandomize=True, max_exam
 settings.load_profile("branchout")
 
 
+LONGEST = ("test_demo", "test_inbox_page", "test_look", "test_processes", "test_export", "test_method", "test_runner")
+"""Files that take longest. They come first: at the end one process would run them while the others have nothing."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     """Tiny networks are slower on many threads, and where bits are compared the number of threads must be the same."""

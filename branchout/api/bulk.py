@@ -110,7 +110,7 @@ def _answered(
                 yield waiting.pop(future), future.result()
             except KilledWorker as error:
                 raise BranchoutError(
-                    f"A part failed because several workers ended while they worked on it: {error}. The others are kept: "
+                    f"A part was tried on several workers, and all of them ended: {error}. The others are kept: "
                     "start workers with more memory, and run the same command again"
                 ) from None
 

@@ -245,3 +245,16 @@ def summary(jobs: list[Job]) -> Iterator[str]:
             f"{table}: {plan.kept or plan.base or 'all other'} + {novel} classes, {plan.arch} at {plan.size} pixels, "
             f"{base}; {len(missing)} of {len(asked)} methods to run"
         )
+
+
+def seed_numbers(text: str) -> tuple[int, ...]:
+    """The numbers of `--seeds 1,2,3`."""
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise BranchoutError(f"--seeds takes numbers separated by commas, such as 1,2,3; found {text!r}") from None
+    if min(numbers) < 0:
+        raise BranchoutError(f"--seeds takes numbers from 0 on; found {text!r}")
+    if len(set(numbers)) < len(numbers):
+        raise BranchoutError(f"--seeds names a seed twice, which would make the spread too small; found {text!r}")
+    return numbers

@@ -207,6 +207,7 @@ Val = Annotated[
 ]
 Saved = Annotated[str, typer.Argument(metavar="MODEL", help="A saved model: a folder, or hf-hub:owner/name.")]
 Pictures = Annotated[list[Path], typer.Argument(metavar="IMAGES", help="Image files, or folders of them.")]
+Labelled = typer.Argument(metavar="TEST", help="Labelled images: one folder per class.")
 ClassesFrom = Annotated[
     str | None,
     typer.Option(

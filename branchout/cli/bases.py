@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from branchout.cli.app import AsJson, app, console, say, then
 from branchout.errors import BranchoutError
+from branchout.units import parameters
 
 if TYPE_CHECKING:
     from branchout.model.catalogue import ListedBase
@@ -58,34 +58,25 @@ def bases(
 
 
 def _show(found: list[ListedBase]) -> None:
+    from branchout.cli.display import new_table
+
     rows = []
     for base in found:
         classes = f"{base.classes:,}" if base.classes else "none (give --head)"
-        rows.append((base.name, _millions(base.parameters), f"{base.size} px", classes, base.status()))
-    _table(("network", "parameters", "input", "classes", "weights"), rows)
+        rows.append((base.name, parameters(base.parameters), f"{base.size} px", classes, base.status()))
+    console.print(new_table("network", "parameters", "input", "classes", "weights", rows=rows, left=("weights",)))
 
 
 def _show_families(found: list[ListedBase]) -> None:
+    from branchout.cli.display import new_table
+
     families: dict[str, list[ListedBase]] = {}
     for base in found:
         families.setdefault(base.family, []).append(base)
     rows = []
     for family, networks in sorted(families.items(), key=lambda each: -len(each[1])):
         networks.sort(key=lambda base: base.parameters)
-        millions = f"{_millions(networks[0].parameters)}–{_millions(networks[-1].parameters)}"
-        rows.append((family.removeprefix("torchvision."), str(len(networks)), millions, networks[0].name))
+        sizes = f"{parameters(networks[0].parameters)}–{parameters(networks[-1].parameters)}"
+        rows.append((family.removeprefix("torchvision."), str(len(networks)), sizes, networks[0].name))
     say(f"{len(found):,} networks. Families, and the smallest network of each:")
-    _table(("family", "networks", "parameters", "smallest"), rows)
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from branchout.cli.display import new_table
-
-    table = new_table(*headings, left=("smallest", "weights"))
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-
-
-def _millions(count: int) -> str:
-    return f"{count / 1e6:,.1f}M"
+    console.print(new_table("family", "networks", "parameters", "smallest", rows=rows, left=("smallest",)))

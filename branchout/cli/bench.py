@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,8 +17,6 @@ from branchout.errors import BranchoutError
 from branchout.units import duration
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
     from branchout.bench.runner import Done, Job
     from branchout.bench.stale import Forecast
     from branchout.data.samples import Samples
@@ -143,15 +140,16 @@ def bench(
         raise BranchoutError(
             "accelerate launch divides tables among its processes: without photos, --workers, --dask or --minutes"
         )
+    from branchout.bench.request import Request, seed_numbers
+
     if table == "photos":
-        _photos(new, memory, test, base, method, _numbers(seeds), out, classes_from, name, plan)
+        _photos(new, memory, test, base, method, seed_numbers(seeds), out, classes_from, name, plan)
         return
-    from branchout.bench.request import Request
     from branchout.bench.stale import Deadline, Forecast
     from branchout.files import check_output
 
     options = {name: asked[name] for name in Request.__dataclass_fields__ if name not in ("methods", "seeds")}
-    request = Request(**options, methods=tuple(method or ()), seeds=_numbers(seeds))
+    request = Request(**options, methods=tuple(method or ()), seeds=seed_numbers(seeds))
     request.check()
     if minutes is not None and (workers > 1 or dask):
         raise BranchoutError("--minutes plans one process; leave out --workers and --dask, or --minutes")
@@ -250,12 +248,13 @@ def _photos(
 def _run(jobs: list[Job], workers: int, dask: str | None, may_start: Callable[[Job], bool] = lambda job: True) -> None:
     """Measure missing rows and show all."""
     from branchout.bench import request, runner
+    from branchout.bench.executor import executor_of
     from branchout.cli.display import progress
 
     for line in request.summary(jobs):
         say(line)
     if workers > 1 or dask:
-        with _executor(workers, dask) as (executor, number):
+        with executor_of(workers, dask) as (executor, number):
             done = runner.run_all(jobs, executor=executor, workers=number, on_done=_say_left_out)
     elif several():
         from branchout.bench.divided import run_divided
@@ -317,41 +316,6 @@ def _list() -> None:
         built_on = BUILT_ON[method.baseline.on if method.baseline else "ours"]
         shown.add_row(method.name, Text(f"{method.label}. {note}" if note else method.label), built_on)
     console.print(shown)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise BranchoutError(f"--seeds takes numbers separated by commas, such as 1,2,3; found {text!r}") from None
-    if min(numbers) < 0:
-        raise BranchoutError(f"--seeds takes numbers from 0 on; found {text!r}")
-    if len(set(numbers)) < len(numbers):
-        raise BranchoutError(f"--seeds names a seed twice, which would make the spread too small; found {text!r}")
-    return numbers
-
-
-@contextmanager
-def _executor(workers: int, dask: str | None) -> Iterator[tuple[Executor, int]]:
-    """Local processes or a Dask cluster, and how many jobs it runs at once."""
-    if dask is None:
-        import multiprocessing
-        from concurrent.futures import ProcessPoolExecutor
-
-        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-            try:
-                yield pool, workers
-            except KeyboardInterrupt:
-                # They would finish their rows otherwise. Rows that are not written are missing, nothing more.
-                for process in list((pool._processes or {}).values()):
-                    process.terminate()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-        return
-    from branchout.api.bulk import dask_client
-
-    with dask_client(dask) as client, client.get_executor() as cluster:
-        yield cluster, len(client.ncores())  # workers; one may have several threads, and runs one job at a time
 
 
 def _show(jobs: list[Job]) -> None:

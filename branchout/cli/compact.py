@@ -60,9 +60,9 @@ def compact(
 
 def comparison(found: Outcome) -> Table:
     """Size, speed and accuracy before → after."""
-    from branchout.cli.display import new_table, percent
+    from branchout.cli.display import new_table
     from branchout.goals import METRICS
-    from branchout.units import parameters, size
+    from branchout.units import parameters, percent, size
 
     table = new_table("", "before", "after", title="compaction")
     sides = (found.before, found.after)

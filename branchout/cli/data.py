@@ -9,12 +9,9 @@ import typer
 from rich.text import Text
 
 from branchout.cli.app import ClassesFrom, ClassFacts, Data, Device, app, console, open_dataset, open_model, say
-from branchout.errors import BranchoutError, unknown
+from branchout.errors import unknown
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from branchout.data.samples import Samples
 
 
@@ -97,7 +94,7 @@ def scenario(
     """Draw one of the paper's scenarios, and write it to a file."""
     from branchout.cli.display import new_table, progress
     from branchout.data import scenarios
-    from branchout.data.draw_scenario import draw_scenario
+    from branchout.data.draw_scenario import draw_scenario, read_features
     from branchout.files import check_output
 
     if out:
@@ -105,30 +102,13 @@ def scenario(
     if name not in scenarios.NAMES:
         raise unknown("scenario", name, scenarios.NAMES)
     dataset = open_dataset(data, classes, classes_from)
-    rows = _features(features) if features else None
+    rows = read_features(features) if features else None
     if model and name in scenarios.CLUSTERED:
         with progress(console) as report:
             rows = open_model(str(model), device=device).features(dataset.train, report=report)
     plan = draw_scenario(name, dataset, base=base, novel=novel, overlap=overlap, steps=steps, seed=seed, features=rows)
-    table = new_table("split", "classes", "images", title=Text(str(plan)))
-    for split, count, images in scenarios.describe(plan, dataset):
-        table.add_row(split, f"{count:,}", f"{images:,}")
-    console.print(table)
+    splits = [(split, f"{count:,}", f"{images:,}") for split, count, images in scenarios.describe(plan, dataset)]
+    console.print(new_table("split", "classes", "images", rows=splits, title=Text(str(plan))))
     if out:
         plan.save(out)
         say(f"Scenario written to {out}")
-
-
-def _features(path: Path) -> npt.NDArray[np.floating]:
-    import numpy as np
-
-    from branchout.files import open_regular
-
-    try:
-        with open_regular(path) as file:
-            rows = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError, MemoryError) as error:
-        raise BranchoutError(f"{path} is not a readable .npy file of features: {error}") from None
-    if not isinstance(rows, np.ndarray) or rows.ndim != 2 or rows.dtype.kind != "f" or not np.isfinite(rows).all():
-        raise BranchoutError(f"{path} is not a table of features: expected finite numbers, one row per training sample")
-    return rows

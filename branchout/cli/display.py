@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from branchout.goals import METRICS
+from branchout.units import percent
 
 if TYPE_CHECKING:
     from branchout.evaluate.compare import Comparison
@@ -101,17 +102,20 @@ def _figures(event: Event) -> str:
     return "  ".join(f"{name} {value:.3f}" for name, value in event.figures.items())
 
 
-def new_table(*headings: str, title: str | Text | None = None, left: Sequence[str] = ()) -> Table:
-    """A table of numbers beside the text of its first column and of those in `left`; without a title, no frame."""
+def new_table(
+    *headings: str,
+    rows: Iterable[Sequence[str | Text]] = (),
+    title: str | Text | None = None,
+    left: Sequence[str] = (),
+) -> Table:
+    """A table: text in the first column and in those of `left`, numbers in the others; without a title, no frame."""
     table = Table(title=title, title_justify="left") if title else Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for number, heading in enumerate(headings):
         text = number == 0 or heading in left
         table.add_column(heading, justify="left" if text else "right", overflow="fold" if text else "ellipsis")
+    for row in rows:
+        table.add_row(*row)
     return table
-
-
-def percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f}"
 
 
 def operating_points(measured: Measured, chosen: str) -> Table:
@@ -140,7 +144,7 @@ def before_after(before: Accuracies | None, after: Accuracies, images: int) -> T
 
     def add(name: str, now: float | None, was: float | None) -> None:
         if now is not None:
-            table.add_row(name, *([] if before is None else ["–" if was is None else percent(was)]), percent(now))
+            table.add_row(name, *([] if before is None else [percent(was)]), percent(now))
 
     for name in METRICS:
         # Before is over old classes alone, so only the parts it knew are the same images on both sides.
@@ -154,8 +158,6 @@ def before_after(before: Accuracies | None, after: Accuracies, images: int) -> T
 
 def forgotten(found: Comparison, most: int = 10) -> Table:
     """The classes whose accuracy fell, worst first."""
-    table = new_table("class", "images", "before", "after", title="forgotten, worst first")
     losses = [row for row in found.classes() if row.before is not None and row.after < row.before]
-    for row in losses[:most]:
-        table.add_row(Text(row.name), str(row.images), percent(row.before), percent(row.after))
-    return table
+    rows = [(Text(row.name), str(row.images), percent(row.before), percent(row.after)) for row in losses[:most]]
+    return new_table("class", "images", "before", "after", rows=rows, title="forgotten, worst first")

@@ -15,6 +15,7 @@ from branchout.cli.app import (
     Device,
     Flip,
     Goal,
+    Labelled,
     Pictures,
     Saved,
     app,
@@ -57,8 +58,8 @@ def tune(model: Saved, goal: Goal = "balanced") -> None:
         )
     if not Path(model).exists():
         raise no_saved_model(Path(model))  # before anything slow is imported
-    from branchout.cli.display import percent
     from branchout.method.running import tune as tuning
+    from branchout.units import percent
 
     frontier, point = tuning.tune(Path(model), goal)
     shown = ", ".join(f"{name} {percent(value)}%" for name, value in frontier.at(point).items() if value is not None)
@@ -125,7 +126,7 @@ def _batches(images: Iterator[Decoded]) -> Iterator[list[Decoded]]:
 @app.command(epilog="Example: branchout evaluate v2/ test_photos/ --csv classes.csv")
 def evaluate(
     model: Saved,
-    test: Annotated[Path, typer.Argument(metavar="TEST", help="Labelled images: one folder per class.")],
+    test: Annotated[Path, Labelled],
     flip: Flip = False,
     two_fold: Annotated[
         bool, typer.Option("--two-fold", help="Also choose points on one half of the images and measure on the other.")
@@ -200,8 +201,8 @@ def _operating_point(model: Model) -> dict[str, str | float] | None:
 
 
 def _two_fold(model: Model, found: Comparison) -> dict[str, Scored]:
-    from branchout.cli.display import percent
     from branchout.goals import PAPER_GOALS
+    from branchout.units import percent
 
     if not model.classifier.steps:
         say("--two-fold chooses operating points, and a base model has none")

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from branchout.cli.app import ClassesFrom, Device, Saved, app, console, open_model, quoted, say, then, warn
+from branchout.cli.app import ClassesFrom, Device, Labelled, Saved, app, console, open_model, quoted, say, then, warn
 
 
 @app.command(epilog="Example: branchout report v2/ test_photos/")
 def report(
     model: Saved,
-    test: Annotated[Path | None, typer.Argument(metavar="TEST", help="Labelled images: one folder per class.")] = None,
+    test: Annotated[Path | None, Labelled] = None,
     out: Annotated[Path | None, typer.Option(help="The file to write; by default MODEL-report.html.")] = None,
     results: Annotated[Path | None, typer.Option(help="A folder of results of other methods, as JSON files.")] = None,
     gallery: Annotated[int, typer.Option(min=0, max=1000, help="How many images a gallery shows at most.")] = 60,

@@ -11,7 +11,19 @@ from urllib.parse import quote
 
 import typer
 
-from branchout.cli.app import ClassesFrom, Device, Memory, app, check_folders, open_model, quoted, say, then, warn
+from branchout.cli.app import (
+    ClassesFrom,
+    Device,
+    Labelled,
+    Memory,
+    app,
+    check_folders,
+    open_model,
+    quoted,
+    say,
+    then,
+    warn,
+)
 from branchout.errors import BranchoutError
 
 if TYPE_CHECKING:
@@ -30,7 +42,7 @@ def serve(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="A saved model, or the --out of a running extension.")
     ] = None,
-    test: Annotated[Path | None, typer.Argument(metavar="TEST", help="Labelled images: one folder per class.")] = None,
+    test: Annotated[Path | None, Labelled] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; one beyond this machine needs --public.")] = (
         "127.0.0.1"
     ),

@@ -232,8 +232,8 @@ def demo(
 
 def _show_extension(model: Model, prepared: Prepared, out: Path) -> None:
     """The end of an extension: the table of operating points, and what to run next."""
-    from branchout.cli.display import operating_points, percent
-    from branchout.units import parameters
+    from branchout.cli.display import operating_points
+    from branchout.units import parameters, percent
 
     assert model.outcome is not None
     measured, chosen_on = model.outcome.measured, prepared.split.chosen_on

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from branchout.data.datasets import Dataset
 from branchout.data.samples import Ints, Samples
 from branchout.data.scenarios import CLUSTERED, FROM_GIVEN, NAMES, Scenario, members_in_id_order, sample_digest
 from branchout.errors import BranchoutError, some, unknown
+from branchout.files import open_regular
 
 Floats = npt.NDArray[np.floating]
 Item = TypeVar("Item")
@@ -272,3 +274,15 @@ def _style_digits(dataset: Dataset) -> dict[str, str]:
 
 def as_digits(second: npt.NDArray[np.bool_]) -> str:
     return "".join("1" if value else "0" for value in second)
+
+
+def read_features(path: Path) -> Floats:
+    """The features of a .npy file, one row per training sample."""
+    try:
+        with open_regular(path) as file:
+            rows = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError, MemoryError) as error:
+        raise BranchoutError(f"{path} is not a readable .npy file of features: {error}") from None
+    if not isinstance(rows, np.ndarray) or rows.ndim != 2 or rows.dtype.kind != "f" or not np.isfinite(rows).all():
+        raise BranchoutError(f"{path} is not a table of features: expected finite numbers, one row per training sample")
+    return rows

@@ -270,4 +270,4 @@ def test_facts_that_do_not_fit_say_what_is_wrong(
 
 
 def test_the_version_is_the_packages() -> None:
-    assert run("version") == Answer(0, f"{__version__}\n", "")
+    assert run("version") == run("--version") == Answer(0, f"{__version__}\n", "")
