@@ -33,6 +33,8 @@ def folder(train: Samples, val: Samples, tmp_path_factory: pytest.TempPathFactor
 
 
 SMALL = ("--epochs", "1", "--branch-epochs", "1", "--width", "8", "--size", "32", "--exemplars", "4", "--seeds", "1")
+FOUR = "-exemplars4"
+"""What the rows of a table with four exemplars, not its own ten, are called by."""
 
 
 def test_the_list_names_every_table_and_method() -> None:
@@ -92,18 +94,19 @@ def test_all_tables_are_run_at_sizes_that_fit_but_for_those_that_cannot_be_drawn
     status, told, complained = run(*words)
     assert status == 0
     for table in ("branch-depth", "overlap-domain-shuffled", "overlap-domain-clustered"):
-        assert f"left out: {table}: '{folder.name}' has no" in told + complained
-    assert f"left out: overlap-style: '{folder.name}' has no" in told + complained
-    assert "disjoint-40: 10 + 1 classes, resnet10 at 32 pixels, a base trained for 1 epoch; 1 of 1 methods" in told
-    made = {path.parts[-3] for path in tmp_path.rglob("ncm-plain.json")}
+        assert f"left out: {table}{FOUR}: '{folder.name}' has no" in told + complained
+    assert f"left out: overlap-style{FOUR}: '{folder.name}' has no" in told + complained
+    shown = f"disjoint-40{FOUR}: 10 + 1 classes, resnet10 at 32 pixels, a base trained for 1 epoch; 1 of 1 methods"
+    assert shown in told
+    made = {path.parts[-3].removesuffix(FOUR) for path in tmp_path.rglob("ncm-plain.json")}
     assert {"disjoint-40", "multistep", "disjoint-200", "overlap-random-clustered", "overlap-full"} <= made
-    lost = next(tmp_path.rglob("overlap-full/resnet10/ncm-plain.json"))
+    lost = next(tmp_path.rglob(f"overlap-full{FOUR}/resnet10/ncm-plain.json"))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
     lost.unlink()
     status, told, _ = run(*words)
     assert status == 0
-    assert "overlap-full: " in told
-    assert "disjoint-40: 10" not in told  # nothing of it is missing
+    assert f"overlap-full{FOUR}: " in told
+    assert f"disjoint-40{FOUR}: 10" not in told  # nothing of it is missing
     after = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
     assert {path for path in after if after[path] != before[path]} <= {lost}
     assert after.keys() == before.keys()
@@ -129,7 +132,7 @@ def test_outdated_rows_of_tables_are_measured_again(folder: Path, tmp_path: Path
     assert "outdated" in json.loads(place.read_text())
     status, told, _ = run(*words, "--stale", "--minutes", "0")
     assert status == 0
-    line = next(line for line in told.splitlines() if line.split()[:3] == ["disjoint-40", "resnet10", "ncm"])
+    line = next(line for line in told.splitlines() if line.split()[:3] == [f"disjoint-40{FOUR}", "resnet10", "ncm"])
     assert " s " in line
     assert "not started: 1 of 1" in told
     assert "outdated" in json.loads(place.read_text())
@@ -166,7 +169,7 @@ def test_methods_from_a_base_of_ones_own(folder: Path, base: api.Model, tmp_path
         (["--scenario", "disjoint-domain"], "start from any base: disjoint, steps"),
         (["--scenario", "disjoint", "--novel-classes", "4"], "4 new classes were asked for, but"),
         (["--scenario", "disjoint", "--base", "glyphs"], "of the base's 800 classes have no training images in"),
-        (["--scenario", "disjoint", "--base", "nowhere"], "Model nowhere not found"),
+        (["--scenario", "disjoint", "--base", "nowhere"], "There is no saved model nowhere"),
         (["--scenario", "disjoint", "--base-classes", "8"], "the model given with --base decides --base-classes"),
         (["sota"], "a table has a base of its own, so --base goes with --scenario only"),
     ],
