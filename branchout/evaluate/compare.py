@@ -14,6 +14,7 @@ from branchout.errors import BranchoutError, some
 from branchout.labels import Floats, Ints, LabelSpace
 from branchout.metrics import Accuracies, accuracies, confusion_between_parts, part_of_class, per_class
 from branchout.model.classifier import Classifier
+from branchout.training.device import giving_back
 from branchout.training.loop import Event, Report, silent
 from branchout.training.memory import in_parts
 
@@ -145,7 +146,7 @@ def compare(
     """Run both models over the images once. `labels` are class indices of the newer model."""
     batches = in_order(len(images), forward_batch(images, 256))
     answers, old_answers, columns = [], [], []
-    for number, batch in enumerate(images.plain(batches)):
+    for number, batch in enumerate(giving_back(images.plain(batches))):
         batch = model.backbone.arrange(batch)
         seen = [in_parts(model.features, view) for view in ([batch, batch.flip(3)] if flip else [batch])]
         answers.append(_answers(model, seen))

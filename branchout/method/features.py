@@ -24,6 +24,7 @@ from branchout.disk_cache import load_cached, store_cached
 from branchout.errors import BranchoutError
 from branchout.model.classifier import Classifier
 from branchout.training import processes
+from branchout.training.device import giving_back
 from branchout.training.loop import Event, Report, seed_for, silent
 from branchout.training.memory import in_parts
 
@@ -83,7 +84,7 @@ def extract(
             else images.plain(part_of(batches, processes.part()))
         )
         rows: list[Tensor] = []
-        for order, batch in zip(batches, stream, strict=True):
+        for order, batch in zip(batches, giving_back(stream), strict=True):
             found = in_parts(model.features, model.backbone.arrange(processes.never_empty(batch)))
             rows.append(torch.stack(found, dim=1).float()[: len(batch)])
             report(Event(work, view * len(images) + int(order[-1]) + 1, rounds * len(images)))

@@ -19,6 +19,7 @@ from branchout.data.images import Images
 from branchout.method.recipes import Stage1
 from branchout.model.classifier import Classifier
 from branchout.training import processes
+from branchout.training.device import giving_back
 from branchout.training.loop import precision
 from branchout.training.memory import in_parts
 
@@ -67,5 +68,5 @@ class Frozen:
         return passed[self.start], [h.float() for h in features]
 
     def live(self, images: Images, order: Sequence[Ints], seed: int) -> Iterator[list[Tensor]]:
-        for batch in images.views(order, self.augmentation, seed, processes.part()):
+        for batch in giving_back(images.views(order, self.augmentation, seed, processes.part())):
             yield [output[: len(batch)] for output in in_parts(self, processes.never_empty(batch))]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from branchout.training import processes
 from branchout.training.loop import best_device
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as in malloc.h
+Item = TypeVar("Item")
 Device = str | torch.device | None
 """`cpu`, `cuda`, `cuda:1` or `mps`, an Apple GPU; None is a CUDA GPU if there is one, else the CPU."""
 
@@ -50,6 +53,14 @@ def give_back_memory() -> None:
     """Return freed memory to the system: after a stage whose tensors the next one does not need."""
     with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def giving_back(stream: Iterable[Item], every: int = 16) -> Iterator[Item]:
+    """The batches of a stream, with freed memory returned now and then: glibc keeps more of it with every batch."""
+    for number, item in enumerate(stream, 1):
+        yield item
+        if number % every == 0:
+            give_back_memory()
 
 
 @cache
