@@ -191,6 +191,7 @@ def _check_similar(box: Inbox, known: set[str] | None, names: list[str]) -> None
     here = {each.name for each in box.decisions().values() if each.name is not None}
     here |= known or set(listed(box).classes if has_list(box) else ())
     for name in names:
+        here |= {name} if similar(name, here) is None else set()
         if name not in here and (meant := similar(name, here)):
             raise BranchoutError(
                 f"{name!r} differs from the class {meant!r} only in case or spaces. Did you mean {meant}? "

@@ -35,6 +35,7 @@ from branchout.model.manifest import is_saved_model, read_manifest
 FEWEST = 3
 """Photos that a class needs: one is held out to measure with."""
 
+BASE = "base classes"
 CHANCE = 2
 """A loss of so many images is said to be small."""
 
@@ -109,12 +110,13 @@ class Result(BaseModel):
         worse = [part for part in old if part.after < (part.before or 0)]
         if not old:
             return "Whether old classes got worse was not measured: no images of them were held out (--memory, --test)."
-        if not worse:
-            return f"No group of old classes got worse: {'; '.join(map(str, old))}."
-        chance = all((part.before or 0) - part.after <= CHANCE for part in worse)
-        return f"Old classes got worse: {'; '.join(map(str, worse))}." + (
-            " That is few images: it may be chance." if chance else ""
-        )
+        if worse:
+            said = f"Old classes got worse: {'; '.join(map(str, worse))}."
+            if all((part.before or 0) - part.after <= CHANCE for part in worse):
+                said += " That is few images: it may be chance."
+        else:
+            said = f"Old classes did not get worse: {'; '.join(map(str, old))}."
+        return said if self.parts[0].title == BASE else f"{said} The {BASE} were not measured."
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from branchout.errors import BranchoutError, printable
 from branchout.evaluate.compare import Comparison
 from branchout.files import lock, write_json, write_text
 from branchout.inbox.folder import read_as
-from branchout.inbox.runs import WORKER, Part, Result, Run, Settings, runs_in
+from branchout.inbox.runs import BASE, WORKER, Part, Result, Run, Settings, runs_in
 from branchout.labels import LabelSpace
 from branchout.method.config import ExtendConfig
 from branchout.metrics import part_of_class
@@ -117,7 +117,7 @@ def _parts(space: LabelSpace, counted: Counts) -> list[Part]:
     """Counts with the names of their classes: a person knows a step by what it added."""
     last = len(space.branches) - 1
     names = [
-        "base classes",
+        BASE,
         *(f"step {step}" for step in range(1, last)),
         "new classes",
         "classes with new photos",

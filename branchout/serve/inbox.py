@@ -8,21 +8,30 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
-from pydantic import Field
 
 from branchout import api
 from branchout.data.decode import UnreadableImage, decode
 from branchout.inbox import runs
 from branchout.inbox.analysis import MAX_PIXELS, Analyzer
 from branchout.inbox.folder import Decision, Inbox, Photo, class_name, similar
-from branchout.inbox.groups import Analysis, SeenPhoto
+from branchout.inbox.groups import Analysis
 from branchout.inbox.teach import kept_images, memory_notes
 from branchout.report.gallery import small_copy
 from branchout.report.page import rendered
 from branchout.serve import schema
+from branchout.serve.inbox_schema import (
+    Choice,
+    DecidedClass,
+    FalseAlarms,
+    InboxInfo,
+    LastDecision,
+    NewRun,
+    RunAction,
+    RunInfo,
+)
 from branchout.serve.limits import Refused
 from branchout.serve.live_report import Stopped, sentence
 from branchout.serve.progress import progress_of
@@ -32,8 +41,6 @@ from branchout.training.loop import Event
 
 LOOK_EVERY = 1.0
 """Seconds between two looks into the folder."""
-MOST_PHOTOS = 500
-"""Of one decision: more do not fit into a request of `Limits.json_bytes`."""
 HOW = "This server has no inbox. Start it with one: branchout serve MODEL --inbox PHOTOS/ --memory OLD/"
 
 router = APIRouter(prefix="/inbox", responses=schema.REFUSALS)
@@ -43,74 +50,6 @@ page_router = APIRouter(include_in_schema=False)
 def _changed(folder: Path | None) -> int:
     """When a class was last added to a folder of class folders."""
     return 0 if folder is None else folder.stat().st_mtime_ns
-
-
-# What the routes accept and return.
-
-
-class Choice(schema.Shape):
-    photos: list[Annotated[str, Field(pattern="^[0-9a-f]{16}$")]] = Field(min_length=1, max_length=MOST_PHOTOS)
-    action: Literal["name", "dismiss", "undo"]
-    name: str | None = Field(None, max_length=1000, alias="class", description="The class, for the action name.")
-    new_class: bool = Field(False, description="Add the class although one of a similar name exists.")
-
-
-class NewRun(schema.Shape):
-    out: str | None = Field(None, max_length=100, description="The new model's name; v3 if v2 is extended.")
-
-
-class FalseAlarms(schema.Shape):
-    share: float = Field(gt=0, lt=1, description="The share of known images that may count as unknown, such as 0.2.")
-
-
-class RunAction(schema.Shape):
-    action: Literal["resume", "stop", "accept", "discard"]
-
-
-class DecidedClass(schema.Shape):
-    name: str = Field(alias="class")
-    known: bool = Field(description="Whether the model knows this class already.")
-    missing: int = Field(description="How many photos it still needs before it can be taught.")
-    photos: list[Decision]
-
-
-class RunInfo(schema.Shape):
-    number: int
-    state: str = Field(description="running, stopped, failed or finished.")
-    out: str
-    classes: dict[str, int]
-    works: list[schema.Work]
-    result: runs.Result | None
-    verdict: str | None = Field(description="Whether old classes got worse.")
-    error: str | None
-
-
-class LastDecision(schema.Shape):
-    photos: list[str]
-    name: str | None = Field(alias="class", description="The class; null if they were dismissed.")
-
-
-class InboxInfo(schema.Shape):
-    state: str = Field(description="starting, ready or failed.")
-    work: str = Field(description="What is being done, such as looking at new photos.")
-    error: str | None
-    folder: str
-    model: str
-    threshold: float | None
-    known_images: int
-    false_alarms: float | None = Field(
-        description="The share of known images above the threshold; null if it was given."
-    )
-    groups: list[list[SeenPhoto]] = Field(description="Undecided photos that fit no class, grouped by look.")
-    fitting: list[SeenPhoto] = Field(description="Undecided photos that fit a class.")
-    decided: list[DecidedClass]
-    dismissed: list[Decision]
-    last: LastDecision | None = Field(description="What was decided last and can be undone.")
-    notes: list[str] = Field(description="Old classes of which no images are kept for the next run.")
-    taught: int
-    unreadable: dict[str, str]
-    next: str = Field(description="A free name for the next model.")
-    run: RunInfo | None
 
 
 @dataclass(frozen=True)
@@ -155,8 +94,7 @@ class ServedInbox:
     @property
     def _known(self) -> frozenset[str]:
         """The classes of the served model."""
-        model = self.service.model
-        return frozenset(() if model is None else model.classes)
+        return frozenset(() if (model := self.service.model) is None else model.classes)
 
     # Looking at photos.
 

@@ -52,7 +52,7 @@ def test_from_ten_photos_to_a_model_that_knows_both_classes(case: Case, drawn: t
     assert "of the 10 taught photos are answered right" in said
     assert "base classes: " in said
     assert " of 20 images right" in said  # a fifth of five images of each of twenty classes
-    assert "got worse" in said
+    assert "worse" in said  # got worse, or did not
     assert "--accept" in said
     refused(run("inbox", case.photos, "--undo", "a-0.png"), "part of run 1")
     said = well(run("inbox", case.photos, "--accept"))

@@ -92,7 +92,10 @@ def test_old_classes_that_got_worse_are_said_to(case: Case) -> None:
     assert "base" not in said
     assert "chance" not in said
     assert "chance" in result(("base classes", 100, 90, 89), new).verdict()
-    assert "No group" in result(("base classes", 100, 90, 90), new).verdict()
+    said = result(("base classes", 100, 90, 90), new).verdict()
+    assert "did not get worse" in said
+    assert "not measured" not in said
+    assert "base classes were not measured" in result(("step 1: robin", 10, 9, 9), new).verdict()
     assert "not measured" in result(new).verdict()
 
 
