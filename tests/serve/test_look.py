@@ -82,7 +82,7 @@ def kept(page: Page, name: str) -> None:
 def shown(page: Page, kind: str, samples: Samples) -> None:
     """Wait for a page; the served one gets two images to classify."""
     if kind == "inbox":
-        page.wait_for_selector("#groups .photo")
+        page.wait_for_selector("#groups .photo", timeout=60_000)  # the first groups import scikit-learn
     if kind == "served":
         page.wait_for_selector("#classes .pick")
         page.wait_for_selector("#apply", state="attached")
