@@ -31,6 +31,8 @@ class Goal:
     more_is_better: bool = False
     reason: str = ""
     """Why a goal is not reached."""
+    script: str = ""
+    """The measurement that writes the file."""
 
     def reached(self, value: float, device: str) -> bool:
         goal = self.goals[device]
@@ -51,6 +53,7 @@ GOALS = (
         reason="Both run the frozen network on ten views of every exemplar, the published procedure once for each of "
         "36 points. Where the network takes most of the time the factor is about 36, whatever stage II costs. Fewer "
         "views than epochs would raise it, but would no longer train the same.",
+        script="fusion-grid",
     ),
     Goal(
         "all 36 points against one point alone, both on cached features (180+20 classes)",
@@ -59,6 +62,7 @@ GOALS = (
         {"cuda": 1.5, "cpu": 6},
         reason="36 points are 36 times the arithmetic. A GPU is not busy with one point; a CPU is, and gains only from "
         "larger matrix products and fewer calls.",
+        script="fusion-grid",
     ),
     Goal(
         "a whole extension against joint training",
@@ -66,6 +70,7 @@ GOALS = (
         ratio,
         {"cuda": 1 / 12},
         reason="Stage I trains 30 epochs on new images and as many exemplars; joint training 40 epochs on all images.",
+        script="extension",
     ),
     Goal(
         "training at 64 px: share of pure compute that the input pipeline leaves",
@@ -74,6 +79,7 @@ GOALS = (
         {"cuda": 0.9},
         more_is_better=True,
         reason="Views are cropped and recoloured on the device by several small kernels before each step.",
+        script="input-pipeline",
     ),
     Goal(
         "large JPEGs for evaluation, against torchvision's DataLoader",
@@ -81,6 +87,7 @@ GOALS = (
         ratio,
         {"cuda": 1.0, "cpu": 1.0},
         reason="Both spend almost all of their time in the same JPEG decoder.",
+        script="input-pipeline",
     ),
     Goal(
         "large JPEGs in random crops, against torchvision's DataLoader",
@@ -88,6 +95,7 @@ GOALS = (
         ratio,
         {"cuda": 1.0, "cpu": 1.0},
         reason="Both spend almost all of their time in the same JPEG decoder.",
+        script="input-pipeline",
     ),
     Goal(
         "a training step as a CUDA graph against one launched kernel by kernel (stage I, ResNet10)",
@@ -95,6 +103,7 @@ GOALS = (
         ratio,
         {"cuda": 1.0},
         reason="The kernels themselves take most of the step.",
+        script="training-step",
     ),
     Goal(
         "an image from the server (1 / throughput) against `predict` in a loop",
@@ -102,6 +111,7 @@ GOALS = (
         ratio,
         {"cuda": 1.0, "cpu": 1.0},
         reason="Clients and server share the machine's cores.",
+        script="inference",
     ),
 )
 
@@ -125,7 +135,7 @@ def table(*lines: tuple[str, ...]) -> str:
 
 def goals_part(rows: Rows) -> str:
     lines: list[tuple[str, ...]] = [("measured", *DEVICES.values(), "goal")]
-    missed = []
+    missed, absent = [], []
     for goal in GOALS:
         cells = []
         for device in DEVICES:
@@ -133,7 +143,8 @@ def goals_part(rows: Rows) -> str:
             name = "extension" if name == "extension-cuda" and name not in rows else name  # an earlier measurement
             row = rows.get(name)
             if row is None:
-                cells.append("not measured")
+                cells.append("not measured" if device in goal.goals else "–")
+                absent += [(goal.script, device)] if device in goal.goals else []
                 continue
             value = goal.value(row)
             wanted = device in goal.goals
@@ -149,6 +160,11 @@ def goals_part(rows: Rows) -> str:
     text = ["## Goals", table(*lines)]
     if missed:
         text += ["Goals that are not reached:", "\n".join(dict.fromkeys(missed))]
+    for device in DEVICES:
+        scripts = dict.fromkeys(script for script, where in absent if where == device)
+        if scripts:
+            command = f"python -m benchmarks.speed --only {' '.join(scripts)}"
+            text.append(f"Not measured yet on {_article(device)}: `{command}`.")
     return "\n\n".join(text)
 
 
@@ -199,7 +215,7 @@ def growth_part(rows: Rows) -> str:
         if not name.startswith("growth-") or "sizes" not in row:
             continue
         peak = (
-            f"{max(row['peak_bytes']) / 1e6:,.0f} MB"
+            (f"{max(row['peak_bytes']) / 1e6:,.0f} MB" if max(row["peak_bytes"]) > 5e5 else "below 1 MB")
             if "peak_bytes" in row
             else f"{row['bytes'][-1] / 1e6:.1f} MB on disk"
         )
@@ -260,18 +276,41 @@ def inference_part(rows: Rows) -> str:
         parts += ["The built-in model of 800 characters; accuracy on the same drawn images.", table(*lines)]
     if len(served) > 1:
         parts += ["`branchout serve`, its clients on the same machine, and `predict` in a loop:", table(*served)]
+    parts += earlier_inference(rows)
     parts.append("LitServe and Triton were not measured: neither is installed where these figures come from.")
     return "\n\n".join(parts)
 
 
+def earlier_inference(rows: Rows) -> list[str]:
+    """In words, what older scripts measured and the present ones have not measured again."""
+    found = []
+    if "onnx" in rows and "inference-cpu" not in rows:
+        times = " and ".join(
+            f"{1000 * each['of_seconds']:.1f} ms instead of {1000 * each['against_seconds']:.1f} ms for "
+            f"{each['batch']} image{'s' if each['batch'] > 1 else ''}"
+            for each in rows["onnx"]["batches"]
+        )
+        found.append(f"On 2 cores onnxruntime takes {link('onnx', times)} with torch.")
+    if "serve" in rows and "server-cpu" not in rows:
+        last = rows["serve"]["levels"][-1]
+        found.append(
+            f"On 2 cores `branchout serve` answers {last['clients']} clients with {last['per_second']:.0f} images a "
+            f"second (p50 {last['p50_ms']:.0f} ms, p99 {last['p99_ms']:.0f} ms), "
+            f"{link('serve', number(rows['serve']['ratio']))} times as many as `predict` in a loop."
+        )
+    return found
+
+
 def page(rows: Rows) -> str:
-    machines = sorted({row["hardware"] for row in rows.values()})
+    gpus = sorted({row["hardware"] for row in rows.values() if row["hardware"].startswith("NVIDIA")}) or ["NVIDIA GPU"]
     first = (
-        "# Performance\n\nEach figure compares Branchout with what people do today, side by side in one run: `python "
-        "-m benchmarks.speed` on one GPU and on two CPU cores. Files name commit, settings and hardware; `python -m "
-        f"benchmarks.speed.page` writes this page. Machines: {', '.join(machines)}. The two cores were shared with "
-        "other work, so their times are rough, and networks were narrower there. [All ratios](results/speed.md).\n\n"
-        "![All ratios](figures/speed-ratios.svg)"
+        "# Performance\n\nEach figure compares Branchout with what people do today. Both are measured in one run of "
+        "`python -m benchmarks.speed`, and a ratio is the time of the first over that of the second: below 1, the "
+        "first is faster. Every number links to its file, which names both times, commit, settings and hardware.\n\n"
+        f"The GPU is an {' or an '.join(gpus)}. The two "
+        "CPU cores (x86_64) were shared with other work, so times on them are rough, and the "
+        "networks measured there are narrower. [All ratios in one table](results/speed.md); `python -m "
+        "benchmarks.speed.page` writes this page.\n\n![All ratios](figures/speed-ratios.svg)"
     )
     parts = (first, goals_part(rows), accuracy_part(rows), step_part(rows), growth_part(rows), inference_part(rows))
     return "\n\n".join(part for part in parts if part) + "\n"
