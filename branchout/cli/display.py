@@ -135,11 +135,11 @@ def operating_points(measured: Measured, chosen: str) -> Table:
     return table
 
 
-def before_after(before: Accuracies | None, after: Accuracies, images: int) -> Table:
+def before_after(before: Accuracies | None, after: Accuracies, images: str) -> Table:
     """Accuracies of one evaluation; with several steps also those of each step's own classes."""
     steps = len(after.steps)
     headings = ("split", "accuracy") if before is None else ("split", f"before step {steps}", "after")
-    table = new_table(*headings, title=f"accuracy in % on {images:,} images")
+    table = new_table(*headings, title=Text(f"accuracy in % on {images}"))
     table.min_width = 36
 
     def add(name: str, now: float | None, was: float | None) -> None:

@@ -159,7 +159,7 @@ def evaluate(
     warn(problems)
     with progress(console) as report:
         found = loaded.evaluate(samples, flip=flip, report=report)
-    _show_comparison(loaded, found)
+    _show_comparison(loaded, found, test)
     folds = _two_fold(loaded, found) if two_fold else {}
     if flip:
         say("averaged over every image and its mirror image")
@@ -176,10 +176,10 @@ def evaluate(
         say(f"written: {', '.join(map(str, asked))}")
 
 
-def _show_comparison(model: Model, found: Comparison) -> None:
+def _show_comparison(model: Model, found: Comparison, test: Path) -> None:
     from branchout.cli.display import before_after, forgotten
 
-    console.print(before_after(found.before, found.after, len(found.labels)))
+    console.print(before_after(found.before, found.after, f"{len(found.labels):,} images of {printable(test)}"))
     point = _operating_point(model)
     if point is not None:
         place = ", ".join(f"{name} {value:.4g}" for name, value in point.items() if isinstance(value, float))

@@ -253,6 +253,7 @@ def _show_extension(model: Model, prepared: Prepared, out: Path) -> None:
                 "trained on the images of --memory, so its accuracy on new images may be lower. --val avoids both."
             )
         console.print(operating_points(measured, prepared.config.goal))
+        say("Figures of evaluate and report differ from these: they count the images of TEST/, not the held-out ones.")
     if model.frontier.single_point_reason():
         say(model.frontier.single_point_reason())
     counts = model.classifier.parameter_counts()

@@ -31,6 +31,8 @@ class Mark:
     label: str = ""
     tip: str = ""
     """Shown when the pointer rests on it."""
+    point: int | None = None
+    """The operating point that it stands for: the script makes the mark a button that leads there."""
 
 
 @dataclass(frozen=True)
@@ -123,13 +125,12 @@ def scatter(
         parts += [_mark(mark, axes, used, faint) for mark in each.marks]
         parts.append("</g>")
     parts += [
-        f'<g class="cursor {name}" data-cursor="{name}" visibility="hidden"><circle r="9"/>'
+        f'<g class="cursor {name}" data-cursor="{name}" aria-hidden="true" visibility="hidden"><circle r="9"/>'
         '<path d="M-14 0H-5M5 0H14M0 -14V-5M0 5V14"/></g>'
         for name in cursors
     ]
-    scale = " ".join(f"{value:.6g}" for value in (*axes.x, *axes.y, *axes.box))
     return Markup(
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" data-scale="{scale}" '
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{escape(title)}. {escape(description)}">{"".join(parts)}</svg>'
     )
 
@@ -195,7 +196,8 @@ def _mark(mark: Mark, axes: Axes, used: list[Box], faint: list[Box]) -> str:
     if mark.label:
         place, anchor = _free_place(x, y, mark.label, axes, used, faint)
         label = f'<text x="{place[0]}" y="{place[1]}" text-anchor="{anchor}">{escape(mark.label)}</text>'
-    return f"<g>{tip}{_shape(mark.shape, x, y)}{label}</g>"
+    point = "" if mark.point is None else f' data-point="{mark.point}"'
+    return f"<g{point}>{tip}{_shape(mark.shape, x, y)}{label}</g>"
 
 
 def _along(places: Sequence[tuple[float, float]], joined: int) -> list[Box]:

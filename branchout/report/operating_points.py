@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
-from branchout.goals import CHOSEN_ON, METRICS, PAPER_GOALS, PARTS_FIRST
+from branchout.errors import BranchoutError
+from branchout.goals import CHOSEN_ON, METRICS, PAPER_GOALS, PARTS_FIRST, read_as
 from branchout.report.charts import Axes, Legend, Mark, Series, glyph, scatter
 from branchout.report.data import Figures, OperatingPoints, ReportData
 from branchout.units import count, percent, setting
@@ -27,6 +28,23 @@ class GoalTable:
     metrics: list[str]
     rows: list[tuple[str, int, list[float | None]]]
     """A goal, its point, and the metrics there."""
+
+
+def goal_words(goal: str) -> str:
+    """A goal as people read it; a point that was chosen by its position has none."""
+    try:
+        return f"goal {read_as(goal)}"
+    except BranchoutError:
+        return "set by hand"
+
+
+def point_words(points: OperatingPoints) -> list[str]:
+    """Each point with the goals that choose it: `balanced (b = −1.189)`."""
+    goals = _goals_by_point(points)
+    return [
+        f"{' and '.join(goals[n])} ({setting(values)})" if n in goals else setting(values)
+        for n, values in enumerate(points.settings)
+    ]
 
 
 def tune_command(report: ReportData, goal: str) -> str:
@@ -74,7 +92,7 @@ def chosen_on(points: OperatingPoints) -> str:
 
 
 def frontier_chart(report: ReportData) -> tuple[Markup, list[Legend]]:
-    """The drawing, and its legend."""
+    """The drawing and its legend."""
     points, test, held_out = report.points, report.test, report.held_out
     assert points is not None
     x, y = axes_of(points)
@@ -89,7 +107,10 @@ def frontier_chart(report: ReportData) -> tuple[Markup, list[Legend]]:
         legend.append(Legend("dot-", "test", f"the same points on the {test.images:,} images of this report"))
         before = (test.figures_before or {}).get("base")
     elif test is None and held_out and all(_drawable(each, x, y) for each in held_out.goals.values()):
-        marks = [_mark(each, x, y, SHAPES[goal], goal) for goal, each in held_out.goals.items()]
+        marks = [
+            replace(_mark(each, x, y, SHAPES[goal], goal), point=points.goals[goal])
+            for goal, each in held_out.goals.items()
+        ]
         series.append(Series("held-out", marks))
         legend.append(Legend("square", "held-out", f"the same goals on {held_out.images:,} held-out test images"))
         before = held_out.before.get("base")
@@ -103,7 +124,7 @@ def frontier_chart(report: ReportData) -> tuple[Markup, list[Legend]]:
         series.append(Series("others", marks))
         legend.append(Legend("diamond", "others", "other methods, by number"))
     legend += [Legend(shape, "goal", f"goal {goal}") for goal, shape in SHAPES.items()]
-    legend.append(Legend("ring", "goal", f"saved point, goal {points.goal}"))
+    legend.append(Legend("ring", "goal", f"saved point: {goal_words(points.goal)}"))
     marks = [mark for each in series for mark in each.marks]
     before = before if x == "base" else None
     drawing = scatter(
@@ -133,12 +154,13 @@ def _frontier(name: str, figures: Figures, points: OperatingPoints, *, labelled:
     """All points as dots on a line, with the points of goals and the saved point marked."""
     x, y = axes_of(points)
     goals = _goals_by_point(points)
+    on = IMAGES[points.measured] if name == "dev" else "the images of this report"
 
     def mark(point: int, shape: str, label: str = "", prefix: str = "") -> Mark:
         here = {metric: values[point] for metric, values in figures.items()}
         words = ", ".join(f"{metric} {percent(value)}" for metric, value in here.items() if value is not None)
-        tip = f"{prefix}{setting(points.settings[point])}, on {name}: {words}"
-        return Mark(here[x] or 0.0, here[y] or 0.0, shape, label if labelled else "", tip)
+        tip = f"{prefix}{setting(points.settings[point])}, on {on}: {words}"
+        return Mark(here[x] or 0.0, here[y] or 0.0, shape, label if labelled else "", tip, point)
 
     dots = [mark(point, "dot") for point in range(len(points))]
     marked = [mark(p, SHAPES[names[-1]], ", ".join(names), f"{', '.join(names)}: ") for p, names in goals.items()]

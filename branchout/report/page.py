@@ -32,6 +32,8 @@ LIVE_BYTES = 2_000_000
 MOST_CLASSES = 2000
 """Rows of the table of classes; of more classes only those with the largest losses are shown."""
 MOST_PAIRS = 20
+MOST_PRINTED = 35
+"""Images of a gallery on paper: five rows, as the stylesheet prints them."""
 PIECES = ("title", "figures", "contents", "sections", "dial")
 """Templates that make up a report."""
 FORBIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -128,6 +130,7 @@ def _environment() -> Environment:
         "count": units.count,
         "curve": charts.curve,
         "date": units.date,
+        "goal_words": operating_points.goal_words,
         "measured_on": CHOSEN_ON,
         "metrics": METRICS,
         "number_columns": lambda titles: [(title, "number") for title in titles],
@@ -166,6 +169,7 @@ def _context(report: ReportData, most: int | None) -> dict[str, Any]:
         "data": _script_data(report, most),
         "most_classes": MOST_CLASSES,
         "most_pairs": MOST_PAIRS,
+        "most_printed": MOST_PRINTED,
         "fusion_bytes": sum(size for name, size in report.files.items() if name.startswith("fusion")),
         "branch_titles": [f"by {branch.name}" for branch in report.branches],
     }
@@ -232,10 +236,10 @@ def _script_data(report: ReportData, most: int | None) -> dict[str, Any]:
         data = {
             "kind": points.kind,
             "points": [units.setting(values) for values in points.settings],
+            "words": operating_points.point_words(points),
             "numbers": points.numbers,
             "saved": points.saved,
             "tune": [goal and operating_points.tune_command(report, goal) for goal in points.goal_for],
-            "axes": operating_points.axes_of(points),
             "metrics": PARTS_FIRST,
             "dev": points.figures,
             "test": test.figures if test else None,

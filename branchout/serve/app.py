@@ -244,13 +244,12 @@ async def report_data(
     brief: Annotated[bool, Query(description="Only the progress of reading the labelled images.")] = False,
 ) -> object:
     """What the page shows. Results on labelled images are added once these are read (`branchout serve MODEL TEST/`)."""
-    state = service.report.state
     if brief and not service.ready and service.failure is None:
-        return {**state, "state": "waiting"}
+        return {**service.report.state, "state": "waiting"}
     points = service.engine.points
+    state = {**service.report.state, **service.serving()}
     if brief:
         return state
-    points.refresh()
     parts = await asyncio.to_thread(service.report.parts)
     numbers = parts["data"].get("numbers", [])
     about = points.current.about

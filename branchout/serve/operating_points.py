@@ -128,6 +128,11 @@ class OperatingPoints:
         self._stamp = _stamp(folder)
         return self._point(about["point"], about["goal"])
 
+    @property
+    def folder_changed(self) -> bool:
+        """Whether the model's folder holds another model by now."""
+        return self.model.folder is not None and not self._same_model
+
     def refresh(self) -> None:
         """Read the saved choice again if the folder's manifest has changed, as after `branchout tune`."""
         folder = self.model.folder

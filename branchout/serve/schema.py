@@ -151,6 +151,10 @@ class LabelledImages(Shape):
     total: int
     error: str | None = Field(description="Why the labelled images cannot be used.")
     problems: list[str] = Field(description="Files that were left out, and why.")
+    model: str | None = Field(None, description="The name of the model that is served.")
+    loaded: int | None = Field(None, description="How many models this server has served: a new one counts up.")
+    saved_point: int | None = Field(None, description="The point of the frontier that the model's folder names.")
+    folder_changed: bool | None = Field(None, description="Whether the folder now holds another model.")
 
 
 class ReportData(LabelledImages):

@@ -52,6 +52,7 @@ class Service:
         self._model = model
         self.device = device
         self._engine: Engine | None = None
+        self._loaded = 0
         self._info: ModelInfo | None = None
         self._batcher: Batcher[Question, Result] | None = None
         # Two pools, so that small images never wait behind large ones.
@@ -61,15 +62,15 @@ class Service:
 
     def start(self) -> None:
         if self._model is not None:
-            self._open(self._model)
+            self._open(self._model, self.report)
 
-    def _open(self, model: api.Model) -> None:
-        limits = self.limits
-        self._info = model_info(model)
-        engine = Engine(model)
+    def _open(self, model: api.Model, report: LiveReport) -> None:
+        """Requests see either the earlier model or this one: everything is made first."""
+        limits, info, engine = self.limits, model_info(model), Engine(model)
+        report.start(model)
         self._batcher = Batcher(engine.answer, size=limits.batch, linger=limits.linger, capacity=limits.waiting)
-        self.report.start(model)
-        self._engine = engine
+        self.report, self._info, self._engine = report, info, engine
+        self._loaded += 1
 
     async def await_model(self) -> None:
         """Open the model that is being made as soon as it is finished."""
@@ -78,7 +79,7 @@ class Service:
         while not is_saved_model(watch):
             await asyncio.sleep(CHECK_EVERY)
         try:
-            await asyncio.to_thread(lambda: self._open(api.load(watch, device=self.device)))
+            await asyncio.to_thread(lambda: self._open(api.load(watch, device=self.device), self.report))
         except BranchoutError as error:
             self.failure = str(error)
 
@@ -87,12 +88,23 @@ class Service:
         """The model that is served; None while it is awaited."""
         return None if self._engine is None else self._engine.model
 
+    def serving(self) -> dict[str, str | int | bool | None]:
+        """By what a page notices that another model is served, or that another point was saved: see schema."""
+        points = self.engine.points
+        points.refresh()
+        fusions = points.model.saved.fusions
+        return {
+            "model": self.info.name,
+            "loaded": self._loaded,
+            "saved_point": fusions[-1].point if fusions else None,
+            "folder_changed": points.folder_changed,
+        }
+
     def replace(self, model: api.Model) -> None:
         """Serve another model from now on, as if the server had been started with it."""
         earlier, batcher = self.report, self._batcher
         typed = str(model.folder or earlier.typed)
-        self.report = LiveReport(earlier.test, typed, classes_from=earlier.classes_from)
-        self._open(model)
+        self._open(model, LiveReport(earlier.test, typed, classes_from=earlier.classes_from))
         earlier.stop()
         if batcher is not None:
             batcher.close()

@@ -202,9 +202,27 @@ def test_pseudo_exemplars_are_no_measurement(base: api.Model, train: Samples, va
     assert "Base accuracy was not measured" not in with_images
 
 
-def test_held_out_images_are_called_so(base: api.Model, train: Samples) -> None:
-    model = base.extend(train.of_classes(NEW), memory=exemplars(train), epochs=1)
-    assert "held out from the images given" in Page(render(model.facts())).shown
+def test_held_out_images_are_called_so(base: api.Model, train: Samples, val: Samples) -> None:
+    model = base.extend(train.of_classes(NEW[:1]), memory=exemplars(train), epochs=1)
+    page = Page(render(model.facts()))
+    assert "held out from the images given" in page.shown
+    assert "1 new class " in page.shown
+    # With other images, the page says why its numbers are not those that `extend` printed.
+    measured = model.saved.history[-1]["measured"]
+    told = Page(render(model.facts(val.of_classes(model.classes)))).shown
+    assert f"extend counts other images, {measured['images']} that it held out" in told
+    base_before, base_after = (percent(measured[when]["base"]) for when in ("before", "after"))
+    assert f"base {base_before} → {base_after}%, novel {percent(measured['after']['novel'])}%." in told
+
+
+def test_a_point_set_by_hand_is_told_in_words(extended: api.Model) -> None:
+    *earlier, last = extended.saved.fusions
+    model = api.Model(replace(extended.saved, fusions=(*earlier, replace(last, goal="b=-0.435327"))), None)
+    shown = Page(render(model.facts())).shown
+    assert "b=-0.435327" not in shown
+    assert "saved point: set by hand" in shown
+    model = api.Model(replace(extended.saved, fusions=(*earlier, replace(last, goal="novel>=0.8"))), None)
+    assert "saved point: goal novel ≥ 80%" in Page(render(model.facts())).shown
 
 
 def test_trained_points_are_told_by_alpha_and_beta(base: api.Model, train: Samples, val: Samples) -> None:
@@ -280,7 +298,7 @@ def test_losses_are_shown_worst_first_and_galleries_name_both_answers(once: Repo
     shown = [e for e in page.of("li") if "data-image" in e.attributes]
     assert len(shown) == sum(min(4, len(counts.galleries[kind])) for kind in ("forgotten", "gained"))
     gained = len(counts.galleries["gained"])
-    assert f"{gained} images; 4 of {gained} are shown." in page.shown
+    assert f"{gained} images; 4 are shown." in page.shown
     assert "✓ right before" in page.shown
     assert "✗ now: " in page.shown
     assert "✗ before: " in page.shown

@@ -251,6 +251,51 @@ def test_saving_is_undone(browser: Browser, copied: api.Model) -> None:
     assert api.load(copied.folder).saved.step_points[-1].point == earlier
 
 
+def test_a_tab_is_told_of_a_point_saved_by_another_program(browser: Browser, copied: api.Model) -> None:
+    earlier = copied.saved.fusions[-1].point
+    goal = next(goal for goal in ("novel", "all") if copied.frontier.choose(goal) != earlier)
+    with running(create_app(copied)) as server, visited(browser, address(server)) as page:
+        page.wait_for_selector("#apply")
+        assert page.locator("#news").is_hidden()
+        api.load(copied.folder).tune(goal)
+        page.wait_for_selector("#news:visible")
+        assert "operating point was saved" in page.locator("#news").text_content()
+        page.get_by_role("button", name="Use it").click()
+        until(page, f"document.getElementById('at').value === '{copied.frontier.choose(goal)}'")
+        assert page.locator("#news").is_hidden()
+        assert server.get("/operating-point").json["operating_point"]["saved"]
+
+
+def test_a_tab_is_told_of_another_model(
+    browser: Browser, copied: api.Model, extended_twice: api.Model, tested: Samples
+) -> None:
+    app = create_app(copied)
+    with running(app) as server, visited(browser, address(server)) as page:
+        page.wait_for_selector("#apply")
+        given(page, [file_of(tested, NEW[0])])
+        page.wait_for_selector(".top")
+        app.state.service.replace(extended_twice)
+        page.wait_for_selector("#news:visible")
+        assert f"now serves {extended_twice.folder.name}" in page.locator("#news").text_content()
+        assert page.locator("#names tr").count() == 11
+        page.get_by_role("button", name="Show it").click()
+        until(page, "document.querySelectorAll('#names tr').length === 14")
+        assert page.locator("#news").is_hidden()
+        assert page.locator("#answers > li").count() == 1  # the photo stays, and is answered by the other model
+        until(page, "document.querySelectorAll('.facts-of-answer dd div div').length === 3")
+
+
+def test_a_tab_is_told_that_the_folder_holds_another_model(
+    browser: Browser, copied: api.Model, extended_twice: api.Model
+) -> None:
+    with running(create_app(copied)) as server, visited(browser, address(server)) as page:
+        page.wait_for_selector("#apply")
+        shutil.rmtree(copied.folder)
+        shutil.copytree(extended_twice.folder, copied.folder)
+        page.wait_for_selector("#news:visible")
+        assert "Restart the server" in page.locator("#news").text_content()
+
+
 def test_the_first_thing_drawn_is_not_empty(server: Caller, adjustable: api.Model) -> None:
     first = server.get("/").body.decode()
     assert re.search(r"<h1>.*knows 3 more classes", first, re.DOTALL)
@@ -322,6 +367,27 @@ def test_a_mistake_is_explained_where_it_is_seen(
         assert "base" in page.locator("#view .said").text_content()
 
 
+def test_why_not_is_asked_about_another_class_in_the_window(
+    browser: Browser, server: Caller, adjustable: api.Model, tested: Samples
+) -> None:
+    found = adjustable.evaluate(tested)
+    row = int(np.flatnonzero(found.answers == found.labels)[0])
+    name = adjustable.classes[found.labels[row]]
+    other = next(each for each in adjustable.classes if each != name)
+    why = adjustable.explain(tested.read(row), expect=other).expected
+    link = f"{address(server)}#images?{urlencode({'class': name, 'image': row})}"
+    with visited(browser, link) as page:
+        field = page.locator("#view").get_by_label("Why not")
+        field.fill(other)
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#view .why")
+        assert f"is in place {why.place}" in page.locator("#view .why").text_content()
+        link = page.url
+    with visited(browser, link) as page:
+        page.wait_for_selector("#view .why")
+        assert page.locator("#view .why h4").text_content() == f"Why not {other}?"
+
+
 def test_why_not_is_asked_about_an_uploaded_image(
     browser: Browser, server: Caller, adjustable: api.Model, tested: Samples
 ) -> None:
@@ -352,6 +418,12 @@ def test_without_labelled_images_names_are_searched(browser: Browser, adjustable
         until(page, "document.querySelectorAll('#names tr').length === 1")
         assert page.locator("#names tr").text_content() == "upwards arrow newstep 1"
         assert page.locator("#found").text_content() == "1 class"
+        assert "find=ARROW" in page.url
+        page.get_by_role("searchbox").fill("zebra")
+        until(page, "document.querySelector('#browse .matches').textContent.includes('No class matches “zebra”')")
+        page.get_by_role("button", name="Clear the search").click()
+        until(page, "document.querySelectorAll('#names tr').length === 11")
+        assert "find" not in page.url
         turn(page, 0)
         assert page.locator("tr.live:visible").count() == 1
 
@@ -482,8 +554,9 @@ def test_every_control_is_reached_by_keyboard_and_has_a_name(browser: Browser, s
         reached = set()
         for _ in range(120):
             page.keyboard.press("Tab")
-            reached.add(page.evaluate("document.activeElement.id || document.activeElement.className"))
-        assert {"files", "at", "apply", "pick", "go", "chip", "undo"} <= reached
+            reached.add(page.evaluate("document.activeElement.id || document.activeElement.getAttribute('class')"))
+            reached.add(page.evaluate("document.activeElement.closest('.plot g') ? 'a point of the chart' : ''"))
+        assert {"files", "at", "apply", "pick", "go", "chip", "undo", "a point of the chart"} <= reached
         page.focus("#at")
         before = page.locator(".tile dd b").all_text_contents()
         page.keyboard.press("End")

@@ -44,6 +44,27 @@ const shareBar = (shares) => {
   return bar;
 };
 
+// The address names the view: #section?at=3&find=robin&sort=classes.2.down, or #images?class=robin&at=3.
+const readAddress = () => {
+  const [, name = "", query] = (location.hash || "#").match(/^#(?:([\w-]+)(?:\?|$))?(.*)$/);
+  return { name, query: new URLSearchParams(query) };
+};
+const writeAddress = (name, query) => {
+  const hash = [name, query.toString()].filter(Boolean).join("?");
+  history.replaceState(null, "", hash ? `#${hash}` : location.pathname + location.search);
+};
+
+// What a search found, below its field.
+const tellMatches = (input, words, found) => {
+  const told = input.closest(".controls").nextElementSibling;
+  const clear = () => {
+    input.value = "";
+    input.dispatchEvent(new Event("input", { bubbles: true }));
+    input.focus();
+  };
+  told.replaceChildren(...(found || !input.value.trim() ? [words] : [`No class matches “${input.value.trim()}”. `, button("Clear the search", "pick", clear)]));
+};
+
 // Tables: sorted by their headings; reachable by keyboard, with a hint, where columns are out of sight.
 
 const sortKey = (row, column) => {
@@ -91,7 +112,10 @@ const dressTables = () => {
       th.querySelector("button")?.addEventListener("click", () => {
         const now = th.getAttribute("aria-sort");
         // Words start with A, numbers with the largest; a second press reverses the order.
-        sortBy(table, column, now ? now === "ascending" : th.classList.contains("number"));
+        const down = now ? now === "ascending" : th.classList.contains("number");
+        sortBy(table, column, down);
+        table.dataset.sorted = `${column}${down ? ".down" : ""}`;
+        table.dispatchEvent(new CustomEvent("sorted", { bubbles: true }));
       });
     });
   }
@@ -107,6 +131,10 @@ const dressTables = () => {
   document.querySelector("[data-filter]")?.addEventListener("input", (event) => {
     const wanted = event.target.value.trim().toLowerCase();
     classes.classList.toggle("folded", !wanted && unfold?.isConnected && !unfold.hidden);
-    for (const row of classes.tBodies[0].rows) row.hidden = !row.cells[0].textContent.toLowerCase().includes(wanted);
+    const rows = [...classes.tBodies[0].rows];
+    for (const row of rows) row.hidden = !row.cells[0].textContent.toLowerCase().includes(wanted);
+    const found = rows.filter((row) => !row.hidden).length;
+    classes.closest(".scroll").hidden = !found;
+    tellMatches(event.target, wanted ? `${grouped(found)} of ${counted(rows.length, "class", "classes")}` : "", found);
   });
 };

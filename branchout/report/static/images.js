@@ -1,7 +1,14 @@
 // Images of the report: sets of them at an operating point, and a window to look at them.
 
 // Every image's answer at every point, and sets of images. A set is described by the parameters of a link:
-// class and answer (names), part and as (parts; as=right), or change (forgotten, gained, lost, won).
+// class and answer (names), part and as (parts; as=right), change (forgotten, gained, lost, won).
+const CHANGES = {
+  forgotten: "forgotten: right before the last step, wrong now",
+  gained: "gained: right now, not before",
+  lost: "given up compared with the saved point",
+  won: "won compared with the saved point",
+};
+const OPPOSITE = { forgotten: "gained", gained: "forgotten", lost: "won", won: "lost" };
 const imageSets = (data) => {
   const overlap = data.parts.length - 1;
   const at = ({ first, image, value, point: points }, point) => {
@@ -53,15 +60,17 @@ const imageSets = (data) => {
     const get = (key) => query.get(key);
     if (get("answer") !== null) return `${images} of “${get("class")}” answered with “${get("answer")}”`;
     if (get("class") !== null) return `${images} of “${get("class")}”`;
-    if (get("part") !== null) return `${images} of ${get("part")} classes, ${get("as") === "right" ? "right" : `wrong, as ${get("as")}`}`;
-    return `${images} ${{ forgotten: "forgotten: right before the last step, wrong now", gained: "gained: right now, not before", lost: "given up compared with the saved point", won: "won compared with the saved point" }[get("change")] ?? ""}`;
+    const of = get("part") === null ? images : `${images} of ${get("part")} classes`;
+    if (get("as") !== null) return `${of}, ${get("as") === "right" ? "right" : `wrong, as ${get("as")}`}`;
+    return `${of} ${CHANGES[get("change")] ?? ""}`;
   };
   return { answers, branches: (point) => at(data.branches, point), select, title, wasRight, isOld, known, overlap };
 };
 
 // One set of images in a window of its own: a large image with its answers, and all others to choose from.
-const imageView = ({ data, sets, point, picture, available, verdicts, named, thumbnails, explain }) => {
+const imageView = ({ data, sets, point, picture, available, verdicts, named, thumbnails, explain, pageQuery }) => {
   const MOST = 150;
+  const KEYS = ["class", "answer", "part", "as", "change", "image", "why"]; // of a set in the address
   document.getElementById("view")?.remove();
   const dialog = element("dialog");
   dialog.id = "view";
@@ -73,14 +82,12 @@ const imageView = ({ data, sets, point, picture, available, verdicts, named, thu
   let current = 0;
   let drawnAt = 0; // the point of the dial
 
-  const write = () => history.replaceState(null, "", `#images?${query}`);
-  const close = () => {
-    if (!dialog.open) return;
-    dialog.close();
-  };
+  let under = ""; // the section below the window
+  const write = () => writeAddress("images", new URLSearchParams([...query, ...pageQuery()]));
+  const close = () => dialog.open && dialog.close();
   dialog.addEventListener("close", () => {
     query = null;
-    if (location.hash.startsWith("#images?")) history.replaceState(null, "", point() === (data.saved ?? 0) ? location.pathname + location.search : `#at=${point()}`);
+    if (readAddress().name === "images") writeAddress(under, pageQuery());
   });
   dialog.addEventListener("click", (event) => event.target === dialog && close());
   dialog.addEventListener("keydown", (event) => {
@@ -104,15 +111,24 @@ const imageView = ({ data, sets, point, picture, available, verdicts, named, thu
       if (kept && kept.length > 1 && point() === data.saved) box.replaceChildren(shares(kept));
       return;
     }
-    const wrong = sets.answers(point())[image] !== data.labels[image];
-    const found = await explain(image, wrong ? data.classes[data.labels[image]] : null);
+    const right = sets.answers(point())[image] === data.labels[image];
+    const expected = query.get("why") ?? (right ? null : data.classes[data.labels[image]]);
+    const found = await explain(image, null);
     if (box.dataset.of !== wanted || !found) return;
     const parts = found.branches.length > 1 ? [shares(found.branches.map((branch) => branch.share))] : [];
-    box.replaceChildren(...parts, ...(found.why ? [whyTable(found.why)] : []));
+    const asked = async (expect) => {
+      if (expect !== expected) {
+        query?.set("why", expect);
+        if (query) write();
+      }
+      return (await explain(image, expect)).why;
+    };
+    box.replaceChildren(...parts, whyForm(expected, asked));
   };
   const show = (number) => {
     current = number;
     const image = images[number];
+    if (query.get("image") !== String(image)) query.delete("why");
     query.set("image", image);
     write();
     const now = sets.answers(point())[image];
@@ -147,12 +163,25 @@ const imageView = ({ data, sets, point, picture, available, verdicts, named, thu
     title.id = "view-title";
     head.append(title, button("Close", "close", close));
     dialog.replaceChildren(head);
+    const other = new URLSearchParams(query);
+    other.delete("image");
+    other.set("change", OPPOSITE[query.get("change")]);
+    const others = query.has("change") && sets.select(other, point()).length;
+    if (others) {
+      const words = { forgotten: "forgotten", gained: "gained", lost: "given up", won: "won" }[other.get("change")];
+      const change = () => {
+        query = other;
+        draw();
+      };
+      head.after(element("p", button(`See the ${counted(others, "image")} ${words}`, "pick", change), "note"));
+    }
     if (images.length < every.length) {
       const why = available(every.find((image) => !available(image)) ?? -1) || images.length === MOST ? `The first ${grouped(images.length)} are shown.` : `${grouped(images.length)} of them are in this file; branchout serve shows all.`;
       head.after(element("p", why, "note"));
     }
     if (!images.length) {
       if (!every.length) dialog.append(element("p", "No image belongs here at this position of the dial.", "note"));
+      write();
       return;
     }
     const walk = element("p", undefined, "controls");
@@ -174,16 +203,47 @@ const imageView = ({ data, sets, point, picture, available, verdicts, named, thu
     close,
     // With an entry in the history of its own, so that Back closes it.
     open: (wanted) => {
-      if (point() !== (data.saved ?? 0)) wanted.set("at", point());
-      location.hash = `images?${wanted}`;
+      under = readAddress().name;
+      location.hash = `images?${new URLSearchParams([...Object.entries(wanted), ...pageQuery()])}`;
     },
+    write: () => query && write(),
     show: (wanted) => {
-      query = wanted;
+      query = new URLSearchParams([...wanted].filter(([key]) => KEYS.includes(key)));
       if (!dialog.open) dialog.showModal();
       draw();
     },
     follow: () => dialog.open && query && drawnAt !== point() && draw(),
   };
+};
+
+// "Why not robin?" about one image: a field for the class, and what `ask` answers about it.
+const whyForm = (expected, ask) => {
+  const form = element("form", undefined, "ask-why");
+  const label = element("label", "Why not ");
+  const input = element("input");
+  input.setAttribute("list", "names-to-expect");
+  input.placeholder = "a class";
+  input.required = true;
+  input.value = expected ?? "";
+  label.append(input);
+  const found = element("div");
+  form.append(label, element("button", "Show why"));
+  const answer = async () => {
+    try {
+      found.replaceChildren(whyTable(await ask(input.value.trim())));
+      announce(found.querySelector(".note").textContent);
+    } catch (error) {
+      found.replaceChildren(element("p", `✗ ${error.message}`, "warn"));
+    }
+  };
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    answer();
+  });
+  if (expected) answer();
+  const box = element("div", form);
+  box.append(found);
+  return box;
 };
 
 // Why a class did not win: how both logits come about, and what the dial would change.

@@ -4,13 +4,14 @@
 // `data` is what `_script_data` in page.py gives. The served page also gives `start`, the point to begin
 // at; `imageAddress`, the address of an image without a thumbnail; `onMove`, called at every point the dial comes to;
 // and `explain`, which asks the model about one labelled image.
+const FEW = 12; // images of a gallery until more are asked for; the stylesheet hides the others
 const showReport = (data, { start, imageAddress, onMove, explain } = {}) => {
   document.documentElement.classList.add("script");
   const dial = document.getElementById("dial");
   const slider = document.getElementById("at");
   const sets = data.labels ? imageSets(data) : null;
   const point = () => (dial ? Number(slider.value) : 0);
-  for (const controls of all(".controls:not(#asked)")) controls.hidden = "live" in controls.dataset && !(sets && dial);
+  for (const controls of all(".controls:not(#asked), [data-live]")) controls.hidden = "live" in controls.dataset && !(sets && dial);
   dressTables();
 
   // Images.
@@ -50,30 +51,56 @@ const showReport = (data, { start, imageAddress, onMove, explain } = {}) => {
     const figure = element("figure");
     const words = element("figcaption", element("strong", named(data.labels[image])));
     words.append(...verdicts(image, answer));
-    figure.append(button(picture(image), "look", () => view.open(new URLSearchParams([...new URLSearchParams(query), ["image", image]]))), words);
+    figure.append(button(picture(image), "look", () => view.open({ ...query, image })), words);
     item.append(figure);
     return item;
   };
   // A number that leads to its images.
   const leading = (number, query, words = grouped(number)) =>
-    number ? button(words, "pick", () => view.open(new URLSearchParams(query))) : words;
+    number ? button(words, "pick", () => view.open(query)) : words;
 
-  const view = sets ? imageView({ data, sets, point, picture, available, verdicts, named, thumbnails, explain }) : null;
-  // Deep links: #at=3 is a point of the dial, #images?class=robin&at=3 a set of images at a point.
-  const readHash = () => {
-    const query = new URLSearchParams(location.hash.replace(/^#(images\?)?/, ""));
-    if (dial && query.has("at") && data.points[query.get("at")] !== undefined) to(Number(query.get("at")));
-    if (location.hash.startsWith("#images?") && view) view.show(query);
-    else view?.close();
+  // What the page shows besides images: a point of the dial, a search, orders of tables, parts of galleries.
+  const pageQuery = () => {
+    const query = new URLSearchParams();
+    if (dial && point() !== data.saved) query.set("at", point());
+    const wanted = all("[type=search]").map((input) => input.value.trim()).find(Boolean);
+    if (wanted) query.set("find", wanted);
+    for (const table of all("table[data-sorted]")) query.append("sort", `${table.id}.${table.dataset.sorted}`);
+    for (const only of all("[data-only]")) if (only.value) query.set(only.dataset.only, data.parts[only.value]);
+    return query;
   };
-  const writeHash = () => {
-    if (/^#(images\?|at=|$)/.test(location.hash || "#")) {
-      const query = new URLSearchParams(location.hash.replace(/^#(images\?)?/, ""));
-      if (point() === data.saved) query.delete("at");
-      else query.set("at", point());
-      const words = query.toString();
-      history.replaceState(null, "", location.hash.startsWith("#images?") ? `#images?${words}` : words ? `#${words}` : location.pathname + location.search);
+  const writePage = (section) => {
+    const { name } = readAddress();
+    if (name === "images") view?.write();
+    else writeAddress(section ?? name, pageQuery());
+  };
+  const view = sets ? imageView({ data, sets, point, picture, available, verdicts, named, thumbnails, explain, pageQuery }) : null;
+  const readPage = () => {
+    const { name, query } = readAddress();
+    const at = query.get("at");
+    if (dial && at !== null && data.points[at] !== undefined && Number(at) !== point()) to(Number(at));
+    for (const input of all("[type=search]")) {
+      if (!query.has("find") || input.value.trim() === query.get("find")) continue;
+      input.value = query.get("find");
+      input.dispatchEvent(new Event("input", { bubbles: true }));
     }
+    for (const [id, column, down] of query.getAll("sort").map((words) => words.split("."))) {
+      const table = document.getElementById(id);
+      if (!table?.matches(".sortable") || !table.tHead.rows[0].cells[column]) continue;
+      sortBy(table, Number(column), down === "down");
+      table.dataset.sorted = down ? `${column}.down` : column;
+    }
+    for (const only of all("[data-only]")) {
+      const part = data.parts?.indexOf(query.get(only.dataset.only)) ?? -1;
+      if (part < 0 || !all("option", only).some((each) => each.value === String(part))) continue;
+      only.value = part;
+      only.dispatchEvent(new Event("change"));
+    }
+    if (name === "images" && view) return view.show(query);
+    view?.close();
+    const section = document.getElementById(name);
+    if (section && [...query].length) section.scrollIntoView(); // the browser does so for a section alone
+    else if (section) writePage();
   };
 
   // Accuracies, looked up.
@@ -83,15 +110,16 @@ const showReport = (data, { start, imageAddress, onMove, explain } = {}) => {
     cell.classList.toggle("down", words.startsWith("\u2212"));
     cell.classList.toggle("up", words.startsWith("+"));
   };
+  const dots = all("[data-point] > .dot"); // of the chart, one for each point and set of images
   const moveCursors = (place) => {
     for (const cursor of all("[data-cursor]")) {
-      const [x0, x1, y0, y1, left, top, right, bottom] = cursor.closest("svg").dataset.scale.split(" ").map(Number);
-      const [x, y] = data.axes.map((name) => figures[cursor.dataset.cursor][name][place]);
-      const across = left + ((x - x0) / (x1 - x0)) * (right - left);
-      const down = bottom - ((y - y0) / (y1 - y0)) * (bottom - top);
-      cursor.setAttribute("transform", `translate(${across.toFixed(1)} ${down.toFixed(1)})`);
+      const dot = cursor.closest("svg").querySelector(`.${cursor.dataset.cursor} [data-point="${place}"] > .dot`);
+      cursor.setAttribute("transform", `translate(${dot.getAttribute("cx")} ${dot.getAttribute("cy")})`);
       cursor.setAttribute("visibility", place === data.saved ? "hidden" : "visible");
     }
+    // Tab reaches the point of the dial, arrow keys the others.
+    const here = dots.filter((dot) => Number(dot.parentNode.dataset.point) === place).at(-1);
+    for (const dot of dots) dot.parentNode.setAttribute("tabindex", dot === here ? 0 : -1);
   };
   const moveFigures = (place) => {
     for (const shown of all("[data-figure]")) {
@@ -103,11 +131,11 @@ const showReport = (data, { start, imageAddress, onMove, explain } = {}) => {
     const measured = data.metrics.filter((name) => shown[name][place] !== null).slice(0, 3);
     const words = measured.map((name) => `${name} ${percent(shown[name][place])}`).join(" · ");
     dial.querySelector("output").textContent = words;
-    slider.setAttribute("aria-valuetext", `${data.points[place]}: ${words}`);
+    slider.setAttribute("aria-valuetext", `${data.words[place]}: ${words}`);
     const moved = document.getElementById("moved");
     moved.hidden = place === data.saved;
     const follows = sets ? "All numbers and images are" : figures.test ? "These accuracies are" : "The dial is";
-    moved.textContent = `${follows} at ${data.points[place]}; the saved point is ${data.points[data.saved]}.`;
+    moved.textContent = `${follows} at ${data.words[place]}; the saved point is ${data.words[data.saved]}.`;
     const tune = document.querySelector("#tune code");
     tune.closest("p").hidden = !data.tune[place];
     if (data.tune[place]) tune.textContent = data.tune[place];
@@ -177,7 +205,7 @@ const showReport = (data, { start, imageAddress, onMove, explain } = {}) => {
       const number = Number(row.dataset.class);
       const { images, after, lost, gained, by } = classes[number];
       if (!row.querySelector(".pick")) {
-        const name = button(undefined, "pick", () => view.open(new URLSearchParams({ class: data.classes[number] })));
+        const name = button(undefined, "pick", () => view.open({ class: data.classes[number] }));
         name.append(...row.cells[0].childNodes);
         row.cells[0].append(name);
       }
@@ -231,6 +259,22 @@ const showReport = (data, { start, imageAddress, onMove, explain } = {}) => {
       sortAgain(box.querySelector("table"));
     }
   };
+  // How many of a gallery's images are in sight, and a button for the others.
+  const tellShown = (gallery, total) => {
+    const kind = gallery.dataset.gallery;
+    const cards = gallery.children.length;
+    const shown = gallery.classList.contains("short") ? Math.min(cards, FEW) : cards;
+    const more = document.querySelector(`[data-more="${kind}"]`);
+    more.textContent = `Show ${cards < total ? grouped(cards) : `all ${grouped(total)}`}`;
+    more.hidden = shown === cards;
+    const query = { change: kind };
+    const only = document.querySelector(`[data-only="${kind}"]`).value;
+    if (only !== "") query.part = data.parts[only];
+    const told = document.querySelector(`[data-of="${kind}"]`);
+    told.replaceChildren(sets ? leading(total, query, counted(total, "image")) : counted(total, "image"));
+    if (shown < total) told.append(element("span", `; ${grouped(shown)} are shown`, "screen-only"));
+    told.append(".");
+  };
   const moveGalleries = (place, { now }) => {
     for (const gallery of all("[data-gallery]")) {
       const kind = gallery.dataset.gallery;
@@ -238,12 +282,8 @@ const showReport = (data, { start, imageAddress, onMove, explain } = {}) => {
       const belongs = new Set(sets.select(new URLSearchParams({ change: kind }), place).filter((image) => only === "" || data.partOf[data.labels[image]] === Number(only)));
       const cards = data.galleries[kind].filter((image) => belongs.has(image)).slice(0, data.gallery);
       gallery.replaceChildren(...cards.map((image) => card(image, now[image], { change: kind })));
-      const more = document.querySelector(`[data-more="${kind}"]`);
-      more.textContent = `Show all ${cards.length}`;
-      more.hidden = cards.length <= 12 || !gallery.classList.contains("short");
-      const total = belongs.size;
-      const of = !total ? "none to show" : cards.length < total ? `${cards.length} of ${grouped(total)} are shown` : `all ${grouped(total)} are shown`;
-      document.querySelector(`[data-of="${kind}"]`).textContent = `${counted(total, "image")}; ${of}.`;
+      gallery.dataset.total = belongs.size;
+      tellShown(gallery, belongs.size);
     }
   };
   // What a position of the dial gives up and wins, in images.
@@ -288,7 +328,7 @@ const showReport = (data, { start, imageAddress, onMove, explain } = {}) => {
   const settle = () => {
     if (trail.at(-1) !== point()) trail.push(point());
     document.getElementById("undo").disabled = trail.length < 2;
-    writeHash();
+    writePage();
     const classes = document.getElementById("classes");
     if (classes) requestAnimationFrame(() => sortAgain(classes)); // after the numbers have moved
   };
@@ -297,17 +337,43 @@ const showReport = (data, { start, imageAddress, onMove, explain } = {}) => {
     move();
     settle();
   };
-  const chosenInChart = (event, chart) => {
-    const [x0, x1, y0, y1, left, top, right, bottom] = chart.dataset.scale.split(" ").map(Number);
-    const pointer = new DOMPoint(event.clientX, event.clientY).matrixTransform(chart.getScreenCTM().inverse());
-    const [xs, ys] = data.axes.map((name) => (figures.test?.[name][0] == null ? figures.dev : figures.test)[name]);
-    const away = xs.map((x, n) =>
-      Math.hypot(left + ((x - x0) / (x1 - x0)) * (right - left) - pointer.x, bottom - ((ys[n] - y0) / (y1 - y0)) * (bottom - top) - pointer.y),
-    );
+  // The chart: its points are buttons, reached by the pointer, or by Tab and the arrow keys.
+  const choose = (place) => {
+    to(place);
+    if (sets) requestAnimationFrame(() => view.open({ change: place === data.saved ? "forgotten" : place > data.saved ? "won" : "lost" }));
+  };
+  const centre = (shape) => {
+    const box = shape.getBoundingClientRect();
+    return [box.left + box.width / 2, box.top + box.height / 2];
+  };
+  const clicked = (event) => {
+    const mark = event.target.closest("[data-point]");
+    if (mark) return choose(Number(mark.dataset.point));
+    const away = dots.map((dot) => Math.hypot(centre(dot)[0] - event.clientX, centre(dot)[1] - event.clientY));
     const nearest = away.indexOf(Math.min(...away));
-    if (away[nearest] > 40) return;
-    to(nearest);
-    if (sets) requestAnimationFrame(() => view.open(new URLSearchParams({ change: nearest === data.saved ? "forgotten" : nearest > data.saved ? "won" : "lost" })));
+    if (away[nearest] < 30) choose(Number(dots[nearest].parentNode.dataset.point));
+  };
+  const walk = (event) => {
+    const mark = event.target.closest("[data-point]");
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    const place = dots.findIndex((dot) => dot.parentNode === mark);
+    if (place < 0 || !(step || event.key === "Enter" || event.key === " ")) return;
+    event.preventDefault();
+    if (!step) return choose(Number(mark.dataset.point));
+    const next = dots[place + step]?.parentNode;
+    if (!next) return;
+    mark.setAttribute("tabindex", -1);
+    next.setAttribute("tabindex", 0);
+    next.focus();
+  };
+  const dressChart = (chart) => {
+    chart.setAttribute("role", "group");
+    chart.addEventListener("click", clicked);
+    chart.addEventListener("keydown", walk);
+    for (const dot of dots) {
+      dot.parentNode.setAttribute("role", "button");
+      dot.parentNode.setAttribute("aria-label", dot.parentNode.querySelector("title").textContent);
+    }
   };
   if (dial) {
     dial.hidden = false;
@@ -321,21 +387,30 @@ const showReport = (data, { start, imageAddress, onMove, explain } = {}) => {
       if (trail.length) to(trail.at(-1));
     });
     for (const each of all("button.go, button.chip")) each.addEventListener("click", () => to(Number(each.dataset.point)));
-    for (const chart of all("svg[data-scale]")) chart.addEventListener("click", (event) => chosenInChart(event, chart));
+    all(".plot > svg").forEach(dressChart);
     const first = start ?? data.saved;
     slider.value = first;
     trail.push(first);
     move();
   }
-  for (const more of all("[data-more]"))
+  for (const gallery of all("[data-gallery]")) {
+    const more = document.querySelector(`[data-more="${gallery.dataset.gallery}"]`);
     more.addEventListener("click", () => {
-      document.querySelector(`[data-gallery="${more.dataset.more}"]`).classList.remove("short");
-      more.hidden = true;
+      gallery.classList.remove("short");
+      tellShown(gallery, Number(gallery.dataset.total));
     });
-  for (const select of all("[data-only]")) select.addEventListener("change", () => sets && moveGalleries(point(), tally(point())));
+    if (!sets) tellShown(gallery, Number(gallery.dataset.total));
+  }
+  for (const select of all("[data-only]"))
+    select.addEventListener("change", () => {
+      moveGalleries(point(), tally(point()));
+      writePage();
+    });
+  for (const input of all("[type=search]")) input.oninput = () => writePage(input.closest("section").id);
+  for (const table of all("table.sortable")) table.addEventListener("sorted", () => writePage(table.closest("section").id));
   if (sets) draw();
-  window.onhashchange = readHash;
-  if (/^#(images\?|at=)/.test(location.hash)) readHash();
+  window.onhashchange = readPage;
+  if (location.hash) readPage();
   return { point, to };
 };
 

@@ -35,6 +35,7 @@
   // The report: loaded at once without labelled images, again with them, and again whenever a point is saved.
 
   let report = null; // the last answer of /report-data
+  let asking = false; // whether a newer one is on its way
   let parts = new Map(); // of each class
   const where = () => (report?.data.points ? Number(at("at")?.value ?? 0) : null);
 
@@ -51,7 +52,13 @@
 
   const loadReport = async (start) => {
     const before = report?.state === "working" ? where() : null;
-    report = await ask("/report-data");
+    asking = true;
+    try {
+      report = await ask("/report-data");
+    } finally {
+      asking = false;
+    }
+    tell("");
     for (const [id, piece] of [["head", "title"], ["figures", "figures"], ["contents", "contents"], ["report", "sections"], ["reach", "dial"]])
       at(id).innerHTML = report[piece];
     document.title = at("head").querySelector("h1").textContent;
@@ -59,8 +66,15 @@
     if (report.state !== "ready") at("contents").append(link("browse", "Classes"));
     reading();
     addSave();
+    const chosen = start ?? before;
+    if (chosen !== null && chosen !== undefined) {
+      const { name, query } = readAddress();
+      query.delete("at");
+      if (chosen !== report.data.saved) query.set("at", chosen);
+      writeAddress(name, query);
+    }
     showReport(report.data, {
-      start: start ?? before ?? report.current ?? report.data.saved,
+      start: chosen ?? report.current ?? report.data.saved,
       imageAddress: (image) => `/test-image/${image}`,
       onMove,
       explain: (image, expect) => answerOf(image, expect),
@@ -76,6 +90,42 @@
     return ask(`/test-image/${image}/prediction?${query}`);
   };
 
+  // What has changed since this tab was loaded: another model, or another saved point.
+  const news = async () => {
+    if (document.visibilityState === "hidden" || asking || report === null) return;
+    let now = null;
+    try {
+      now = await ask("/report-data?brief=true");
+    } catch {
+      tell("The server does not respond; is it still running?");
+      return;
+    }
+    if (asking) return;
+    if (now.loaded !== report.loaded)
+      tell(`The server now serves ${now.model}. `, "Show it", async () => {
+        writeAddress("", new URLSearchParams());
+        await describe();
+        if (asked.length) askAgain();
+      });
+    else if (now.folder_changed) tell("The folder of the model now holds another one. Restart the server to serve it.");
+    else if (now.saved_point !== report.saved_point)
+      tell("Another operating point was saved in the model. ", "Use it", async () => {
+        const body = JSON.stringify({ point: now.saved_point });
+        await ask("/operating-point", { method: "PUT", body, headers: { "Content-Type": "application/json" } });
+        writeAddress("", new URLSearchParams());
+        await loadReport();
+      });
+    else tell("");
+  };
+  const tell = (words, action, work) => {
+    if (at("news").dataset.words === words) return;
+    at("news").dataset.words = words;
+    at("news").hidden = !words;
+    at("news").replaceChildren(words, ...(action ? [button(action, "pick", () => guarded(work))] : []));
+  };
+  setInterval(news, 3000);
+  document.addEventListener("visibilitychange", news);
+
   const link = (id, words) => {
     const anchor = element("a", words);
     anchor.href = `#${id}`;
@@ -84,8 +134,9 @@
 
   const awaited = async () => {
     const now = await ask("/report-data?brief=true");
+    if (now.loaded !== report.loaded) return; // another model, which the page does not show yet
     if (now.state === "working") {
-      report = { ...report, ...now };
+      report = { ...report, work: now.work, done: now.done, total: now.total };
       reading();
       setTimeout(() => guarded(awaited), 700);
     } else await loadReport();
@@ -122,7 +173,7 @@
     }
     replaced = replaced === point ? null : earlier;
     await loadReport(point);
-    at("told").textContent = `Saved: the operating point of the model is now ${report.data.points[point]}.`;
+    at("told").textContent = `Saved: the operating point of the model is now ${report.data.words[point]}.`;
     if (replaced !== null) at("told").append(" ", button("Undo saving", "pick", () => guarded(() => save(replaced))));
     at("at").focus({ preventScroll: true });
   };
@@ -175,7 +226,7 @@
         throw error;
       }
     }
-    at("where").textContent = point === null ? "" : `Answers at ${report.data.points[point]}.`;
+    at("where").textContent = point === null ? "" : `Answers at ${report.data.words[point]}.`;
     // If the dial moved meanwhile, these answers are outdated.
     if (where() !== point) askAgain();
   };
@@ -235,42 +286,17 @@
     picture.answers.append(whyNot(picture));
   };
 
-  // "Why not robin?" about an uploaded image.
-  const whyNot = (picture) => {
-    const form = element("form", undefined, "ask-why");
-    const label = element("label", "Why not ");
-    const input = element("input");
-    input.setAttribute("list", "names-to-expect");
-    input.placeholder = "a class";
-    input.required = true;
-    input.value = picture.expected ?? "";
-    label.append(input);
-    const submit = element("button", "Show why");
-    const found = element("div");
-    form.append(label, submit);
-    const answer = async () => {
-      picture.expected = input.value.trim();
-      const query = new URLSearchParams({ top: 1, expect: picture.expected });
+  // "Why not robin?" about an uploaded image, at the point of the dial.
+  const whyNot = (picture) =>
+    whyForm(picture.expected, async (expect) => {
+      picture.expected = expect;
+      const query = new URLSearchParams({ top: 1, expect });
       if (where() !== null) query.set("point", report.data.numbers[where()]);
       const body = new FormData();
       body.append("files", picture.file, picture.file.name || "image");
-      try {
-        const { predictions } = await ask(`/predict?${query}`, { method: "POST", body });
-        found.replaceChildren(whyTable(predictions[0].why));
-        announce(found.querySelector(".note").textContent);
-      } catch (error) {
-        found.replaceChildren(element("p", `✗ ${error.message}`, "warn"));
-      }
-    };
-    form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      answer();
+      const { predictions } = await ask(`/predict?${query}`, { method: "POST", body });
+      return predictions[0].why;
     });
-    if (picture.expected) answer(); // at the new position of the dial
-    const box = element("div", form);
-    box.append(found);
-    return box;
-  };
 
   const history = ({ answers, before, branches }) => {
     const facts = element("dl", undefined, "facts-of-answer");
@@ -323,6 +349,8 @@
     const { found, classes } = await ask(`/classes?limit=25&search=${encodeURIComponent(at("search").value)}`);
     const some = found > classes.length ? `; the first ${classes.length} are shown` : "";
     at("found").textContent = counted(found, "class", "classes") + some;
+    at("found").closest(".scroll").hidden = !found;
+    tellMatches(at("search"), "", found);
     const rows = classes.map((each) => {
       const row = element("tr");
       const name = element("th", element("bdi", each.class), "name");
