@@ -112,10 +112,11 @@ def scatter(
     faint = [box for each in series for box in _along([axes.place(mark.x, mark.y) for mark in each.marks], each.joined)]
     if before is not None and axes.x[0] <= before <= axes.x[1]:
         x, _ = axes.place(before, axes.y[0])
-        at, anchor = _free_place(x, bottom - 12, f"before: {percent(before)}", axes, used, faint)
+        words = f"before: {percent(before)}"
+        at, anchor = _free_place(x, (bottom - 12, top + 19), words, axes, used, faint)
         parts.append(
             f'<g class="before"><line x1="{x}" x2="{x}" y1="{top}" y2="{bottom}"/>'
-            f'<text x="{at[0]}" y="{at[1]}" text-anchor="{anchor}">before: {percent(before)}</text></g>'
+            f'<text x="{at[0]}" y="{at[1]}" text-anchor="{anchor}">{words}</text></g>'
         )
     for each in series:
         parts.append(f'<g class="series {each.name}">')
@@ -194,7 +195,7 @@ def _mark(mark: Mark, axes: Axes, used: list[Box], faint: list[Box]) -> str:
     tip = f"<title>{escape(mark.tip)}</title>" if mark.tip else ""
     label = ""
     if mark.label:
-        place, anchor = _free_place(x, y, mark.label, axes, used, faint)
+        place, anchor = _free_place(x, (y,), mark.label, axes, used, faint)
         label = f'<text x="{place[0]}" y="{place[1]}" text-anchor="{anchor}">{escape(mark.label)}</text>'
     point = "" if mark.point is None else f' data-point="{mark.point}"'
     return f"<g{point}>{tip}{_shape(mark.shape, x, y)}{label}</g>"
@@ -212,13 +213,13 @@ def _along(places: Sequence[tuple[float, float]], joined: int) -> list[Box]:
 
 
 def _free_place(
-    x: float, y: float, label: str, axes: Axes, used: list[Box], faint: list[Box]
+    x: float, heights: Sequence[float], label: str, axes: Axes, used: list[Box], faint: list[Box]
 ) -> tuple[tuple[float, float], str]:
-    """Where a label covers no other label and no mark: beside its mark, or a few lines up or down."""
+    """Where a label covers no other label and no mark: at one of the heights, or a few lines up or down."""
     left, top, right, bottom = axes.box
     width = LETTER * len(label) + 4
     places = []
-    for shift in (-7, 5, -22, 20, -37, 35, -52, 50, -67, 65, -82, 80):
+    for shift, y in itertools.product((-7, 5, -22, 20, -37, 35, -52, 50, -67, 65, -82, 80), heights):
         for end in (x + 10 + width > right, x + 10 + width <= right):
             start, line = x - 10 - width if end else x + 10, y + shift
             box = (start, line - LINE * 0.8, start + width, line + LINE * 0.2)
@@ -226,8 +227,8 @@ def _free_place(
             if inside and not any(_overlap(box, other) for other in used):
                 places.append((box, (round(x - 10 if end else x + 10, 1), round(line, 1)), "end" if end else "start"))
     if not places:
-        return (round(x + 10, 1), round(y - 7, 1)), "start"
-    near = [each for each in places if abs(each[1][1] - y) <= NEAR]
+        return (round(x + 10, 1), round(heights[0] - 7, 1)), "start"
+    near = [each for each in places if any(abs(each[1][1] - y) <= NEAR for y in heights)]
     clear = [each for each in near if not any(_overlap(each[0], other) for other in faint)]
     box, place, anchor = (clear or places)[0]
     used.append(box)

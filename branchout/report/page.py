@@ -32,8 +32,6 @@ LIVE_BYTES = 2_000_000
 MOST_CLASSES = 2000
 """Rows of the table of classes; of more classes only those with the largest losses are shown."""
 MOST_PAIRS = 20
-MOST_PRINTED = 35
-"""Images of a gallery on paper: five rows, as the stylesheet prints them."""
 PIECES = ("title", "figures", "contents", "sections", "dial")
 """Templates that make up a report."""
 FORBIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -169,7 +167,6 @@ def _context(report: ReportData, most: int | None) -> dict[str, Any]:
         "data": _script_data(report, most),
         "most_classes": MOST_CLASSES,
         "most_pairs": MOST_PAIRS,
-        "most_printed": MOST_PRINTED,
         "fusion_bytes": sum(size for name, size in report.files.items() if name.startswith("fusion")),
         "branch_titles": [f"by {branch.name}" for branch in report.branches],
     }

@@ -5,6 +5,7 @@
 // at; `imageAddress`, the address of an image without a thumbnail; `onMove`, called at every point the dial comes to;
 // and `explain`, which asks the model about one labelled image.
 const FEW = 12; // images of a gallery until more are asked for; the stylesheet hides the others
+const PRINTED = 35; // on paper
 const showReport = (data, { start, imageAddress, onMove, explain } = {}) => {
   document.documentElement.classList.add("script");
   const dial = document.getElementById("dial");
@@ -273,6 +274,7 @@ const showReport = (data, { start, imageAddress, onMove, explain } = {}) => {
     const told = document.querySelector(`[data-of="${kind}"]`);
     told.replaceChildren(sets ? leading(total, query, counted(total, "image")) : counted(total, "image"));
     if (shown < total) told.append(element("span", `; ${grouped(shown)} are shown`, "screen-only"));
+    if (Math.min(cards, PRINTED) < total) told.append(element("span", `; ${Math.min(cards, PRINTED)} are printed`, "print-only"));
     told.append(".");
   };
   const moveGalleries = (place, { now }) => {
