@@ -172,7 +172,7 @@ def test_every_point_of_the_chart_opens_its_own_images(
     with visited(browser, apart) as page:
         for place in range(len(facts.points)):
             dot = page.locator(f".plot .{images} [data-point='{place}'] .dot")
-            dot.click(force=True)
+            dot.dispatch_event("click")  # a pointer may meet another point at the same spot
             page.wait_for_selector("#view[open]")
             assert page.input_value("#at") == str(place)
             page.keyboard.press("Escape")

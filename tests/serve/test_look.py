@@ -113,7 +113,7 @@ def cut_off(page: Page) -> list[str]:
     """Words that stick out of the page and cannot be scrolled to."""
     found: list[str] = page.evaluate(
         """() => [...document.querySelectorAll("h1, h2, h3, p, dt, dd, button, caption, output")]
-          .filter((each) => !each.closest(".scroll:not(:has(caption)), td, th, .sr, #view, .strip") && each.getBoundingClientRect().width > 1)
+          .filter((each) => !each.closest("td, th, .sr, #view, .strip") && each.getBoundingClientRect().width > 1)
           .filter((each) => each.getBoundingClientRect().right > window.innerWidth + 1)
           .map((each) => each.textContent.trim().slice(0, 40))"""
     )
