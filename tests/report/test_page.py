@@ -103,8 +103,8 @@ def test_its_numbers_are_those_of_evaluate(pages: dict[str, str], extended: api.
     shown = Page(pages["once"]).shown
     found = extended.evaluate(val.of_classes(extended.classes))
     assert found.before is not None
-    assert f"base {METRICS['base'].label} {percent(found.after.base)} % {percent(found.before.base)} before" in shown
-    assert f"novel {METRICS['novel'].label} {percent(found.after.novel)} %" in shown
+    assert f"base {METRICS['base'].meaning} {percent(found.after.base)} % {percent(found.before.base)} before" in shown
+    assert f"novel {METRICS['novel'].meaning} {percent(found.after.novel)} %" in shown
     for row in found.classes():
         words = f"{row.name} {'step 1' if row.before is None else 'base'}"
         earlier = "" if row.before is None else f" {round(8 * row.before)}/8"
@@ -194,7 +194,7 @@ def test_pseudo_exemplars_are_no_measurement(base: api.Model, train: Samples, va
     assert "Base accuracy in this chart is accuracy on pseudo-exemplars" in shown
     assert "On 12 held-out new test images, in % goal b novel all" in shown
     assert METRICS["base"].meaning not in shown
-    assert f"novel {METRICS['novel'].label} {percent(model.saved.history[-1]['measured']['after']['novel'])} %" in shown
+    assert f"novel {METRICS['novel'].meaning} {percent(model.saved.history[-1]['measured']['after']['novel'])} %" in shown
     with_images = Page(render(model.facts(val.of_classes([*BASE, *NEW])))).shown
     assert METRICS["base"].meaning in with_images
     assert "Base accuracy was not measured" not in with_images
