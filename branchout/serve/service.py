@@ -92,11 +92,11 @@ class Service:
         """By what a page notices that another model is served, or that another point was saved: see schema."""
         points = self.engine.points
         points.refresh()
-        fusions = points.model.saved.fusions
+        steps = points.model.saved.step_points
         return {
             "model": self.info.name,
             "loaded": self._loaded,
-            "saved_point": fusions[-1].point if fusions else None,
+            "saved_point": steps[-1].point if steps else None,
             "folder_changed": points.folder_changed,
         }
 

@@ -194,7 +194,8 @@ def test_pseudo_exemplars_are_no_measurement(base: api.Model, train: Samples, va
     assert "Base accuracy in this chart is accuracy on pseudo-exemplars" in shown
     assert "On 12 held-out new test images, in % goal b novel all" in shown
     assert METRICS["base"].meaning not in shown
-    assert f"novel {METRICS['novel'].meaning} {percent(model.saved.history[-1]['measured']['after']['novel'])} %" in shown
+    novel = percent(model.saved.history[-1]["measured"]["after"]["novel"])
+    assert f"novel {METRICS['novel'].meaning} {novel} %" in shown
     with_images = Page(render(model.facts(val.of_classes([*BASE, *NEW])))).shown
     assert METRICS["base"].meaning in with_images
     assert "Base accuracy was not measured" not in with_images
@@ -214,12 +215,12 @@ def test_held_out_images_are_called_so(base: api.Model, train: Samples, val: Sam
 
 
 def test_a_point_set_by_hand_is_told_in_words(extended: api.Model) -> None:
-    *earlier, last = extended.saved.fusions
-    model = api.Model(replace(extended.saved, fusions=(*earlier, replace(last, goal="b=-0.435327"))), None)
+    *earlier, last = extended.saved.step_points
+    model = api.Model(replace(extended.saved, step_points=(*earlier, replace(last, goal="b=-0.435327"))), None)
     shown = Page(render(model.facts())).shown
     assert "b=-0.435327" not in shown
     assert "saved point: set by hand" in shown
-    model = api.Model(replace(extended.saved, fusions=(*earlier, replace(last, goal="novel>=0.8"))), None)
+    model = api.Model(replace(extended.saved, step_points=(*earlier, replace(last, goal="novel>=0.8"))), None)
     assert "saved point: goal novel ≥ 80%" in Page(render(model.facts())).shown
 
 

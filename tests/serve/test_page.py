@@ -252,7 +252,7 @@ def test_saving_is_undone(browser: Browser, copied: api.Model) -> None:
 
 
 def test_a_tab_is_told_of_a_point_saved_by_another_program(browser: Browser, copied: api.Model) -> None:
-    earlier = copied.saved.fusions[-1].point
+    earlier = copied.saved.step_points[-1].point
     goal = next(goal for goal in ("novel", "all") if copied.frontier.choose(goal) != earlier)
     with running(create_app(copied)) as server, visited(browser, address(server)) as page:
         page.wait_for_selector("#apply")
