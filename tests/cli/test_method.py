@@ -269,7 +269,7 @@ def test_wrong_folders_are_answered_with_what_was_expected(place: Place, tmp_pat
     out = ["--base", place / "base", "--out", tmp_path / "x"]
     refused(run("extend", tmp_path, *out), "no usable image", "kiwi: no files in it")
     refused(run("extend", place / "nowhere", *out), f"There is no folder {place / 'nowhere'}")
-    refused(run("extend", place / "news", *out), "did you mean", str(place / "new"))
+    refused(run("extend", place / "news", *out), "Did you mean", str(place / "new"))
     refused(run("extend", place / "new" / KNOWN, *out), "expected one folder per class")
     refused(run("extend", place / "new", *out, "--memory", place / "later"), "--memory has classes", LATER[0])
     refused(run("extend", place / "new", *out, "--val", place / "later"), "neither old nor new")
