@@ -257,6 +257,9 @@ def plan(
         unfinished = open_run(inbox)
         if unfinished is not None:
             if all(getattr(unfinished.settings, key) == getattr(asked, key) for key in COMPARED):
+                if asked.test != unfinished.settings.test and unfinished.state() in ("stopped", "failed"):
+                    unfinished = Run(unfinished.folder, unfinished.settings.model_copy(update={"test": asked.test}))
+                    _write(unfinished)
                 return unfinished
             raise BranchoutError(
                 f"Run {unfinished.number} into {unfinished.out} is {unfinished.state()}. Go live with its model "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,8 +29,14 @@ NAMED = 5
 """Classes of a group that are named."""
 
 
-def execute(run: Run, *, device: str | None = None, report: Report = silent) -> Result:
-    """Train, or resume. The result stays in the run's folder."""
+def execute(
+    run: Run,
+    *,
+    device: str | None = None,
+    report: Report = silent,
+    note: Callable[[list[str]], object] = lambda lines: None,
+) -> Result:
+    """Train, or resume. The result stays in the run's folder. `note` gets the `memory_notes` before the training."""
     with _exclusively(run):
         write_json(run.folder / WORKER, {"pid": os.getpid(), "host": platform.node()})  # first: `stop` waits for it
         decision = read_as(Settings, run.folder / "run.json").decision  # it may have been discarded meanwhile
@@ -40,7 +46,7 @@ def execute(run: Run, *, device: str | None = None, report: Report = silent) -> 
             return run.result
         (run.folder / "error.txt").unlink(missing_ok=True)
         try:
-            result = _extend(run, device, report)
+            result = _extend(run, device, report, note)
         except Exception as error:  # whatever it is, the page must be able to say why
             text = str(error) if isinstance(error, BranchoutError) else f"{type(error).__name__}: {error}"
             write_text(run.folder / "error.txt", text)
@@ -61,11 +67,13 @@ def _exclusively(run: Run) -> Iterator[None]:
     raise BranchoutError(f"Run {run.number} is already running.")
 
 
-def _extend(run: Run, device: str | None, report: Report) -> Result:
+def _extend(run: Run, device: str | None, report: Report, note: Callable[[list[str]], object]) -> Result:
     asked = run.settings
     new = api.samples_in(run.folder / "new")
     model = api.load(asked.model, device=device)
     kept = kept_images(model, asked.memory, asked.classes_from, run.folder.parent, before=run.number)
+    test = _test_images(model, asked)
+    note(memory_notes(model, kept, asked.memory))
     prepared = model.prepare(new, memory=kept, config=ExtendConfig(epochs=asked.epochs))
     if is_saved_model(run.out):  # killed after the model was saved
         grown = api.load(run.out, device=device)
@@ -75,9 +83,8 @@ def _extend(run: Run, device: str | None, report: Report) -> Result:
     split = prepared.split
     held = concatenate([part for part in (split.dev, split.test, split.calibration) if part is not None and len(part)])
     counted = _counts(grown.evaluate(held))
-    if asked.test is not None:
-        test = api.samples_in(asked.test, known=model.classes, classes_from=asked.classes_from)
-        counted |= _counts(grown.evaluate(test.of_classes(model.classes), report=report))
+    if test is not None:
+        counted |= _counts(grown.evaluate(test, report=report))
     answers = grown.predict([run.folder / "new" / file for file in new.ids.tolist()], top=1)
     return Result(
         images=measured["images"],
@@ -89,6 +96,20 @@ def _extend(run: Run, device: str | None, report: Report) -> Result:
         parts=_parts(grown.classifier.space, counted),
         measured_on="held-out" if asked.test is None else "test",
     )
+
+
+def _test_images(model: api.Model, asked: Settings) -> Samples | None:
+    """The images of --test, read before the training: an error after it would come too late."""
+    if asked.test is None:
+        return None
+    found = api.samples_in(asked.test, known=model.classes, classes_from=asked.classes_from)
+    test = found.of_classes(model.classes)
+    if not len(test):
+        raise BranchoutError(
+            f"--test {asked.test} has no images of the {len(model.classes):,} classes that the model knows. It has "
+            f"{', '.join(map(printable, found.classes[:NAMED]))}. Repeat the command with another --test, or without."
+        )
+    return test
 
 
 def _accuracies(found: Mapping[str, object]) -> dict[str, float | None]:

@@ -111,6 +111,28 @@ def test_images_of_a_test_folder_compare_both_models(case: Case, val: Samples) -
     assert base.after == (found.answers == found.labels).sum()
 
 
+def test_a_wrong_test_folder_is_found_before_training_and_can_be_corrected(case: Case, val: Samples) -> None:
+    def planned_with(test: str | None) -> runs.Run:
+        place = None if test is None else case.root / test
+        return runs.plan(inbox, str(case.model), case.root / "v2", case.old, 1, test=place)
+
+    inbox = named(case)
+    write(val, UNKNOWN[0], 2, case.root / "others" / UNKNOWN[0])
+    write(val, BASE[0], 2, case.root / "test" / BASE[0])
+    for wrong, said in (("tets", "tets"), ("others", f"{len(BASE)} classes.* {UNKNOWN[0]}")):
+        run = planned_with(wrong)
+        with pytest.raises(BranchoutError, match=said):
+            execute(run)
+        assert run.state() == "failed"
+        assert not run.out.exists()
+        assert not work_folder(run.out).exists()
+    corrected = planned_with("test")
+    assert corrected.folder == run.folder
+    assert execute(corrected).parts[0].images == 2
+    assert runs.open_run(inbox).settings.test == str(case.root / "test")
+    assert planned_with(None).settings.test == str(case.root / "test")  # the result is of these images
+
+
 def test_a_discarded_run_keeps_the_decisions(case: Case) -> None:
     inbox = named(case)
     run = planned(case, inbox, epochs=1)
