@@ -252,17 +252,12 @@ def _open_run(box: Inbox) -> Run:
 
 
 def _teach(box: Inbox, run: Run, device: str | None) -> None:
-    from branchout import api
     from branchout.cli.display import progress
-    from branchout.inbox.teach import execute, kept_images, memory_notes
+    from branchout.inbox.teach import execute
 
-    asked = run.settings
-    base = api.load(asked.model, device=device)
-    kept = kept_images(base, asked.memory, asked.classes_from, run.folder.parent, run.number)
-    warn(memory_notes(base, kept, asked.memory))
     say(f"teaching {', '.join(f'{name} ({n})' for name, n in run.settings.classes.items())} into {run.out}")
     with progress(console) as report:
-        result = execute(run, device=device, report=report)
+        result = execute(run, device=device, report=report, note=warn)
     for line in (*result.warnings, *sentences(result)):
         say(line)
     here = f"branchout inbox {quoted(box.folder)}"

@@ -17,6 +17,7 @@ from branchout.data.samples import Samples
 from branchout.files import write_json
 from branchout.inbox.folder import Inbox
 from branchout.inbox.groups import listed
+from branchout.inbox.runs import open_run
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +110,17 @@ def test_a_similar_class_is_asked_about_and_the_last_decision_is_undone(case: Ca
     assert [each.file for each in Inbox(case.photos).decisions().values()] == ["a-0.png"]
     well(run("inbox", case.photos, "--undo", "last"))
     refused(run("inbox", case.photos, "--undo", "last"), "no decision")
+
+
+def test_what_prevents_teaching_is_kept_for_the_page(case: Case) -> None:
+    box = Inbox(case.photos)
+    box.decide(box.photos(), "telephone")
+    teach = ["inbox", case.photos, "--model", case.model, "--teach", case.root / "v2", "--memory", case.root / "gone"]
+    refused(run(*teach), "gone")
+    open_ = open_run(box)
+    assert open_ is not None
+    assert open_.state() == "failed"
+    assert "gone" in (open_.error or "")
 
 
 def test_a_served_model_that_is_not_the_one_last_taught_is_pointed_out(
