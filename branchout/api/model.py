@@ -17,7 +17,7 @@ from branchout.errors import BranchoutError
 from branchout.evaluate.compare import Comparison, check_classes, compare
 from branchout.evaluate.two_fold import Scored, score_dial
 from branchout.files import write_text
-from branchout.method.choose import apply_point
+from branchout.method.choose import apply_point, balanced_biases
 from branchout.method.compact import CompactConfig
 from branchout.method.config import ExtendConfig
 from branchout.method.extend import Extension
@@ -255,6 +255,7 @@ class Model(Predictor):
         `announce` is called with the plan, in words, before training starts.
         """
         out = None if out is None else Path(out)
+        points = self.saved.step_points
         with working_on(out, prepared.settings()) as work:
             with recorded(work, report) as reported:
                 plan = processes.from_main(plan or self._plan(prepared, work, reported))
@@ -269,6 +270,7 @@ class Model(Predictor):
                     plan=plan,
                     work=work,
                     cache=cache_folder(),
+                    earlier=balanced_biases(points[-1], len(points)) if points else None,
                     report=reported,
                 ).run()
             classifier = outcome.model.rebuilt(outcome.model.steps).to(self.device)

@@ -91,8 +91,15 @@ def dial_curve(
     elif len(model.steps) > 1:
         offsets = tuple(step_offsets(columns, labels, space, pooler, by_class=by_class).tolist())
     columns = with_bias(columns, space, offsets) if offsets else columns
-    curve = dial_frontier(columns, labels, space, pooler, balanced_by=balanced_by, by_class=by_class)
+    at = None if earlier is None else b
+    curve = dial_frontier(columns, labels, space, pooler, balanced_by=balanced_by, by_class=by_class, at=at)
     return replace(curve, balanced_at=b), offsets
+
+
+def balanced_biases(points: StepPoints, steps: int) -> list[float]:
+    """What a model adds to each step's logits at the point for `balanced`, whichever point is chosen."""
+    point = Frontier.from_dict(points.frontier).choose("balanced")
+    return [float(np.float32(each)) for each in replace(points, point=point).biases(steps)]
 
 
 def apply_point(model: Classifier, points: StepPoints) -> None:

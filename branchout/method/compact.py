@@ -22,7 +22,7 @@ from branchout.data.images import Images, open_images, shuffled
 from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
-from branchout.method.choose import apply_point
+from branchout.method.choose import apply_point, balanced_biases
 from branchout.method.config import ExtendConfig
 from branchout.method.distil import Student, Teacher, common_branch_point, compaction_loss, groups_of, merged_step
 from branchout.method.extend import Extension
@@ -216,9 +216,13 @@ class Compaction:
         )
         config = ExtendConfig(goal=self.points.goal, seed=self.config.seed)
         base = self.old.rebuilt(model.steps[:-1])
+        biases: list[float] | None = None
         for points in last:
             base.fused.set_bias(points.biases(number - 1))
-        extension = Extension(base, split, config, device=self.device, images=self.images, report=self.report)
+            biases = balanced_biases(points, number - 1)
+        extension = Extension(
+            base, split, config, device=self.device, images=self.images, earlier=biases, report=self.report
+        )
         extension.space = space  # a class without images keeps its column
         trained = extension.train_deltas(model) if extension.needs_deltas() else None
         notice = ""

@@ -30,12 +30,14 @@ def dial_frontier(
     moving: Bools | None = None,
     balanced_by: str = "mean",
     by_class: bool = False,
+    at: float | None = None,
 ) -> Frontier:
     """All accuracies that any b can reach, from logits of validation images before the dial (images × columns).
 
     Between two neighbouring edges, the values of b where an image becomes right or wrong, accuracies are constant;
     each point of the result lies in the middle of such an interval. `moving` says which columns b is added to: by
-    default those of all new branches. `by_class` has goals weigh classes instead of images.
+    default those of all new branches. `by_class` has goals weigh classes instead of images. With `at`, the point of its
+    interval lies there instead of in the middle.
     """
     part = part_of_class(space)[labels]
     parts = len(space.branches) + 1
@@ -56,6 +58,8 @@ def dial_frontier(
     total = np.bincount(part, minlength=parts)
     weighted = weighted_by_class(correct, total, space) if by_class else None
     settings = _midpoints(edges)[:, None]
+    if at is not None:
+        settings[np.searchsorted(edges, at), 0] = at
     return Frontier("dial", settings, from_counts(correct, total), len(labels), balanced_by, weighted=weighted)
 
 

@@ -6,7 +6,7 @@ Symbols: M_b → `base` · D_n, E → `split` · Φ_n, W_n → `Step` · W_dd' �
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,15 +54,18 @@ class Extension(StepData):
         work: Path | None = None,
         cache: Path | None = None,
         images: Callable[[Samples], Images] | None = None,
+        earlier: Sequence[float] | None = None,
         report: Report = silent,
     ) -> None:
         """`plan` replaces the branch of `config` and what this device is usually given.
 
         `work` is a folder for checkpoints, from which a run that was stopped resumes, `cache` one for features;
-        `images` opens samples in another way.
+        `images` opens samples in another way. `earlier` has the biases of the base's steps at its point for `balanced`,
+        by default those that it has now: a point chosen for another goal says nothing about where steps belong.
         """
         super().__init__(base, split, config, device=device, cache=cache, images=images, report=report)
         self.work = work
+        self.earlier = base.fused.bias[1:].tolist() if earlier is None else earlier
         replay = recipe_named(config.recipe).stage_one.replay
         self.plan = plan or Plan(config.branch, usual_effort(base, config.branch, device, replay=replay))
         self.recipe = config.full_recipe(self.plan.effort.epochs, self.plan.effort.batch)
@@ -164,7 +167,7 @@ class Extension(StepData):
         held_new = self.held_new(model)
         # Kept images of earlier steps trained those. Deltas change all logits, so that earlier biases mean nothing.
         keeps = self.base.steps and chosen_on != "dev" and (trained is None or held_new is not None)
-        earlier = self.base.fused.bias[1:].tolist() if keeps else None
+        earlier = self.earlier if keeps else None
         points, frontier = choose_point(
             model,
             trained,

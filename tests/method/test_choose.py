@@ -6,7 +6,7 @@ import torch
 from helpers import BASE, LATER, NEW, untrained
 from torch import nn
 
-from branchout.method.choose import choose_point, cross_fit
+from branchout.method.choose import choose_point, cross_fit, dial_curve
 from branchout.method.dial import balanced_without_old, dial_frontier, newest_bias, predict, with_bias
 from branchout.method.features import logit_columns
 from branchout.method.recipes import BRANCHOUT
@@ -104,9 +104,7 @@ def test_without_old_images_the_newest_step_is_placed_and_earlier_ones_stay() ->
     b = balanced_without_old(with_bias(logit_columns(model, features), model.space, [-3.0, 0.0]), labels, model.space)
     assert b is not None
     assert frontier.balanced_at == b
-    first, second = points.biases(2)
-    assert second - first == pytest.approx(b + 3.0)
-    assert second == pytest.approx(b, abs=0.2)  # the curve's nearest point
+    assert points.biases(2) == pytest.approx([-3.0, b])
 
 
 def test_held_out_images_place_the_newest_step_and_earlier_ones_stay() -> None:
@@ -120,16 +118,21 @@ def test_held_out_images_place_the_newest_step_and_earlier_ones_stay() -> None:
     )
     b = newest_bias(logit_columns(model, features), labels, model.space, [-1.5])
     assert frontier.balanced_at == b
-    first, second = fusion.biases(2)
-    assert second - first == pytest.approx(b + 1.5)
-    assert second == pytest.approx(b, abs=0.2)  # the curve's nearest point
+    assert fusion.biases(2) == pytest.approx([-1.5, b])
     found = cross_fit(model, halves, fusion, frontier, None, earlier=[-1.5])
     answers = []
     for here, there in ((halves[1], halves[0]), (halves[0], halves[1])):
         columns = logit_columns(model, here[0])
         b = newest_bias(columns, here[1], model.space, [-1.5])
-        moved = with_bias(columns, model.space, [-1.5 - b, 0.0])
-        settings = dial_frontier(moved, here[1], model.space).settings[:, 0]
-        nearest = float(settings[np.abs(settings - b).argmin()])
-        answers.append(predict(logit_columns(model, there[0]), model.space, [nearest - b - 1.5, nearest]))
+        answers.append(predict(logit_columns(model, there[0]), model.space, [-1.5, b]))
     assert found.goals["balanced"].test == accuracies(np.concatenate(answers), labels, model.space)
+
+
+def test_earlier_steps_stay_where_no_image_changes_its_prediction() -> None:
+    """The curve has one point then, which would be b = 0."""
+    model = untrained(BASE, NEW, LATER)
+    columns = logit_columns(model, torch.rand(1, 3, model.backbone.features))
+    never = np.array([columns[0, : len(BASE)].argmin()])  # not predicted whatever b is
+    curve, offsets = dial_curve(model, columns, never, "mean", True, earlier=[-2.5], b=1.5)
+    assert curve.settings.tolist() == [[1.5]]
+    assert offsets == (-4.0, 0.0)

@@ -14,7 +14,9 @@ from branchout import api
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
+from branchout.method.choose import balanced_biases
 from branchout.method.compact import CompactConfig, Compaction
+from branchout.method.dial import dial_frontier
 from branchout.method.distil import (
     Student,
     Teacher,
@@ -24,7 +26,7 @@ from branchout.method.distil import (
     merged_step,
 )
 from branchout.method.recipes import BRANCHOUT
-from branchout.model.checkpoint import SavedModel
+from branchout.model.checkpoint import SavedModel, StepPoints
 from branchout.model.classifier import Classifier, Step
 from branchout.training.loop import Event
 
@@ -131,6 +133,19 @@ def test_no_overlap_and_two_of_three_branches(extended: api.Model, train: Sample
     assert len(small.saved.step_points) == 2
     assert all(delta is None for delta in small.classifier.fused.deltas)
     assert small.saved.model(1).space.classes == third.saved.model(2).space.classes
+
+
+def test_a_later_branch_leaves_the_first_at_its_balanced_point_whatever_the_goal(train: Samples) -> None:
+    first, second = [*NEW, *LATER[:2]], LATER[2:]
+    curve = dial_frontier(np.zeros((1, 2)), np.zeros(1, dtype=np.int64), LabelSpace.of("a", "b")).to_dict()
+    old = SavedModel(untrained(BASE, NEW, LATER[:2], second), (StepPoints(curve, [], 0, "novel"),) * 3)
+    run = Compaction(old, exemplars(train, ALL), CompactConfig(branches=2), device=CPU)
+    one, _, _ = run.choose(untrained(BASE, first), [])
+    (balanced,) = balanced_biases(one, 1)
+    far = replace(one, point=int(np.abs(np.array(one.frontier["settings"])[:, 0] - balanced).argmax()))
+    assert abs(far.biases(1)[0] - balanced) > 0.1
+    two, _, _ = run.choose(untrained(BASE, first, second), [far])
+    assert balanced_biases(two, 2)[0] == pytest.approx(balanced, abs=1e-5)
 
 
 def test_unlabelled_images_are_learned_from_too(

@@ -52,6 +52,17 @@ def test_the_curve_equals_brute_force_over_b(space: LabelSpace, pooler: str, see
         assert tuple(np.round(row, 9)) in on_curve
 
 
+@given(seed=st.integers(0, 20), at=st.floats(-8, 8))
+def test_a_value_of_b_can_be_a_point_of_the_curve(seed: int, at: float) -> None:
+    space = SPACES["three steps"]
+    columns, labels = scores(space, seed)
+    plain, curve = dial_frontier(columns, labels, space), dial_frontier(columns, labels, space, at=at)
+    (point,) = np.flatnonzero(curve.settings[:, 0] == at)
+    assert (np.diff(curve.settings[:, 0]) > 0).all()
+    assert np.array_equal(np.delete(curve.settings, point), np.delete(plain.settings, point))
+    assert curve.at(point)["all"] == pytest.approx(accuracies(predict(columns, space, at), labels, space).all)
+
+
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES.keys())
 @pytest.mark.parametrize("pooler", ["max", "average"])
 def test_predict_against_a_loop(space: LabelSpace, pooler: str) -> None:

@@ -261,6 +261,18 @@ def test_a_second_step_without_validation_images_leaves_the_first_where_it_was(
     assert frontier.balanced_at is None
 
 
+def test_a_second_step_leaves_the_first_at_its_balanced_point_whatever_was_chosen(
+    extended: api.Model, train: Samples
+) -> None:
+    chosen = api.Model(extended.saved, None, CPU)
+    balanced = chosen.classifier.fused.bias[1].item()
+    chosen.tune("novel")
+    assert chosen.classifier.fused.bias[1].item() > balanced + 0.1
+    grown = chosen.extend(train.of_classes(LATER), memory=exemplars(train, [*BASE, *NEW]), epochs=1, views=1)
+    assert grown.saved.step_points[-1].goal == "balanced"
+    assert grown.classifier.fused.bias[1].item() == pytest.approx(balanced, abs=1e-5)
+
+
 def test_very_few_images_are_enough(base: api.Model, train: Samples) -> None:
     few = some(train, {NEW[0]: 1, NEW[1]: 2, NEW[2]: 3})
     grown = base.extend(few, memory=some(train, dict.fromkeys(BASE, 3)), epochs=1)
