@@ -6,6 +6,7 @@ import errno
 import os
 import unicodedata
 from collections.abc import Iterable
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,8 +43,9 @@ def unknown(what: str, name: str, known: Iterable[str]) -> BranchoutError:
 
 
 def no_saved_model(folder: Path) -> BranchoutError:
-    """The error for a model folder that does not exist, with the saved models beside it."""
+    """The error for a model folder that does not exist, with the saved models beside it, similar names first."""
     nearby = sorted(str(file.parent) for file in folder.parent.glob("*/branchout.json"))
+    nearby.sort(key=lambda name: SequenceMatcher(None, name, str(folder)).ratio(), reverse=True)
     found = f"Found: {some(nearby)}" if nearby else "A saved model is a folder that contains branchout.json"
     return BranchoutError(f"There is no saved model {printable(folder)}. {found}")
 

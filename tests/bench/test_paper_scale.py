@@ -258,6 +258,7 @@ LESS = (
 
 
 def rows_of(out: Path, table: str, method: str) -> list[dict[str, Any]]:
+    table += "-exemplars1"  # of a number of exemplars that is not the table's own
     place = out / "imagenet-1k" / table / "resnet10"
     rows = [json.loads((place / f"{method}-{point}.json").read_text()) for point in ("all", "balanced", "avg")]
     for row in rows:
@@ -272,7 +273,7 @@ def test_disjoint_classes_from_end_to_end(folder: Path, tmp_path: Path) -> None:
     words = ("bench", "disjoint-40", "--data", folder, *LESS, "--size", "32", "--method", "score-fusion-reference")
     status, told, complained = run(*words, "--out", tmp_path)
     assert (status, complained) == (0, "")
-    assert "disjoint-40 on imagenet-1k, resnet10: 800 + 40" in told
+    assert "disjoint-40-exemplars1 on imagenet-1k, resnet10: 800 + 40" in told
     for row in rows_of(tmp_path, "disjoint-40", "score-fusion-reference"):
         assert (row["base_classes"], row["novel_classes"], row["overlap_classes"], row["steps"]) == (800, 40, 0, 1)
         assert len(row["curve"]) == 36  # every point of the grid

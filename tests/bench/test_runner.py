@@ -1031,14 +1031,14 @@ def test_a_process_runs_one_group_at_a_time(folder: Path, tmp_path: Path, monkey
 def test_rows_can_be_made_by_a_dask_cluster(folder: Path, tmp_path: Path) -> None:
     from distributed import LocalCluster
 
-    from branchout.cli.bench import _executor
+    from branchout.bench.executor import executor_of
 
     # Pictures of this size are decoded by as many processes as there are cores; a Dask worker may start none.
     plan = replace(PLAN, size=SMALL + 8, pretraining=replace(PLAN.pretraining, epochs=1))
     jobs = [job(folder, tmp_path, name, plan, seeds=(1,)) for name in ("ncm", "logitcat-max")]
     with (
         LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=None) as cluster,
-        _executor(4, cluster.scheduler_address) as (executor, workers),
+        executor_of(4, cluster.scheduler_address) as (executor, workers),
     ):
         assert workers == 1  # the cluster's, whatever is said of processes, and however many threads it has
         finished = run_all(jobs, executor=executor, workers=workers)

@@ -18,6 +18,7 @@ from branchout import api
 from branchout.cli import launched
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError, LostProcess
+from branchout.training import processes
 
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1"]
 LAUNCH += ["--mixed_precision", "no", "--dynamo_backend", "no"]
@@ -73,6 +74,7 @@ def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(launched, "SECONDS_TO_END", 0.2)
+    monkeypatch.setattr(processes, "_launch", processes.Launch())  # restored afterwards, whatever begins meanwhile
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)

@@ -673,8 +673,8 @@ def test_pages_need_nothing_from_elsewhere(server: Caller) -> None:
         "/style.css": "text/css",
     }
     for path, kind in pages.items():
-        reply = server.get(path)
-        assert reply.status == 200
+        reply = server.get(path, Accept="text/html")
+        assert reply.status == (404 if path == "/inbox" else 200)  # this server has none: a page that says so
         assert reply.headers["content-type"].startswith(kind)
         own = f"http://127.0.0.1:{server.port}/".encode()  # in the curl lines
         assert not re.findall(rb"(?:https?:)?//[a-z0-9]", reply.body.replace(own, b"/")), path
@@ -709,7 +709,7 @@ def test_the_documentation_names_every_path(server: Caller) -> None:
     page = server.get("/docs").body.decode()
     for path, method in paths:
         assert f"{method.upper()} {path}<" in page
-        address = f"http://127.0.0.1:{server.port}{re.sub('{.*}', '0', path)}"
+        address = f"http://127.0.0.1:{server.port}{re.sub('{number}', '0', path)}".removesuffix("{photo}")
         assert re.search(rf"curl [^<]*{re.escape(address)}", page), path
     assert "multipart/form-data" in page
     assert "4XX" in page

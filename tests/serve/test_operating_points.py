@@ -191,7 +191,7 @@ def test_a_folder_that_holds_another_model_by_now_is_not_written_to(model: api.M
     with pytest.raises(BranchoutError, match="another model"):
         points.save(points.for_goal("novel"))
     shutil.rmtree(model.folder)
-    with pytest.raises(BranchoutError, match="not found"):
+    with pytest.raises(BranchoutError, match="no saved model"):
         points.save(points.for_goal("novel"))
 
 
