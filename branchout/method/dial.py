@@ -184,8 +184,11 @@ def newest_bias(
 
     Kept images of an earlier step were trained on in that step, so its logits on them are larger than on other images:
     they cannot say where it should be, but how many images the newest step takes from it. Of equally good values the
-    one nearest to their middle: the smallest would cost the newest step most, whose held-out images are fewest.
+    one nearest to their middle: the smallest would cost the newest step most, whose held-out images are fewest. Without
+    any image of its classes, which would silence it, it gets the bias of the step before.
     """
+    if not np.isin(labels, space.index(space.branches[-1])).any():
+        return float(earlier[-1])
     newest = space.branch_of_column == len(space.branches) - 1
     moved = with_bias(columns, space, [*earlier, 0.0])
     curve = dial_frontier(moved, labels, space, pooler, moving=newest, by_class=True)

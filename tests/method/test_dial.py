@@ -153,3 +153,10 @@ def test_the_newest_step_is_placed_in_the_middle_of_what_is_equally_good() -> No
     # The last image needs b > 1 + e - 3, the others allow b < 7 - 3 and b < 8 + e - 3, with e the first step's bias.
     assert newest_bias(columns, labels, space, [0.0]) == pytest.approx((-2 + 4) / 2)
     assert newest_bias(columns, labels, space, [-2.0]) == pytest.approx((-3 + 3) / 2)  # b > 0 - 3: base logits are 0
+
+
+def test_a_newest_step_without_images_gets_the_bias_of_the_step_before() -> None:
+    space = LabelSpace.of("abc", "de", "f")
+    columns, labels = scores(space, 2, images=60)
+    kept = ~np.isin(labels, space.index(space.branches[-1]))
+    assert newest_bias(columns[kept], labels[kept], space, [-1.25]) == -1.25
