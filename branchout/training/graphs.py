@@ -18,6 +18,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from branchout.errors import BranchoutError
 from branchout.training import processes
 from branchout.training.memory import empty_cache, out_of_memory
 
@@ -92,6 +93,7 @@ class EagerStep(Generic[Batch]):
         self.loss_of = loss_of
         self.most_norm = most_norm
         self.split = split
+        self.may_divide = split is not None
         self.parts = 1 if split is None else processes.accumulation()
 
     def __call__(self, batch: Batch, rate: float) -> Tensor:
@@ -101,15 +103,22 @@ class EagerStep(Generic[Batch]):
         return self.update(batch)
 
     def update(self, batch: Batch) -> Tensor:
+        first: RuntimeError | None = None
         while True:
             try:
                 loss = self.backward(batch)
                 break
             except RuntimeError as error:
                 # Several processes would have to agree on it.
-                can_divide = self.split is not None and processes.count() == 1 and self.parts < MOST_PARTS
+                can_divide = self.may_divide and processes.count() == 1 and self.parts < MOST_PARTS
                 if not out_of_memory(error) or not can_divide:
                     raise
+                first = first or error.with_traceback(None)  # its frames hold tensors of the failed step
+            except BranchoutError:
+                if first is None:
+                    raise
+                self.parts //= 2  # the batch has too few images for more parts
+                raise first from None
             self.parts *= 2
             empty_cache()
             _log.warning(
@@ -254,10 +263,15 @@ class GraphStep(EagerStep[Batch]):
         """A recorded step; recorded now if it is the first."""
         if self.repeat is None:
             self.optimiser.zero_grad(set_to_none=True)
+            divides, self.may_divide = self.may_divide, False  # a recording needs more memory than a step
             try:
                 self.repeat = self.recorder.record(lambda: self.update(self.fixed))  # type: ignore[arg-type]
             except RuntimeError as error:
-                return self.refuse(f"the step cannot be recorded ({first_line(error)})", batch)
+                reason = f"the step cannot be recorded ({first_line(error)})"
+            finally:
+                self.may_divide = divides
+            if self.repeat is None:
+                return self.refuse(reason, batch)
             _log.info("CUDA graph: a whole step is launched at once, because its batches have one shape.")
         self.steps += 1
         return self.checked(batch) if self.steps <= WARM_UP + CHECKED else self.repeat()

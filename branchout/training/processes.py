@@ -74,8 +74,8 @@ def begin(*, together: bool = True, alike: bool = False) -> None:
         )
     _launch = Launch(
         count=int(get("WORLD_SIZE", "1")) if together else 1,
-        rank=int(get("RANK", "0")),
-        local_rank=int(get("LOCAL_RANK", "0")),
+        rank=int(get("RANK", "0")) if together else 0,
+        local_rank=int(get("LOCAL_RANK", "0")) if together else 0,
         precision=None if alike else precision,
         accumulation=int(accumulation),
     )

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.training import graphs
+from branchout.training import graphs, processes
 from branchout.training.graphs import EagerStep, GraphStep, training_step
 
 CPU = torch.device("cpu")
@@ -233,3 +233,50 @@ def test_a_batch_too_large_for_the_device_is_trained_in_parts(most: int, caplog:
     assert f"{16 // most if most == 8 else 8} parts" in caplog.text
     with pytest.raises(torch.OutOfMemoryError):  # not even single images fit
         trained(0)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_running_out_of_memory_is_said_where_a_batch_has_too_few_images_to_divide(recorded: bool) -> None:
+    network = nn.Linear(6, 3)
+
+    def loss(batch: Batch) -> Tensor:
+        raise torch.OutOfMemoryError(f"CUDA out of memory for {len(batch.x)} images")
+
+    def split(batch: Batch, parts: int) -> list[tuple[float, Batch]]:
+        rows = processes.divided([len(batch.y)], parts)
+        return [(len(each.whole) / len(batch.y), Batch(batch.x[each.own], batch.y, None, 0)) for each in rows]
+
+    given = (network, list(network.parameters()), torch.optim.SGD(network.parameters(), lr=0.1), loss, None, split)
+    step = GraphStep(*given, Replays(), CPU) if recorded else EagerStep(*given)
+    with pytest.raises(torch.OutOfMemoryError, match=f"for {2 if recorded else 6} images"):
+        step(Batch(torch.zeros(6, 6), torch.zeros(6, dtype=torch.int64), None, 6), 0.1)
+
+
+def test_too_little_memory_for_a_recording_does_not_divide_batches(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    class Full(Replays):
+        def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+            self.recording = True
+            try:
+                work()
+            finally:
+                self.recording = False
+            raise AssertionError("the recording has memory")
+
+    recorder = Full()
+    recorder.recording = False
+    network = nn.Linear(6, 3)
+
+    def loss(batch: Batch) -> Tensor:
+        if recorder.recording:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return F.cross_entropy(network(batch.x), batch.y)
+
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
+    step = GraphStep(network, list(network.parameters()), optimiser, loss, None, halves, recorder, CPU)
+    for _ in range(graphs.WARM_UP + 2):
+        step(Batch(torch.randn(8, 6), torch.arange(8) % 3, None, 8), 0.1)
+    assert (step.parts, step.refused, step.may_divide) == (1, True, True)
+    assert "out of memory" in caplog.text
+    assert "parts from now on" not in caplog.text
