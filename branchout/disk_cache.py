@@ -95,7 +95,8 @@ def scratch_room() -> int:
     """How many bytes `scratch_array` may take: half of what is free on the cache's disk; 0 if it cannot be written."""
     with suppress(OSError):
         cache_folder().mkdir(parents=True, exist_ok=True)
-        return shutil.disk_usage(cache_folder()).free // 2
+        with tempfile.TemporaryFile(dir=cache_folder()):  # the folder may be read-only
+            return shutil.disk_usage(cache_folder()).free // 2
     return 0
 
 
@@ -121,7 +122,7 @@ def scratch_array(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
         raise BranchoutError(
             f"{folder} cannot hold {size(needed)} of data that should stay out of memory: "
             f"{explain_os_error(OSError(error.errno, error.strerror))}. Or name a folder on a larger disk: "
-            "BRANCHOUT_CACHE=/path/to/folder branchout …, or give a larger --memory-limit"
+            "BRANCHOUT_CACHE=/path/to/folder branchout …"
         ) from None
 
 

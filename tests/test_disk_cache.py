@@ -2,6 +2,7 @@
 
 import errno
 import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -109,9 +110,10 @@ def test_a_full_disk_is_said_before_a_scratch_array_is_used(tmp_path: Path, monk
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(BranchoutError, match=r"2\.5 GB.*full.*BRANCHOUT_CACHE=.*--memory-limit") as raised:
+    with pytest.raises(BranchoutError, match=r"2\.5 GB.*full.*BRANCHOUT_CACHE=") as raised:
         scratch_array((2_500_000, 1000))
     assert str(tmp_path) in str(raised.value)
+    assert "--memory-limit" not in str(raised.value)  # a run that resumes must keep its own
 
 
 def test_space_is_checked_where_the_system_cannot_reserve_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,3 +131,14 @@ def test_a_cache_folder_that_cannot_be_made_leaves_no_room(tmp_path: Path, monke
     assert scratch_room() == 0
     with pytest.raises(BranchoutError, match=r"file/cache.*BRANCHOUT_CACHE="):
         scratch_array((2, 3))
+
+
+def test_a_read_only_cache_folder_leaves_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(**_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setenv("BRANCHOUT_CACHE", str(tmp_path))
+    assert scratch_room() > 0
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
+    assert scratch_room() == 0

@@ -10,8 +10,8 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -81,10 +81,11 @@ def predict_files(
         places = [work / f"part-{number:06}.json" for number in range(len(parts))]
         missing = [number for number, place in enumerate(places) if not place.exists()]
         done = sum(len(part) for part in parts) - sum(len(parts[number]) for number in missing)
-        for number, answers in _answered(settings, {number: parts[number] for number in missing}, dask):
-            write_json(places[number], answers, indent=None)
-            done += len(answers)
-            report(Event("Predicting", done, len(files)))
+        with closing(_answered(settings, {number: parts[number] for number in missing}, dask)) as answered:
+            for number, answers in answered:
+                write_json(places[number], answers, indent=None)
+                done += len(answers)
+                report(Event("Predicting", done, len(files)))
         with atomic_write(out) as partial:
             writer(partial, (read_json(place) for place in places), settings.top)
         return sum(answer["problem"] is not None for place in places for answer in read_json(place))
@@ -95,7 +96,7 @@ def predict_files(
 
 def _answered(
     settings: Settings, parts: Mapping[int, list[ImageFile]], dask: str | None
-) -> Iterator[tuple[int, list[Answer]]]:
+) -> Generator[tuple[int, list[Answer]], None, None]:
     """The answers of numbered parts, in any order."""
     if dask is None:
         yield from ((number, answer_part(settings, files)) for number, files in parts.items())

@@ -178,7 +178,8 @@ class Compaction:
         images = self.images(concatenate([part for part in parts if part is not None]))
         frozen = Teacher(teacher, steps[0].start, BRANCHOUT.stage_one, device=self.device)
         views = VIEWS * effort_for(self.device, base.preprocessing.size).views
-        trunk = TrunkOutputs(frozen, [images], views, seed=config.seed, report=self.report)
+        checkpoint = self.work / "compact.safetensors" if self.work else None
+        trunk = TrunkOutputs(frozen, [images], views, checkpoint=checkpoint, seed=config.seed, report=self.report)
         optimisation = scale_to_dataset(replace(DISTILLATION, epochs=config.epochs), len(images))
 
         def batches(epoch: int) -> Iterator[list[Tensor]]:
@@ -194,7 +195,7 @@ class Compaction:
             optimisation,
             device=self.device,
             work="Distilling the branches",
-            checkpoint=self.work / "compact.safetensors" if self.work else None,
+            checkpoint=checkpoint,
             report=self.report,
         )
         return steps, losses
@@ -216,13 +217,9 @@ class Compaction:
         )
         config = ExtendConfig(goal=self.points.goal, seed=self.config.seed)
         base = self.old.rebuilt(model.steps[:-1])
-        biases: list[float] | None = None
         for points in last:
-            base.fused.set_bias(points.biases(number - 1))
-            biases = balanced_biases(points, number - 1)
-        extension = Extension(
-            base, split, config, device=self.device, images=self.images, earlier=biases, report=self.report
-        )
+            base.fused.set_bias(balanced_biases(points, number - 1))
+        extension = Extension(base, split, config, device=self.device, images=self.images, report=self.report)
         extension.space = space  # a class without images keeps its column
         trained = extension.train_deltas(model) if extension.needs_deltas() else None
         notice = ""

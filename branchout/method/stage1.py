@@ -129,7 +129,7 @@ def train_branch(
         exemplar_views,
         limit=cache_limit,
         compressed=compressed,
-        kept=checkpoint.with_name("views.json") if checkpoint else None,
+        checkpoint=checkpoint,
         seed=seed,
         report=report,
     )

@@ -49,8 +49,8 @@ class TrunkOutputs:
     `views` > 0 caches that many augmented views of each new image, or as many as fit under `limit` bytes. Where fewer
     than `FEWEST_VIEWS` fit, they are kept on disk, within the limit of the disk cache, or else the trunk runs live;
     without `live`, at least one view is cached in memory instead. The cache is filled when the first epoch asks for it:
-    a finished training that is only read back never does. `compressed` keeps feature maps in 8 bits. The file `kept`
-    keeps the number of views for a run that resumes when another amount of disk space is free.
+    a finished training that is only read back never does. `compressed` keeps feature maps in 8 bits. A file beside
+    `checkpoint` keeps the number of views for a run that resumes when another amount of disk space is free.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TrunkOutputs:
         limit: int | None = None,
         compressed: bool = False,
         live: bool = True,
-        kept: Path | None = None,
+        checkpoint: Path | None = None,
         seed: int = 0,
         report: Report = silent,
     ) -> None:
@@ -74,7 +74,7 @@ class TrunkOutputs:
         self.views = views
         self.exemplar_views = exemplar_views
         self.limit = default_limit(frozen.device) if limit is None else limit
-        self.kept = kept if processes.count() == 1 else None  # several processes never use the disk
+        self.checkpoint = checkpoint if processes.count() == 1 else None  # several processes never use the disk
         self.seed = seed
         self.report = report
 
@@ -115,14 +115,19 @@ class TrunkOutputs:
         """How many views of each source's images are cached; empty if the trunk runs live."""
         if not self.views:
             return []
+        kept = self.checkpoint and self.checkpoint.with_name("views.json")
         with suppress(BranchoutError, KeyError, TypeError, ValueError):
-            if self.kept is not None and self.kept.exists():
-                return [int(each) for each in read_json(self.kept)["views"]]
+            # Without a checkpoint nothing was trained with these views: the run may have failed because of them.
+            if self.checkpoint and kept and self.checkpoint.exists() and kept.exists():
+                views = [int(each) for each in read_json(kept)["views"]]
+                # A device with more memory may have kept more than this one can hold.
+                if self._bytes(views) <= max(self.limit, cache_limit()):
+                    return views
         views = self._views_within(self.limit)
         if not views and processes.count() == 1:
             views = self._views_within(min(cache_limit(), scratch_room()))
-        if self.kept is not None:
-            write_json(self.kept, {"views": views})
+        if kept:
+            write_json(kept, {"views": views})
         return views
 
     def _bytes(self, views: Sequence[int]) -> int:

@@ -56,21 +56,27 @@ def test_views_that_memory_cannot_hold_are_kept_on_disk(
 def test_a_run_that_resumes_sees_the_same_views_whatever_disk_space_is_free(
     models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def views(kept: Path | None, room: int) -> list[int]:
+    def views(checkpoint: Path | None, room: int) -> list[int]:
         monkeypatch.setattr(trunk_cache, "scratch_room", lambda: room)
         frozen = Frozen(models["base"], 3, BRANCHOUT.stage_one, device=CPU)
         images = [open_images(train.of_classes(NEW), SIZES, CPU)]
-        return TrunkOutputs(frozen, images, 6, limit=1000, kept=kept).cached_views
+        return TrunkOutputs(frozen, images, 6, limit=1000, checkpoint=checkpoint).cached_views
 
-    kept = tmp_path / "views.json"
-    assert views(kept, 1 << 30) == [6]
-    assert views(kept, 0) == [6]
+    checkpoint, kept = tmp_path / "branch.safetensors", tmp_path / "views.json"
+    assert views(checkpoint, 1 << 30) == [6]
+    assert views(checkpoint, 0) == []  # nothing was trained with them yet
+    assert views(checkpoint, 1 << 30) == [6]
+    checkpoint.touch()
+    assert views(checkpoint, 0) == [6]
     assert views(None, 0) == []
     for damaged in ("{", "[6]", "{}", '{"views": ["six"]}'):
         kept.write_text(damaged)
-        assert views(kept, 1 << 30) == [6]
-    other = tmp_path / "live.json"
-    assert views(other, 0) == views(other, 1 << 30) == []  # a live run stays live
+        assert views(checkpoint, 1 << 30) == [6]
+    kept.unlink()
+    assert views(checkpoint, 0) == views(checkpoint, 1 << 30) == []  # a live run stays live
+    kept.write_text('{"views": [6]}')
+    monkeypatch.setenv("BRANCHOUT_CACHE_LIMIT", "0")
+    assert views(checkpoint, 1 << 30) == []  # kept by a device with more memory
 
 
 def test_compressed_maps_are_counted_as_they_are_kept(models: dict[str, Classifier], train: Samples) -> None:
