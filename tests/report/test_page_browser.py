@@ -204,6 +204,30 @@ def test_points_of_the_chart_are_reached_by_keyboard(browser: Browser, apart: st
         assert len(reached) == 2 * len(facts.points)  # on both sets of images
 
 
+def test_tables_of_confusions_appear_and_disappear_with_the_dial(
+    browser: Browser, facts: ReportData, tmp_path: Path
+) -> None:
+    last = len(facts.points) - 1
+    assert not counts_at(facts, 0).to_later
+    assert not counts_at(facts, last).to_earlier
+    file = tmp_path / "report.html"
+    file.write_text(render(replace(facts, points=replace(facts.points, saved=0))), encoding="utf-8")
+    with visited(browser, file.as_uri()) as page:
+        shown = [page.locator(f"#{key}").is_visible() for key in ("to-later", "to-earlier")]
+        turn(page, last)
+        shown += [page.locator(f"#{key}").is_visible() for key in ("to-later", "to-earlier")]
+    assert shown == [False, True, True, False]
+
+
+def test_arrow_keys_do_nothing_where_no_image_belongs(browser: Browser, address: str, facts: ReportData) -> None:
+    empty = f"#images?class={facts.classes[0]}&answer=nothing"
+    with visited(browser, address + empty.replace(" ", "%20")) as page:
+        page.wait_for_selector("#view[open]")
+        assert page.locator("#view .large").count() == 0
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("End")
+
+
 def test_arrow_keys_walk_and_a_link_leads_back(browser: Browser, address: str, facts: ReportData) -> None:
     with visited(browser, address) as page:
         page.locator("[data-gallery=gained] .look").first.click()

@@ -92,7 +92,7 @@ const imageView = ({ data, sets, point, picture, available, verdicts, named, thu
   dialog.addEventListener("click", (event) => event.target === dialog && close());
   dialog.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity }[event.key];
-    if (!step || event.target.matches("input, select")) return;
+    if (!step || !images.length || event.target.matches("input, select")) return;
     event.preventDefault();
     show(Math.min(Math.max(current + step, 0), images.length - 1));
   });

@@ -257,6 +257,7 @@ const showReport = (data, { start, imageAddress, onMove, explain } = {}) => {
         return row;
       });
       box.querySelector("tbody").replaceChildren(...rows);
+      box.querySelector(".scroll").hidden = !found.length;
       sortAgain(box.querySelector("table"));
     }
   };
