@@ -63,6 +63,10 @@ class Request:
             )
         if self.minutes and not self.stale:
             raise BranchoutError("--minutes goes with --stale only: the times of outdated rows tell what fits")
+        if self.stale and self.exemplars is not None:
+            raise BranchoutError(
+                "--stale measures every row with its own number of exemplars; leave --exemplars out, or name a table"
+            )
         if self.faithful and self.schedule not in (None, "published"):
             raise BranchoutError(
                 f"--faithful means --schedule published, and --schedule {self.schedule} was given; leave one out"
@@ -114,7 +118,7 @@ class Request:
                 continue
             own = {"arch": row["arch"], "split": row["settings"].get("split", 1)}
             changes = {**self._changes, **self._training, **own}
-            changes |= {"exemplars": int(exemplars)} if exemplars else {}
+            changes["exemplars"] = int(exemplars) if exemplars else None
             plans = tables.experiments_of(known[name], dataset, **changes)
             if experiment not in plans:
                 raise BranchoutError(

@@ -350,3 +350,15 @@ def test_a_table_with_other_exemplars_has_rows_of_its_own(dataset: Dataset, tmp_
         path.write_text(json.dumps({**row, "seeds": [1], "metrics": {}, "outdated": "why"}))
     (again,) = Request("letters", tmp_path, stale=True).jobs(dataset)
     assert (again.table, again.plan) == (job.table, job.plan)
+
+
+def test_outdated_rows_keep_their_own_number_of_exemplars(dataset: Dataset, tmp_path: Path) -> None:
+    (job,) = Request("letters", tmp_path, table="disjoint-40", methods=("bic",), arch="resnet10").jobs(dataset)
+    for path in job.files().values():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        row = {"table": job.table, "arch": "resnet10", "point": path.stem.removeprefix("bic-"), "settings": {}}
+        path.write_text(json.dumps({**row, "seeds": [1], "metrics": {}, "outdated": "why"}))
+    asked = Request("letters", tmp_path, stale=True, exemplars=5)
+    assert [again.plan for again in asked.jobs(dataset)] == [job.plan]
+    with pytest.raises(BranchoutError, match="--exemplars"):
+        asked.check()

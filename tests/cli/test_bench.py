@@ -32,7 +32,8 @@ def folder(train: Samples, val: Samples, tmp_path_factory: pytest.TempPathFactor
     return root
 
 
-SMALL = ("--epochs", "1", "--branch-epochs", "1", "--width", "8", "--size", "32", "--exemplars", "4", "--seeds", "1")
+BRIEF = ("--epochs", "1", "--branch-epochs", "1", "--width", "8", "--size", "32", "--seeds", "1")
+SMALL = (*BRIEF, "--exemplars", "4")
 FOUR = "-exemplars4"
 """What the rows of a table with four exemplars, not its own ten, are called by."""
 
@@ -113,11 +114,14 @@ def test_all_tables_are_run_at_sizes_that_fit_but_for_those_that_cannot_be_drawn
 
 
 def test_outdated_rows_of_tables_are_measured_again(folder: Path, tmp_path: Path) -> None:
-    words = ["bench", "--data", folder, *SMALL, "--arch", "resnet10", "--out", tmp_path]
+    words = ["bench", "--data", folder, *BRIEF, "--arch", "resnet10", "--out", tmp_path]
+    status, _, complained = run(*words, "--stale", "--exemplars", "4")
+    assert status == 1
+    assert "--exemplars" in complained
     status, told, _ = run(*words, "--stale")
     assert status == 0
     assert "no row" in told
-    assert run(*words, "disjoint-40", "--method", "ncm", "--method", "pretrained")[0] == 0
+    assert run(*words, "disjoint-40", "--exemplars", "4", "--method", "ncm", "--method", "pretrained")[0] == 0
     place = next(tmp_path.rglob("ncm-plain.json"))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
     place.write_text(json.dumps({**json.loads(place.read_text()), "metrics": {}, "outdated": "its means"}))
