@@ -341,7 +341,7 @@ HTML = "text/html; charset=utf-8"
 @page_router.get("/docs")
 async def docs(request: Request) -> Response:
     base = str(request.base_url).rstrip("/")
-    photo = request.app.state.inbox.any_photo() if has_inbox(request) else "ID"
+    photo = await asyncio.to_thread(request.app.state.inbox.any_photo) if has_inbox(request) else "ID"
     html = documentation(request.app.openapi(), base, has_inbox=has_inbox(request), photo=photo)
     return Response(html, media_type=HTML)
 

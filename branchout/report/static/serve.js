@@ -110,7 +110,8 @@
     else if (now.folder_changed) tell("The folder of the model now holds another one. Restart the server to serve it.");
     else if (now.saved_point !== report.saved_point)
       tell("Another operating point was saved in the model. ", "Use it", async () => {
-        const body = JSON.stringify({ point: now.saved_point });
+        const latest = await ask("/report-data?brief=true"); // yet another one may have been saved since
+        const body = JSON.stringify({ point: latest.saved_point });
         await ask("/operating-point", { method: "PUT", body, headers: { "Content-Type": "application/json" } });
         writeAddress("", new URLSearchParams());
         await loadReport();
