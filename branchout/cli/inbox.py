@@ -266,10 +266,10 @@ def _teach(box: Inbox, run: Run, device: str | None) -> None:
 
 def sentences(result: Result) -> list[str]:
     """Before → after in words."""
-    where = "the images of --test" if result.measured_on == "test" else "images that did not train"
+    where = {"test": "the images of --test", "held-out": "images that did not train"}
     return [
         f"{result.photos_right} of the {result.photos} taught photos are answered right",
-        *(f"on {where}: {part}" for part in result.parts),
+        *(f"on {where[part.on or result.measured_on]}: {part}" for part in result.parts),
         result.verdict(),
     ]
 

@@ -82,6 +82,8 @@ class Part(BaseModel):
     before: int | None
     """None for classes that the earlier model does not know."""
     after: int
+    on: str | None = None
+    """`test` if the images are those of --test, else `held-out`; None in older results."""
 
     def __str__(self) -> str:
         arrow = "" if self.before is None else f"{self.before:,} → "
@@ -100,7 +102,7 @@ class Result(BaseModel):
     """Of the photos of this run, nearly all of which the model was trained with."""
     warnings: list[str]
     parts: list[Part] = []
-    """The base classes, those of each step, and known classes that got new photos."""
+    """The base classes, those of each step, and classes that several steps know."""
     measured_on: str = "held-out"
     """`test` if the images of old classes are those of --test, else `held-out`."""
 
@@ -204,10 +206,11 @@ def check_free(inbox: Inbox, photos: Iterable[Photo], known: Collection[str] | N
 
 
 def last_decision(inbox: Inbox, known: Collection[str] | None = None) -> list[Decision]:
-    """What was decided last and can be undone: photos that were decided about at the same time."""
+    """What was decided last and can be undone: photos in the folder that were decided about at the same time."""
     run = open_run(inbox)
     fixed = taught(inbox, known) | set(() if run is None else run.settings.photos)
-    found = [each for photo, each in inbox.decisions().items() if photo not in fixed]
+    free = {photo.id for photo in inbox.photos()} - fixed
+    found = [each for photo, each in inbox.decisions().items() if photo in free]
     return [each for each in found if each.when == found[-1].when]
 
 

@@ -83,8 +83,7 @@ def _extend(run: Run, device: str | None, report: Report, note: Callable[[list[s
     split = prepared.split
     held = concatenate([part for part in (split.dev, split.test, split.calibration) if part is not None and len(part)])
     counted = _counts(grown.evaluate(held))
-    if test is not None:
-        counted |= _counts(grown.evaluate(test, report=report))
+    tested = {} if test is None else _counts(grown.evaluate(test, report=report))
     answers = grown.predict([run.folder / "new" / file for file in new.ids.tolist()], top=1)
     return Result(
         images=measured["images"],
@@ -93,7 +92,7 @@ def _extend(run: Run, device: str | None, report: Report, note: Callable[[list[s
         photos=len(new),
         photos_right=sum(best[0][0] == name for best, name in zip(answers, new.names.tolist(), strict=True)),
         warnings=list(prepared.warnings),
-        parts=_parts(grown.classifier.space, counted),
+        parts=_parts(grown.classifier.space, counted, tested),
         measured_on="held-out" if asked.test is None else "test",
     )
 
@@ -134,21 +133,22 @@ def _counts(found: Comparison) -> Counts:
     }
 
 
-def _parts(space: LabelSpace, counted: Counts) -> list[Part]:
-    """Counts with the names of their classes: a person knows a step by what it added."""
+def _parts(space: LabelSpace, held: Counts, tested: Counts) -> list[Part]:
+    """Counts with the names of their classes: a person knows a step by what it added. Those of --test come first."""
     last = len(space.branches) - 1
-    names = [
-        BASE,
-        *(f"step {step}" for step in range(1, last)),
-        "new classes",
-        "classes with new photos",
-    ]
+    names = [BASE, *(f"step {step}" for step in range(1, last)), "new classes"]
     of_class = part_of_class(space)
     parts = []
-    for number, (images, before, after) in sorted(counted.items()):
+    for number, (images, before, after) in sorted((held | tested).items()):
         classes = [name for name, part in zip(space.classes, of_class, strict=True) if part == number]
+        if number > last:  # known by several branches, of which the last need not be one
+            recent = set(classes) <= set(space.branches[last])
+            title = "classes with new photos" if recent else "classes that several steps know"
+        else:
+            title = names[number]
         listed = "" if number == 0 else f": {', '.join(classes[:NAMED])}" + (", …" if len(classes) > NAMED else "")
-        parts.append(Part(title=names[number] + listed, images=images, before=before, after=after))
+        on = "test" if number in tested else "held-out"
+        parts.append(Part(title=title + listed, images=images, before=before, after=after, on=on))
     return parts
 
 

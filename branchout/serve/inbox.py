@@ -173,7 +173,9 @@ class ServedInbox:
 
     def _last(self) -> LastDecision | None:
         last = runs.last_decision(self.inbox, self._known)
-        return LastDecision(photos=[each.photo for each in last], **{"class": last[0].name}) if last else None
+        if not last:
+            return None
+        return LastDecision(photos=[each.photo for each in last], when=last[0].when, **{"class": last[0].name})
 
     def _model_name(self) -> str:
         """As `branchout.load` takes it. What was typed comes first: a built-in model lies in the package."""
@@ -238,6 +240,9 @@ class ServedInbox:
         with self._changing:
             runs.check_free(self.inbox, photos, self._known)
             if choice.action == "undo":
+                found = self.inbox.decisions()
+                if choice.when and any(found[id_].when != choice.when for id_ in choice.photos if id_ in found):
+                    raise Refused(409, "These photos were decided about again meanwhile. Nothing was undone.")
                 self.inbox.undo(photos)
             else:
                 self.inbox.decide(photos, name)

@@ -20,6 +20,11 @@ class Choice(Shape):
     action: Literal["name", "dismiss", "undo"]
     name: str | None = Field(None, max_length=1000, alias="class", description="The class, for the action name.")
     new_class: bool = Field(False, description="Add the class although one of a similar name exists.")
+    when: str | None = Field(
+        None,
+        max_length=100,
+        description="For the action undo: refused if they were decided about at another time.",
+    )
 
 
 class NewRun(Shape):
@@ -55,6 +60,7 @@ class RunInfo(Shape):
 class LastDecision(Shape):
     photos: list[str]
     name: str | None = Field(alias="class", description="The class; null if they were dismissed.")
+    when: str
 
 
 class InboxInfo(Shape):

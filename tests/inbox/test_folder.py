@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,16 @@ def test_photos_that_were_decided_about_together_can_be_undone_together(photos: 
     assert [each.photo for each in last_decision(inbox)] == [first.id]
     inbox.undo([first])
     assert last_decision(inbox) == []
+
+
+def test_a_decision_about_photos_that_left_the_folder_is_not_the_last(photos: Path) -> None:
+    inbox = Inbox(photos)
+    first, second, *_ = inbox.photos()
+    inbox.decide([first], "robin")
+    time.sleep(0.002)  # decisions are ordered by milliseconds
+    inbox.decide([second], "wren")
+    inbox.path(second).unlink()
+    assert [each.photo for each in last_decision(inbox)] == [first.id]
 
 
 def test_a_decision_is_a_file_and_follows_the_content(photos: Path) -> None:

@@ -105,6 +105,7 @@ def test_images_of_a_test_folder_compare_both_models(case: Case, val: Samples) -
     inbox = named(case)
     run = runs.plan(inbox, str(case.model), case.root / "v2", case.old, 1, test=case.root / "test")
     base, new = execute(run).parts
+    assert (base.on, new.on) == ("test", "held-out")
     assert (base.images, new.images, new.before) == (12, 2, None)
     found = api.load(run.out).evaluate(case.root / "test")
     assert base.before == (found.before_answers == found.labels).sum()

@@ -145,7 +145,12 @@ def test_a_similar_class_is_asked_about_and_the_last_decision_is_undone_from_the
     found = post(server, "/inbox/decisions", {"photos": others, "action": "name", "class": known}).json
     assert (found["last"]["class"], sorted(found["last"]["photos"])) == (known, sorted(others))
     found = post(server, "/inbox/decisions", {"photos": found["last"]["photos"], "action": "undo"}).json
-    assert found["last"] == {"photos": [first], "class": known.upper()}
+    assert (found["last"]["photos"], found["last"]["class"]) == ([first], known.upper())
+    # Another tab decides about the same photo: what this one offered to undo is no longer there.
+    post(server, "/inbox/decisions", {"photos": [first], "action": "dismiss"})
+    reply = post(server, "/inbox/decisions", {"photos": [first], "action": "undo", "when": found["last"]["when"]})
+    assert reply.status == 409
+    assert Inbox(case.photos).decisions()[first].name is None
 
 
 def test_before_teaching_it_is_said_of_which_classes_no_images_are_kept(case: Case) -> None:

@@ -6,6 +6,7 @@ const MOST = 400; // photos of one request
 const byId = (id) => document.getElementById(id);
 const drawn = {}; // what each part of the page was last drawn from, as JSON text
 let state = null;
+let changes = 0; // begun or ended: an answer to a question from before one is outdated
 let news = ""; // said before the summary once another model is served
 
 function element(tag, properties = {}, ...children) {
@@ -39,23 +40,29 @@ function complain(text) {
   byId("message").textContent = text;
 }
 
-async function change(path, body, method) {
+// `all` are the photos that are meant, where a request holds only some of them.
+async function change(path, body, method = "POST", all = body.photos) {
+  changes += 1;
   try {
-    show(await ask(path, body, method));
-    complain("");
+    const answer = await ask(path, body, method);
+    show(answer);
+    complain(answer.error ?? "");
     return true;
   } catch (error) {
-    if (error.similar) askSimilar(body, error);
+    if (error.similar) askSimilar({ ...body, photos: all }, error);
     else complain(error.message);
     return false;
+  } finally {
+    changes += 1;
   }
 }
 
-async function decide(chosen, action, name, newClass = false) {
+// `more` is the class of the action "name", or when the decision was made that "undo" is about.
+async function decide(chosen, action, more = {}) {
   const next = after(chosen);
   for (let start = 0; start < chosen.length; start += MOST) {
-    const part = { photos: chosen.slice(start, start + MOST), action };
-    if (!(await change("/inbox/decisions", action === "name" ? { ...part, class: name, new_class: newClass } : part))) return;
+    const part = { photos: chosen.slice(start, start + MOST), action, ...more };
+    if (!(await change("/inbox/decisions", part, "POST", chosen))) return;
   }
   focusPhoto(action === "undo" ? chosen[0] : next);
 }
@@ -66,8 +73,8 @@ async function askSimilar(choice, error) {
   byId("similar-known").textContent = `Use ${error.similar}`;
   byId("similar-new").textContent = `New class ${choice.class}`;
   const answer = await answered(byId("similar"));
-  if (answer === "known") decide(choice.photos, "name", error.similar);
-  else if (answer === "new") decide(choice.photos, "name", choice.class, true);
+  if (answer === "known") decide(choice.photos, "name", { class: error.similar });
+  else if (answer === "new") decide(choice.photos, "name", { class: choice.class, new_class: true });
   else focusField(choice.photos);
 }
 
@@ -79,7 +86,9 @@ function answered(dialog) {
 
 async function poll() {
   try {
-    show(await ask("/inbox/state"));
+    const before = changes;
+    const found = await ask("/inbox/state");
+    if (before === changes) show(found);
   } catch (error) {
     byId("summary").textContent = `The server does not answer: ${error.message}`;
     drawn.summary = null;
@@ -115,7 +124,7 @@ function groupOf(members, number, typed) {
     button("Dismiss", () => decide(ids(members), "dismiss")));
   form.onsubmit = (event) => {
     event.preventDefault();
-    decide(ids(members), "name", input.value);
+    decide(ids(members), "name", { class: input.value });
   };
   return element("article", { className: "group", "aria-label": `Group ${number + 1}` },
     element("h3", {}, `Group ${number + 1}`, element("small", { textContent: ` ${photos(members.length)}` })),
@@ -248,7 +257,8 @@ function showBar(found) {
   byId("bar").hidden = !found.decided.length && !found.last;
   byId("teach").textContent = `Teach ${classes(ready.length)} (${photos(count)})`;
   byId("teach").disabled = !ready.length || found.run !== null;
-  byId("teach-note").textContent = found.run ? `Decide about ${found.run.out} first.` : ready.length ? `Makes ${found.next} from ${found.model}.` : "A class needs 3 photos.";
+  const open = found.run && (found.run.state === "running" ? `${found.run.out} is being taught.` : `Decide about ${found.run.out} first.`);
+  byId("teach-note").textContent = open || (ready.length ? `Makes ${found.next} from ${found.model}.` : "A class needs 3 photos.");
   byId("undo").hidden = !found.last;
   if (found.last) byId("undo").textContent = `Undo: ${photos(found.last.photos.length)} ${found.last.class === null ? "dismissed" : `named ${found.last.class}`}`;
 }
@@ -312,7 +322,7 @@ async function openDialog(photo) {
   byId("send-class").value = "";
   const answer = answered(byId("send"));
   byId("send-class").focus();
-  if ((await answer) === "send") decide([photo], "name", byId("send-class").value);
+  if ((await answer) === "send") decide([photo], "name", { class: byId("send-class").value });
   else if ((await answer) === "dismiss") decide([photo], "dismiss");
   else focusPhoto(photo);
 }
@@ -341,7 +351,7 @@ function onKey(event) {
 
 document.addEventListener("keydown", onKey);
 byId("teach").onclick = teach;
-byId("undo").onclick = () => decide(state.last.photos, "undo");
+byId("undo").onclick = () => decide(state.last.photos, "undo", { when: state.last.when });
 byId("share").onchange = () => change("/inbox/false-alarms", { share: Number(byId("share").value) }, "PUT");
 for (const cancel of document.querySelectorAll("dialog .cancel")) cancel.onclick = () => cancel.closest("dialog").close("");
 poll();
