@@ -8,6 +8,7 @@ Symbols: h_b → `batch.x` · z_b → `batch.z` · W_n → `trained.head`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -59,10 +60,8 @@ def train_head(
 
 def minimise(trained: NewBranch, trunk: TrunkOutputs, labels: list[Tensor], report: Report = silent) -> list[float]:
     """Train the head on the cached views of all images; returns the loss before and after."""
-    outputs = [torch.cat(parts) for parts in zip(*trunk.tables, strict=True)]  # complete in every process
+    batches = equal_batches(trunk, labels)
     del trunk.tables  # they take as much memory again
-    y = torch.cat([of.repeat(views) for of, views in zip(labels, trunk.cached_views, strict=True)])
-    batch = Batch(outputs[0].float(), outputs[1], y, len(labels[0]) * trunk.cached_views[0])
     weight = trained.head.weight
     losses: list[float] = []
     with torch.no_grad():
@@ -73,10 +72,13 @@ def minimise(trained: NewBranch, trunk: TrunkOutputs, labels: list[Tensor], repo
 
     def closure() -> float:
         optimiser.zero_grad()
-        z_n = trained.head(trained.features(batch.x))
-        loss = cross_entropy(z_n, batch, trained) + HEAD_DECAY * weight.square().sum() / len(weight)
-        loss.backward()  # type: ignore[no-untyped-call]
-        losses.append(loss.item())
+        decay = HEAD_DECAY * weight.square().sum() / len(weight)
+        decay.backward()  # type: ignore[no-untyped-call]
+        losses.append(decay.item())
+        for batch in batches:
+            loss = cross_entropy(trained.head(trained.features(batch.x)), batch, trained) / len(batches)
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses[-1] += loss.item()
         report(Event("Training the new head", min(len(losses), HEAD_ITERATIONS), HEAD_ITERATIONS, {"loss": losses[-1]}))
         return losses[-1]
 
@@ -86,3 +88,20 @@ def minimise(trained: NewBranch, trunk: TrunkOutputs, labels: list[Tensor], repo
         raise BranchoutError("The new head has NaN or infinite weights. Check the images with: branchout data FOLDER")
     report(Event("Training the new head", HEAD_ITERATIONS, HEAD_ITERATIONS, {"loss": losses[-1]}))
     return [losses[0], losses[-1]]
+
+
+def equal_batches(trunk: TrunkOutputs, labels: list[Tensor]) -> list[Batch]:
+    """All cached views in batches of equally many new images and equally many exemplars, which bound the memory."""
+    count = math.gcd(*trunk.cached_views)
+    tables = [[output.chunk(count) for output in outputs] for outputs in trunk.tables]  # complete in every process
+    repeats = [views // count for views in trunk.cached_views]
+    y = torch.cat([of.repeat(times) for of, times in zip(labels, repeats, strict=True)])
+    return [
+        Batch(
+            torch.cat([x[n] for x, _ in tables]).float(),
+            torch.cat([z[n] for _, z in tables]),
+            y,
+            len(labels[0]) * repeats[0],
+        )
+        for n in range(count)
+    ]

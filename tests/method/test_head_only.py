@@ -39,19 +39,20 @@ def test_the_head_reaches_a_minimum_and_nothing_else_changes(base: api.Model, tr
         return Labelled(open_images(samples, SIZES, CPU), space.index(samples.classes)[samples.labels])
 
     new, old = labelled(train.of_classes(NEW)), labelled(exemplars(train))
-    step, losses = train_head(model, NEW, new, BRANCHOUT.stage_one, exemplars=old, views=2, device=CPU)
+    # Four views of new images and two of exemplars are two batches.
+    step, losses = train_head(model, NEW, new, BRANCHOUT.stage_one, exemplars=old, views=4, device=CPU)
     assert same(snapshot(model), before)
     assert losses[1] < losses[0]
     # The loss written out, on the same views: its gradient vanishes at the head that was found.
 
     trunk = TrunkOutputs(
-        Frozen(model, len(model.backbone.names), BRANCHOUT.stage_one, device=CPU), [new.images, old.images], 2, 1
+        Frozen(model, len(model.backbone.names), BRANCHOUT.stage_one, device=CPU), [new.images, old.images], 4, 2
     )
     (h_new, z_new), (h_old, z_old) = trunk.tables
     w = step.head.weight.detach().clone().requires_grad_()
     c = step.head.bias.detach().clone().requires_grad_()
-    y_new = torch.from_numpy(np.tile(new.labels, 2))
-    y_old = torch.from_numpy(old.labels)
+    y_new = torch.from_numpy(np.tile(new.labels, 4))
+    y_old = torch.from_numpy(np.tile(old.labels, 2))
     on_new = nn.functional.cross_entropy(torch.cat([z_new, h_new @ w.T + c], 1), y_new)
     on_old = nn.functional.cross_entropy(torch.cat([z_old, h_old @ w.T + c], 1), y_old)
     loss = on_new + on_old + HEAD_DECAY * w.square().sum() / len(w)
