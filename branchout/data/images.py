@@ -37,6 +37,8 @@ SMALL = 128
 
 LARGE_IMAGES = 16
 """Images larger than `SMALL` in one forward pass on a CPU."""
+DECODED_AT_ONCE = 32
+"""The most images that a worker decodes for one batch: the workers share a larger batch."""
 
 
 class Images(Protocol):
@@ -162,8 +164,12 @@ class StreamedImages:
         return len(self.samples)
 
     def plain(self, batches: Sequence[Ints]) -> Iterator[Tensor]:
-        for images in self._load(whole(batches), len(batches)):
-            yield self.preprocessing.normalise(images.to(self.device, non_blocking=True).float() / 255)
+        pieces = [_batches(positions, DECODED_AT_ONCE) or [positions] for positions in batches]
+        count = sum(map(len, pieces))
+        loaded = self._load(whole([positions for each in pieces for positions in each]), count)
+        for each in pieces:
+            images = torch.cat([next(loaded).to(self.device, non_blocking=True) for _ in each])
+            yield self.preprocessing.normalise(images.float() / 255)
 
     def views(
         self, batches: Sequence[Ints], augmentation: Augmentation, seed: int, part: Part = (0, 1)

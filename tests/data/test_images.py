@@ -319,6 +319,16 @@ def test_both_kinds_show_the_network_the_same_plain_images() -> None:
         torch.testing.assert_close(one, COLOUR.normalise(by_one), atol=1e-6, rtol=0)
 
 
+def test_workers_share_a_large_batch_without_changing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    streamed = StreamedImages(samples_of(Watched()), COLOUR, CPU, workers=0)
+    order = [np.array([6, 0, 3, 3, 1]), np.zeros(0, dtype=np.int64), np.array([5])]
+    whole = list(streamed.plain(order))
+    monkeypatch.setattr(batches, "DECODED_AT_ONCE", 2)
+    parts = list(streamed.plain(order))
+    assert [len(batch) for batch in parts] == [5, 0, 1]
+    assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
+
+
 @pytest.mark.parametrize("kind", ["resident", "streamed"])
 def test_views_repeat_with_the_seed_and_differ_without(kind: str) -> None:
     samples = samples_of(Watched())
