@@ -29,6 +29,8 @@ HEAD_ITERATIONS = 170
 
 LONG_STEP = 0.4
 """Seconds of a training step from which on no larger batch is measured."""
+MOST_KEPT = 200_000_000
+"""Bytes that a measured step may keep for its backward pass on a CPU: a deep branch would take gigabytes."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,7 @@ def measure_speeds(
         training = {}
         for number, branch in enumerate(branches, 2):
             training[branch] = _training(model, split, branch, device)
+            give_back_memory()  # tensors of the next branch have other sizes
             done(number)
         batch = min(BRANCHOUT.stage_two.optimisation.batch, ExtendConfig().exemplars * len(model.space.classes))
         fusing = _fusing(model, batch, device) if fused else 0.0
@@ -149,7 +152,8 @@ def measure_speeds(
 def _training(model: Classifier, split: DataSplit, where: str, device: torch.device) -> float:
     """Seconds for one image forwards and backwards through the branch, and through its losses.
 
-    A small batch takes longer for each image, so the batch grows towards that of stage I while a step is short.
+    A small batch takes longer for each image, so the batch grows towards that of stage I while a step is short, and on
+    a CPU takes little memory.
     """
     point = branch_point(model.backbone, where)
     branch = Branch.clone(model.backbone, point).to(device, memory_format=model.backbone.layout(device))  # type: ignore[call-overload]
@@ -162,6 +166,7 @@ def _training(model: Classifier, split: DataSplit, where: str, device: torch.dev
     count = 16 if branch.parameter_count else 512
     batch = scale_to_dataset(BRANCHOUT.stage_one.optimisation, len(split.new)).batch
     most = 2 * (batch if device.type == "cuda" else min(batch, CPU_BATCH))  # new images and exemplars
+    kept = 0.0  # bytes for each image
     while True:
         x = entering.repeat(-(-count // 16), *[1] * (entering.ndim - 1))
         old = torch.rand(count, len(model.space.classes), device=device)
@@ -173,10 +178,26 @@ def _training(model: Classifier, split: DataSplit, where: str, device: torch.dev
                 loss = loss + copied(h).logsumexp(1).sum()
             loss.backward()  # type: ignore[no-untyped-call]
 
+        if device.type == "cpu":
+            kept = kept or kept_bytes(step) / count
         seconds = _timed(step, device)
-        if seconds > LONG_STEP or 2 * count > most:
+        if seconds > LONG_STEP or 2 * count > most or 2 * count * kept > MOST_KEPT:
             return seconds / count
         count *= 2
+
+
+def kept_bytes(step: Callable[[], object]) -> int:
+    """What the forward pass of a step keeps for its backward pass."""
+    sizes: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()  # one tensor may be kept several times
+        return tensor.detach()  # the tensor itself would refer to what keeps it
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        step()
+    return sum(sizes.values())
 
 
 @torch.no_grad()

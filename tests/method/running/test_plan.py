@@ -230,3 +230,23 @@ def test_training_is_measured_in_batches_as_large_as_those_of_stage_one(
     assert speeds._training(linear, split, "last", CPU) == 0.01 / 32  # 16, 32; 64 is more than 30 + 30
     monkeypatch.setattr(speeds, "scale_to_dataset", lambda *_: Optimisation(1, batch=3000))
     assert speeds._training(linear, split, "last", CPU) == 0.5 / 64  # 16, 32 and 64, which takes too long to go on
+
+
+def test_measuring_training_on_a_cpu_takes_little_memory(
+    linear: Classifier, train: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = DataSplit.of(linear.space, train.of_classes(NEW), exemplars(train), None, 0)
+    monkeypatch.setattr(speeds, "_timed", lambda *_: 0.01)
+    monkeypatch.setattr(speeds, "scale_to_dataset", lambda *_: Optimisation(1, batch=3000))
+    monkeypatch.setattr(speeds, "kept_bytes", lambda step: 16 * 1000)
+    monkeypatch.setattr(speeds, "MOST_KEPT", 32 * 1000)
+    assert speeds._training(linear, split, "last", CPU) == 0.01 / 32  # 64 images would keep 64,000 bytes
+
+
+def test_what_a_step_keeps_is_counted_once() -> None:
+    x = torch.ones(10, 3, requires_grad=True)
+
+    def step() -> None:
+        (x * x).exp().sum().backward()
+
+    assert speeds.kept_bytes(step) == 2 * 10 * 3 * 4  # x and the result of exp
