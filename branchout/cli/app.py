@@ -15,7 +15,7 @@ from rich.segment import Segment
 from rich.text import Text
 from typer.core import TyperGroup
 
-from branchout.cli import launched
+from branchout.cli import deferred_compiler, launched
 from branchout.cli.help import App
 from branchout.errors import BranchoutError, explain_os_error, printable
 from branchout.goals import GOALS
@@ -108,6 +108,7 @@ def _options(
 
 def main() -> None:
     """The `branchout` command: errors that a user can fix end it with one sentence and status 1."""
+    deferred_compiler.import_when_used()
     resumable = sys.argv[1:2] in [[name] for name in RESUMABLE]
     resume = "; run the same command again to resume" if resumable else ""
     try:
