@@ -40,6 +40,9 @@ class Stage1:
     """With replay: a factor on the learning rate where the head is linear, because its rows start short."""
     most_hue: float = field(default=0.05, metadata=ADDED_LATER)
     """With replay: the largest hue jitter. The paper's 0.2 costs accuracy, because many things differ by colour."""
+    linear_pool: float = field(default=1 / 3, metadata=ADDED_LATER)
+    """With replay, where the head is linear: the least share of the exemplars that an epoch draws. A few new images
+    would leave most exemplars unseen."""
 
 
 @dataclass(frozen=True)

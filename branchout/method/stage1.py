@@ -15,6 +15,7 @@ Symbols: h(x; Φ_s) → `batch.x` · Φ_n → `NewBranch.branch` · W_n → `New
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -114,8 +115,9 @@ def train_branch(
     """Train a branch and a head for the classes `names`; returns them with the mean loss of every epoch.
 
     `views` > 0 caches the trunk's outputs for that many augmented views of each new image, and for `exemplar_views` of
-    each exemplar; 0 runs the trunk live. A batch has `exemplar_share` exemplars for every new image. With `held_out`
-    images, of new and of old classes, training ends once the loss on them stops improving.
+    each exemplar; 0 runs the trunk live. A batch has `exemplar_share` exemplars for every new image, or more where new
+    images are few (`batch_sizes`). With `held_out` images, of new and of old classes, training ends once the
+    loss on them stops improving.
     """
     start = branch_point(model.backbone, where).start
     trained = initial_branch(model, names, new, where, settings=settings, seed=seed, device=device, report=report)
@@ -134,13 +136,16 @@ def train_branch(
         report=report,
     )
     optimisation = scale_to_dataset(settings.optimisation, len(new.labels))
-    labels = [torch.from_numpy(source.labels).to(device) for source in sources]
-    if settings.replay and isinstance(trained.head, nn.Linear):
+    linear = settings.replay and isinstance(trained.head, nn.Linear)
+    if linear:
         optimisation = replace(optimisation, lr=optimisation.lr * settings.linear_rate)
+    labels = [torch.from_numpy(source.labels).to(device) for source in sources]
+    sizes = [len(source.labels) for source in sources]
+    pool = settings.linear_pool if linear else 0.0
+    in_batch = batch_sizes(sizes, optimisation.batch, exemplar_share, pool, settings.optimisation.batch)
 
     def epoch_batches(epoch: int) -> Iterator[Batch]:
-        sizes = [len(source.labels) for source in sources]
-        orders = epoch_orders(sizes, optimisation.batch, seed, epoch, exemplar_share)
+        orders = epoch_orders(sizes, in_batch, seed, epoch)
         chosen = zip(*(on_device(order, device) for order in orders), strict=True)
         for (x, z), indices in zip(trunk.batches(epoch, orders), chosen, strict=True):
             y = torch.cat([of[index] for of, index in zip(labels, indices, strict=True)])
@@ -150,7 +155,7 @@ def train_branch(
         trained.train(),
         trained.trained_parameters(),
         epoch_batches,
-        max(len(new.labels) // optimisation.batch, 1),
+        max(sizes[0] // optimisation.batch, 1),
         lambda batch: stage1_loss(batch, trained, settings),
         optimisation,
         device=device,
@@ -194,13 +199,21 @@ class HeldOut:
         return loss
 
 
-def epoch_orders(
-    sizes: Sequence[int], batch: int, seed: int, epoch: int, exemplar_share: float = 1.0
-) -> list[list[Ints]]:
-    """Which images each batch of an epoch has: new ones, and a share of exemplars where there are any."""
-    orders = [shuffled(sizes[0], batch, seed_for(seed, epoch, 0), drop_last=True)]
-    drawn = max(1, round(batch * exemplar_share))
-    orders += [draws(size, drawn, len(orders[0]), seed_for(seed, epoch, 1)) for size in sizes[1:]]
+def batch_sizes(sizes: Sequence[int], batch: int, share: float, pool: float, most: int) -> list[int]:
+    """How many new images a batch has, and how many exemplars if there are any; `sizes` has the numbers of both.
+
+    `share` exemplars for every new image; more where an epoch would draw less than `pool` of all exemplars, up to
+    `most`.
+    """
+    steps = max(sizes[0] // batch, 1)
+    return [batch] + [max(1, round(batch * share), min(math.ceil(pool * size / steps), most)) for size in sizes[1:]]
+
+
+def epoch_orders(sizes: Sequence[int], in_batch: Sequence[int], seed: int, epoch: int) -> list[list[Ints]]:
+    """Which images each batch of an epoch has: new ones, and exemplars where there are any."""
+    orders = [shuffled(sizes[0], in_batch[0], seed_for(seed, epoch, 0), drop_last=True)]
+    for size, drawn in zip(sizes[1:], in_batch[1:], strict=True):
+        orders.append(draws(size, drawn, len(orders[0]), seed_for(seed, epoch, 1)))
     return orders
 
 

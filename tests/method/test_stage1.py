@@ -17,7 +17,7 @@ from branchout.data.samples import Samples
 from branchout.method import new_branch, stage1
 from branchout.method.frozen import Frozen
 from branchout.method.recipes import BRANCHOUT, PAPER, Stage1
-from branchout.method.stage1 import train_branch
+from branchout.method.stage1 import batch_sizes, train_branch
 from branchout.model.classifier import Classifier, Step
 from branchout.model.staged import branch_point
 from branchout.training.loop import seed_for
@@ -210,6 +210,15 @@ def test_loss_is_the_written_out_one(
     ]
     assert len(order) > 1
     assert losses == [pytest.approx(np.mean(expected), rel=2e-4)]
+
+
+def test_a_batch_has_more_exemplars_where_new_images_are_few() -> None:
+    assert batch_sizes([1224, 1600], 122, 1.0, 1 / 3, 256) == [122, 122]
+    assert batch_sizes([120, 1900], 16, 1.0, 1 / 3, 256) == [16, 91]  # 7 steps draw a third of 1,900
+    assert batch_sizes([120, 1900], 16, 1.0, 1 / 3, 64) == [16, 64]
+    assert batch_sizes([120, 1900], 16, 0.5, 0.0, 256) == [16, 8]
+    assert batch_sizes([120], 16, 1.0, 1 / 3, 256) == [16]
+    assert batch_sizes([3, 1], 3, 0.1, 0.0, 256) == [3, 1]
 
 
 def test_exemplars_are_drawn_evenly() -> None:

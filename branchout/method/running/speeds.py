@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from branchout.method.recipes import BRANCHOUT
 from branchout.method.running.effort import CPU_BATCH, Effort, trains_head_alone
 from branchout.method.running.engine import use_engine
 from branchout.method.split import DataSplit
+from branchout.method.stage1 import batch_sizes
 from branchout.method.trunk_cache import as_cached, views_per_source
 from branchout.model.classifier import Classifier
 from branchout.model.staged import Branch, branch_point
@@ -103,14 +104,25 @@ def seconds_for(effort: Effort, branch: str, counts: Counts, speeds: Speeds) -> 
         seconds += HEAD_ITERATIONS * table_rows(effort, counts) * speeds.training[branch]
     else:
         epochs = effort.epochs or BRANCHOUT.stage_one.optimisation.epochs
-        trained = epochs * counts.new * (1 + effort.exemplar_share * (counts.memory > 0))
-        seconds += trained * speeds.training[branch]
+        seconds += epochs * trained_in_epoch(effort, counts) * speeds.training[branch]
     if counts.fused:
         stage2 = BRANCHOUT.stage_two.optimisation
         images = ExtendConfig().exemplars * (counts.old_classes + counts.new_classes)
         seconds += stage2.epochs * -(-images // stage2.batch) * speeds.fusing
         seconds += BRANCHOUT.stage_two.views * images * each
     return seconds
+
+
+def trained_in_epoch(effort: Effort, counts: Counts) -> int:
+    """New images and exemplars that an epoch of stage I trains with."""
+    if not counts.memory:
+        return counts.new
+    settings = BRANCHOUT.stage_one
+    most = effort.batch or settings.optimisation.batch
+    batch = scale_to_dataset(replace(settings.optimisation, batch=most), counts.new).batch
+    pool = settings.linear_pool if counts.linear else 0.0
+    drawn = batch_sizes([counts.new, counts.memory], batch, effort.exemplar_share, pool, most)[1]
+    return counts.new + max(counts.new // batch, 1) * drawn
 
 
 def measure_speeds(

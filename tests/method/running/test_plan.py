@@ -51,7 +51,7 @@ def test_every_image_that_is_computed_with_is_counted() -> None:
 def test_seconds_add_up() -> None:
     passes = frozen_passes(LARGE_INPUTS, FLOWERS)
     each = 0.006 + 0.008 / 2  # decoding takes cores from the network
-    trained = 15 * 1224 * 1.5 * 0.005
+    trained = 15 * (1224 + 10 * 61) * 0.005  # ten steps of 122 new images and half as many exemplars
     assert seconds_for(LARGE_INPUTS, "last", FLOWERS, QUIET) == pytest.approx(passes * each + trained)
     on_gpu = replace(QUIET, gpu=True)
     assert seconds_for(LARGE_INPUTS, "last", FLOWERS, on_gpu) == pytest.approx(passes * 0.006 + trained)
@@ -62,6 +62,16 @@ def test_seconds_add_up() -> None:
     head = frozen_passes(HEADS[-1], FLOWERS) * each + HEAD_ITERATIONS * rows * 1e-6
     assert seconds_for(HEADS[-1], "fc", FLOWERS, QUIET) == pytest.approx(head)
     assert seconds_for(LARGE_INPUTS, "last", replace(FLOWERS, fused=True), replace(QUIET, fusing=1.0)) > 400
+
+
+def test_few_new_images_train_with_a_third_of_the_exemplars_in_every_epoch() -> None:
+    few = replace(FLOWERS, new=120)
+    on_cpu = replace(LARGE_INPUTS, batch=64)
+    frozen = frozen_passes(on_cpu, few) * (0.006 + 0.008 / 2)
+    trained = 15 * (120 + 7 * 64) * 0.005  # seven steps of 16, and a batch has no more exemplars than 64
+    assert seconds_for(on_cpu, "last", few, QUIET) == pytest.approx(frozen + trained)
+    cosine = 15 * (120 + 7 * 8) * 0.005
+    assert seconds_for(on_cpu, "last", replace(few, linear=False), QUIET) == pytest.approx(frozen + cosine)
 
 
 # The choice.
