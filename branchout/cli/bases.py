@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from branchout.cli.app import AsJson, app, console, say, then
+from branchout.cli import options
+from branchout.cli.app import app, console, say, then
+from branchout.cli.display import new_table
 from branchout.errors import BranchoutError
 from branchout.units import parameters
 
@@ -20,7 +22,7 @@ MOST = 60
 @app.command(epilog="Example: branchout bases resnet50")
 def bases(
     text: Annotated[str | None, typer.Argument(metavar="TEXT", help="List networks with this in their name.")] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """List networks that can be a base, their sizes and weights."""
     import json
@@ -58,7 +60,6 @@ def bases(
 
 
 def _show(found: list[ListedBase]) -> None:
-    from branchout.cli.display import new_table
 
     rows = []
     for base in found:
@@ -68,7 +69,6 @@ def _show(found: list[ListedBase]) -> None:
 
 
 def _show_families(found: list[ListedBase]) -> None:
-    from branchout.cli.display import new_table
 
     families: dict[str, list[ListedBase]] = {}
     for base in found:

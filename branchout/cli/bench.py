@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from branchout.cli.app import ClassesFrom, app, console, open_dataset, say
+from branchout.cli import options
+from branchout.cli.app import app, console, open_dataset, say
+from branchout.cli.display import new_table, progress
 from branchout.cli.launched import several
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, unknown
+from branchout.files import check_output
+from branchout.goals import METRICS, STEP_METRICS
 from branchout.units import duration
 
 if TYPE_CHECKING:
@@ -119,7 +123,7 @@ def bench(
     new: NewPhotos = None,
     memory: OldPhotos = None,
     test: TestPhotos = None,
-    classes_from: ClassesFrom = None,
+    classes_from: options.ClassesFrom = None,
     name: PhotoName = None,
     plan: PhotoPlan = None,
     workers: Workers = 1,
@@ -146,10 +150,9 @@ def bench(
         _photos(new, memory, test, base, method, seed_numbers(seeds), out, classes_from, name, plan)
         return
     from branchout.bench.stale import Deadline, Forecast
-    from branchout.files import check_output
 
-    options = {name: asked[name] for name in Request.__dataclass_fields__ if name not in ("methods", "seeds")}
-    request = Request(**options, methods=tuple(method or ()), seeds=seed_numbers(seeds))
+    chosen = {name: asked[name] for name in Request.__dataclass_fields__ if name not in ("methods", "seeds")}
+    request = Request(**chosen, methods=tuple(method or ()), seeds=seed_numbers(seeds))
     request.check()
     if minutes is not None and (workers > 1 or dask):
         raise BranchoutError("--minutes plans one process; leave out --workers and --dask, or --minutes")
@@ -177,7 +180,6 @@ def bench(
 
 def _show_forecast(forecast: Forecast) -> list[Job]:
     """The jobs in their order, with the time that each will take, and when it will end."""
-    from branchout.cli.display import new_table
 
     shown = new_table("experiment", "network", "method", "expected", "ends after", left=("network", "method"))
     total, jobs = 0.0, []
@@ -211,8 +213,6 @@ def _photos(
     from branchout.api.predictor import samples_in
     from branchout.bench import photos
     from branchout.bench.photo_methods import BRANCHOUT, METHODS
-    from branchout.cli.display import new_table, progress
-    from branchout.errors import unknown
 
     effort = None if plan is None else photos.parse_effort(plan)
     offered = METHODS if effort is None else BRANCHOUT  # a plan is for Branchout's own
@@ -223,7 +223,7 @@ def _photos(
     data, network = name or new.absolute().parent.name, Path(base).name
     folder = out / (name or Path(data, network))
     shown = new_table("method", "old before", "old after", "new", "average", "s")
-    with progress(console) as report:
+    with progress() as report:
         model = load(base)
 
         def read(folder: Path) -> Samples:
@@ -249,7 +249,6 @@ def _run(jobs: list[Job], workers: int, dask: str | None, may_start: Callable[[J
     """Measure missing rows and show all."""
     from branchout.bench import request, runner
     from branchout.bench.executor import executor_of
-    from branchout.cli.display import progress
 
     for line in request.summary(jobs):
         say(line)
@@ -259,10 +258,10 @@ def _run(jobs: list[Job], workers: int, dask: str | None, may_start: Callable[[J
     elif several():
         from branchout.bench.divided import run_divided
 
-        with progress(console) as report:
+        with progress() as report:
             done = run_divided(jobs, report=report, on_done=_say_left_out)
     else:
-        with progress(console) as report:
+        with progress() as report:
             done = runner.run_all(jobs, report=report, on_done=_say_left_out, may_start=may_start)
     for folder in dict.fromkeys(job.folder for job in jobs):
         _show([job for job in jobs if job.folder == folder and not job.missing()])
@@ -297,7 +296,6 @@ def _list() -> None:
     from branchout.bench.methods import methods
     from branchout.bench.photo_methods import METHODS
     from branchout.bench.tables import figures, tables
-    from branchout.cli.display import new_table
     from branchout.data.scenarios import NAMES
 
     text = ("what it shows", "networks", "what it is", "builds on")
@@ -321,8 +319,6 @@ def _list() -> None:
 def _show(jobs: list[Job]) -> None:
     """The rows of these jobs as one table."""
     from branchout.bench.rows import number, read_row
-    from branchout.cli.display import new_table
-    from branchout.goals import METRICS, STEP_METRICS
 
     rows = {job: [read_row(path) for path in job.files().values()] for job in jobs}
     if not rows:

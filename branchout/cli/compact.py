@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from branchout.cli.app import ClassesFrom, Device, Saved, Seed, Val, app, console, open_model, quoted, say, then, warn
+from branchout.cli import options
+from branchout.cli.app import app, console, open_model, quoted, say, then, warn
+from branchout.cli.display import new_table, progress
+from branchout.goals import METRICS
+from branchout.units import parameters, percent, size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,27 +21,26 @@ if TYPE_CHECKING:
 
 @app.command(epilog="Example: branchout compact v11/ --memory old_photos/ --out small/")
 def compact(
-    model: Saved,
+    model: options.Saved,
     memory: Annotated[Path, typer.Option(help="Kept images of all classes, old and added: one folder per class.")],
     out: Annotated[Path, typer.Option(help="The folder to save the smaller model in.")],
     branches: Annotated[int, typer.Option(min=1, help="How many branches remain.")] = 1,
-    val: Val = None,
+    val: options.Val = None,
     images: Annotated[Path | None, typer.Option(help="More images to learn from; they need no labels.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of training, if not the default.")] = None,
-    classes_from: ClassesFrom = None,
-    seed: Seed = 0,
-    device: Device = None,
+    classes_from: options.ClassesFrom = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
 ) -> None:
     """Distil the branches of all steps into one, or a few.
 
     Classes and goals stay as they are. If it is interrupted, the same command resumes it.
     """
-    from branchout.cli.display import progress
     from branchout.training.work import check_out
 
     check_out(out)
     loaded = open_model(model, device=device)
-    with progress(console) as report:
+    with progress() as report:
         small = loaded.compact(
             memory,
             out=out,
@@ -60,9 +63,6 @@ def compact(
 
 def comparison(found: Outcome) -> Table:
     """Size, speed and accuracy before → after."""
-    from branchout.cli.display import new_table
-    from branchout.goals import METRICS
-    from branchout.units import parameters, percent, size
 
     table = new_table("", "before", "after", title="compaction")
     sides = (found.before, found.after)

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from branchout.cli.app import ClassesFrom, ClassFacts, Data, Device, app, console, open_dataset, open_model, say
+from branchout.cli import options
+from branchout.cli.app import app, console, open_dataset, open_model, say
+from branchout.cli.display import new_table, progress
 from branchout.errors import unknown
+from branchout.files import check_output
 
 if TYPE_CHECKING:
     from branchout.data.samples import Samples
@@ -17,17 +20,15 @@ if TYPE_CHECKING:
 
 @app.command(epilog="Example: branchout data photos/ --sheet sheet.png")
 def data(
-    data: Data,
+    data: options.Data,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet to this image file.")] = None,
     classes: Annotated[int, typer.Option(min=1, help="How many classes the sheet shows.")] = 60,
-    classes_from: ClassesFrom = None,
+    classes_from: options.ClassesFrom = None,
 ) -> None:
     """Show what is in a dataset: classes, counts, sizes, problems."""
     import numpy as np
 
-    from branchout.cli.display import new_table
     from branchout.data.contact_sheet import contact_sheet
-    from branchout.files import check_output
 
     if sheet:
         check_output(sheet, such_as="sheet.png")
@@ -73,13 +74,13 @@ def scenario(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="disjoint, steps, overlap-style, …; an unknown name lists them all.")
     ],
-    data: Data,
+    data: options.Data,
     base: Annotated[int | None, typer.Option(help="Base classes; all that are left if not given.")] = None,
     novel: Annotated[int, typer.Option(help="Novel classes, at each step.")] = 40,
     overlap: Annotated[int, typer.Option(help="How many of the novel classes are base classes too.")] = 5,
     steps: Annotated[int, typer.Option(help="Number of steps, for the scenario 'steps'.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the draw.")] = 0,
-    classes: ClassFacts = None,
+    classes: options.ClassFacts = None,
     features: Annotated[
         Path | None, typer.Option(help="For clustered scenarios: a .npy file with a row per training sample.")
     ] = None,
@@ -87,15 +88,13 @@ def scenario(
         Path | None,
         typer.Option(help="For clustered scenarios: a saved model of all classes, whose features are used."),
     ] = None,
-    classes_from: ClassesFrom = None,
+    classes_from: options.ClassesFrom = None,
     out: Annotated[Path | None, typer.Option(help="Write the scenario to this JSON file.")] = None,
-    device: Device = None,
+    device: options.Device = None,
 ) -> None:
     """Draw one of the paper's scenarios, and write it to a file."""
-    from branchout.cli.display import new_table, progress
     from branchout.data import scenarios
     from branchout.data.draw_scenario import draw_scenario, read_features
-    from branchout.files import check_output
 
     if out:
         check_output(out, such_as="scenario.json")
@@ -104,7 +103,7 @@ def scenario(
     dataset = open_dataset(data, classes, classes_from)
     rows = read_features(features) if features else None
     if model and name in scenarios.CLUSTERED:
-        with progress(console) as report:
+        with progress() as report:
             rows = open_model(str(model), device=device).features(dataset.train, report=report)
     plan = draw_scenario(name, dataset, base=base, novel=novel, overlap=overlap, steps=steps, seed=seed, features=rows)
     splits = [(split, f"{count:,}", f"{images:,}") for split, count, images in scenarios.describe(plan, dataset)]

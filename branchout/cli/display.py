@@ -1,22 +1,24 @@
-"""Progress bars, tables of accuracies, sizes and times."""
+"""Progress bars, tables of accuracies, sizes and times. What is slow to import is imported when it is shown."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
+from branchout.cli.app import console
 from branchout.goals import METRICS
 from branchout.units import percent
 
 if TYPE_CHECKING:
+    from rich.progress import TaskID
+    from rich.table import Table
+
     from branchout.evaluate.compare import Comparison
     from branchout.method.results import Measured
     from branchout.metrics import Accuracies
@@ -52,17 +54,22 @@ def notes_on(console: Console) -> Iterator[None]:
 
 
 @contextmanager
-def progress(console: Console) -> Iterator[Report]:
-    """Show progress: on a terminal a bar for each piece of work, in a log file a line every half minute."""
-    with notes_on(console), _reporting(console) as report:
+def progress(console: Console = console, *, quiet: bool = False) -> Iterator[Report]:
+    """Show progress: on a terminal a bar for each piece of work, in a log file a line every half minute.
+
+    If `quiet`, nothing is shown: the output is for a program.
+    """
+    if quiet:
+        yield lambda event: None
+        return
+    with notes_on(console), _bars(console) if console.is_terminal else nullcontext(_lines(console)) as report:
         yield report
 
 
 @contextmanager
-def _reporting(console: Console) -> Iterator[Report]:
-    if not console.is_terminal:
-        yield _lines(console)
-        return
+def _bars(console: Console) -> Iterator[Report]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     roomy = console.width >= 84
     columns = [
         TextColumn("{task.description:<26}" if roomy else "{task.description}"),
@@ -109,6 +116,8 @@ def new_table(
     left: Sequence[str] = (),
 ) -> Table:
     """A table: text in the first column and in those of `left`, numbers in the others; without a title, no frame."""
+    from rich.table import Table
+
     table = Table(title=title, title_justify="left") if title else Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for number, heading in enumerate(headings):
         text = number == 0 or heading in left

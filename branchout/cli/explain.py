@@ -8,19 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from branchout.cli.app import (
-    AsJson,
-    ClassesFrom,
-    Device,
-    Pictures,
-    Saved,
-    app,
-    console,
-    open_model,
-    readable,
-    say,
-    warn,
-)
+from branchout.cli import options
+from branchout.cli.app import app, console, open_model, readable, say, warn
+from branchout.cli.display import new_table, progress
+from branchout.cli.json_events import print_json
 from branchout.errors import printable
 
 if TYPE_CHECKING:
@@ -35,8 +26,8 @@ if TYPE_CHECKING:
 
 @app.command(epilog="Example: branchout explain v2/ photo.jpg --expect robin")
 def explain(
-    model: Saved,
-    images: Pictures,
+    model: options.Saved,
+    images: options.Pictures,
     expect: Annotated[
         str | None,
         typer.Option("--expect", metavar="CLASS", help="The expected class; shows why it was not predicted."),
@@ -51,24 +42,19 @@ def explain(
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many classes of each branch.")] = 3,
     nearest: Annotated[int, typer.Option(min=1, help="How many images of --memory.")] = 5,
-    classes_from: ClassesFrom = None,
-    as_json: AsJson = False,
-    device: Device = None,
+    classes_from: options.ClassesFrom = None,
+    as_json: options.AsJson = False,
+    device: options.Device = None,
 ) -> None:
     """Explain a prediction: logits of each branch, deltas, dial."""
-    from contextlib import nullcontext
-
-    from branchout.cli.display import progress
-    from branchout.cli.json_events import print_json
     from branchout.data.folders import images_in
-    from branchout.training.loop import silent
 
     files = [file for given in images for file in images_in(given)]
     loaded = open_model(model, device=device)
     album = _labelled(memory, classes_from, to_stderr=as_json) if memory else None
     read: list[ImageFile] = []
     pixels = (read.append(file) or image for file, image in readable(files))  # type: ignore[func-returns-value]
-    with nullcontext(silent) if as_json else progress(console) as report:
+    with progress(quiet=as_json) as report:
         found = loaded.explain(pixels, top=top, expect=expect, memory=album, nearest=nearest, report=report)
     has_dial = bool(loaded.saved.step_points) and loaded.frontier.kind == "dial"
     for file, explanation in zip(read, found, strict=True):
@@ -144,7 +130,6 @@ def _why_not(expected: Expected, winner: str, has_dial: bool) -> str:
 
 def _sums(why: Explanation, scores: Sequence[ClassScore]) -> Table:
     """How the best classes' logits come about. Parts are rounded first and then added, so what is shown adds up."""
-    from branchout.cli.display import new_table
     from branchout.labels import branch_name
 
     pools = any(len(score.columns) > 1 for score in scores)

@@ -7,22 +7,23 @@ from typing import Annotated
 
 import typer
 
-from branchout.cli.app import Flip, Saved, app, console, open_model, quoted, say, then
+from branchout.cli import options
+from branchout.cli.app import app, console, open_model, quoted, say, then
+from branchout.files import check_output
+from branchout.units import size
 
 
 @app.command(epilog="Example: branchout export v2/ --onnx v2.onnx")
 def export(
-    model: Saved,
+    model: options.Saved,
     onnx: Annotated[Path, typer.Option("--onnx", help="The file to write, such as v2.onnx.")],
-    flip: Flip = False,
+    flip: options.Flip = False,
     verify: Annotated[
         Path | None, typer.Option(help="Check with these images, a file or folder, instead of built-in ones.")
     ] = None,
 ) -> None:
     """Write a model as one ONNX file, checked against the model."""
     from branchout.export import OPSET, check_installed
-    from branchout.files import check_output
-    from branchout.units import size
 
     check_installed()
     check_output(onnx, free=True)

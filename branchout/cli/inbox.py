@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from branchout.cli.app import AsJson, ClassesFrom, Device, Memory, app, console, open_model, quoted, say, then, warn
+from branchout.cli import options
+from branchout.cli.app import app, open_model, quoted, say, then, warn
+from branchout.cli.display import progress
+from branchout.cli.json_events import print_json
 from branchout.errors import BranchoutError, printable
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ SHOWN = 8
 def inbox(
     photos: Annotated[Path, typer.Argument(metavar="PHOTOS", help="A folder in which new photos arrive.")],
     model: Annotated[str | None, typer.Option(help="The model that predicts the photos, and is extended.")] = None,
-    memory: Memory = None,
+    memory: options.Memory = None,
     test: Annotated[
         Path | None,
         typer.Option(
@@ -37,7 +40,7 @@ def inbox(
         float | None,
         typer.Option(min=0.001, max=0.999, help="Share of known images that may count as unknown; it is kept."),
     ] = None,
-    classes_from: ClassesFrom = None,
+    classes_from: options.ClassesFrom = None,
     name: Annotated[
         list[str] | None,
         typer.Option("--name", metavar="WHICH=CLASS", help="Name a group (its number) or a photo (its file)."),
@@ -59,8 +62,8 @@ def inbox(
     accept: Annotated[bool, typer.Option("--accept", help="Use the new model from now on.")] = False,
     discard: Annotated[bool, typer.Option("--discard", help="Delete the new model; decisions are kept.")] = False,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of --teach, if not the recipe's.")] = None,
-    as_json: AsJson = False,
-    device: Device = None,
+    as_json: options.AsJson = False,
+    device: options.Device = None,
 ) -> None:
     """Group new photos, name them, and extend the model by them.
 
@@ -96,13 +99,8 @@ def _list(
     as_json: bool,
     device: str | None,
 ) -> None:
-    from contextlib import nullcontext
-
-    from branchout.cli.display import progress
-    from branchout.cli.json_events import print_json
     from branchout.inbox.analysis import Analyzer
     from branchout.inbox.runs import live_model, taught
-    from branchout.training.loop import silent
 
     live = live_model(box)
     model = model or live
@@ -110,7 +108,7 @@ def _list(
         raise BranchoutError(f"No model was given. Type: branchout inbox {quoted(box.folder)} --model MODEL")
     opened = open_model(model, device=device)
     done = taught(box, opened.classes)
-    with nullcontext(silent) if as_json else progress(console) as report:
+    with progress(quiet=as_json) as report:
         analyzer = Analyzer.of(opened, known, threshold, classes_from=classes_from, report=report)
         found = analyzer.analyze(box, [photo for photo in box.photos() if photo.id not in done], report=report)
     found.save(box)
@@ -252,11 +250,10 @@ def _open_run(box: Inbox) -> Run:
 
 
 def _teach(box: Inbox, run: Run, device: str | None) -> None:
-    from branchout.cli.display import progress
     from branchout.inbox.teach import execute
 
     say(f"teaching {', '.join(f'{name} ({n})' for name, n in run.settings.classes.items())} into {run.out}")
-    with progress(console) as report:
+    with progress() as report:
         result = execute(run, device=device, report=report, note=warn)
     for line in (*result.warnings, *sentences(result)):
         say(line)

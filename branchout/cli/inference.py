@@ -9,26 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from branchout.cli.app import (
-    AsJson,
-    ClassesFrom,
-    Device,
-    Flip,
-    Goal,
-    Labelled,
-    Pictures,
-    Saved,
-    app,
-    check_folders,
-    console,
-    open_model,
-    quoted,
-    readable,
-    say,
-    then,
-    warn,
-)
+from branchout.cli import options
+from branchout.cli.app import app, check_folders, console, open_model, quoted, readable, say, then, warn
+from branchout.cli.display import before_after, forgotten, progress
+from branchout.cli.json_events import print_json
 from branchout.errors import BranchoutError, no_saved_model, printable
+from branchout.files import check_output, write_csv, write_json
+from branchout.goals import CHOSEN_ON, PAPER_GOALS, read_as
+from branchout.units import percent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,9 +34,8 @@ BATCH_IMAGES, BATCH_PIXELS = 64, 64_000_000
 
 
 @app.command(epilog="Example: branchout tune v2/ --goal 'novel>=0.80'")
-def tune(model: Saved, goal: Goal = "balanced") -> None:
+def tune(model: options.Saved, goal: options.Goal = "balanced") -> None:
     """Choose another operating point, without training."""
-    from branchout.goals import CHOSEN_ON, read_as
 
     understood = read_as(goal)  # a typo is answered before anything is imported or read
     if model.startswith(HUB):
@@ -59,7 +46,6 @@ def tune(model: Saved, goal: Goal = "balanced") -> None:
     if not Path(model).exists():
         raise no_saved_model(Path(model))  # before anything slow is imported
     from branchout.method.running import tune as tuning
-    from branchout.units import percent
 
     frontier, point = tuning.tune(Path(model), goal)
     shown = ", ".join(f"{name} {percent(value)}%" for name, value in frontier.at(point).items() if value is not None)
@@ -71,20 +57,19 @@ def tune(model: Saved, goal: Goal = "balanced") -> None:
 
 @app.command(epilog="Example: branchout predict v2/ photo.jpg folder/ --json")
 def predict(
-    model: Saved,
-    images: Pictures,
+    model: options.Saved,
+    images: options.Pictures,
     top: Annotated[int, typer.Option(min=1, help="How many classes to print for each image.")] = 3,
-    flip: Flip = False,
-    as_json: AsJson = False,
+    flip: options.Flip = False,
+    as_json: options.AsJson = False,
     out: Annotated[Path | None, typer.Option(help="Write a table to this file: .csv, .jsonl or .parquet.")] = None,
     dask: Annotated[
         str | None,
         typer.Option("--dask", metavar="ADDRESS", help="With --out: predict on the cluster of this Dask scheduler."),
     ] = None,
-    device: Device = None,
+    device: options.Device = None,
 ) -> None:
     """Predict the classes of images."""
-    from branchout.cli.json_events import print_json
     from branchout.data.folders import images_in
 
     if dask is not None and out is None:
@@ -92,9 +77,8 @@ def predict(
     files = [file for given in images for file in images_in(given)]
     if out is not None:
         from branchout.api.bulk import Settings, predict_files
-        from branchout.cli.display import progress
 
-        with progress(console) as report:
+        with progress() as report:
             unread = predict_files(Settings(model, top, flip, device), files, out, dask=dask, report=report)
         say(f"written: {out} ({len(files):,} images{f', {unread:,} of them could not be read' if unread else ''})")
         return
@@ -125,20 +109,19 @@ def _batches(images: Iterator[Decoded]) -> Iterator[list[Decoded]]:
 
 @app.command(epilog="Example: branchout evaluate v2/ test_photos/ --csv classes.csv")
 def evaluate(
-    model: Saved,
-    test: Annotated[Path, Labelled],
-    flip: Flip = False,
+    model: options.Saved,
+    test: Annotated[Path, options.Labelled],
+    flip: options.Flip = False,
     two_fold: Annotated[
         bool, typer.Option("--two-fold", help="Also choose points on one half of the images and measure on the other.")
     ] = False,
     csv: Annotated[Path | None, typer.Option(help="Write a table to this file: one row per class.")] = None,
     images_csv: Annotated[Path | None, typer.Option(help="Write a table to this file: one row per image.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write everything to this file.")] = None,
-    classes_from: ClassesFrom = None,
-    device: Device = None,
+    classes_from: options.ClassesFrom = None,
+    device: options.Device = None,
 ) -> None:
     """Measure the accuracy before and after the last step."""
-    from branchout.files import check_output, write_csv, write_json
 
     check_folders(test, classes_from=classes_from)
     given = {"classes.csv": csv, "images.csv": images_csv, "results.json": json}
@@ -149,15 +132,14 @@ def evaluate(
     if len({file.absolute() for file in asked}) < len(asked):
         raise BranchoutError("Two tables cannot go to one file. Choose different --csv, --images-csv and --json")
     from branchout import api
-    from branchout.cli.display import progress
     from branchout.evaluate.compare import as_row
 
     loaded = open_model(model, device=device)
     problems: list[str] = []
-    with progress(console) as report:
+    with progress() as report:
         samples = api.samples_in(test, problems, loaded.classes, classes_from, report)
     warn(problems)
-    with progress(console) as report:
+    with progress() as report:
         found = loaded.evaluate(samples, flip=flip, report=report)
     _show_comparison(loaded, found, test)
     folds = _two_fold(loaded, found) if two_fold else {}
@@ -177,7 +159,6 @@ def evaluate(
 
 
 def _show_comparison(model: Model, found: Comparison, test: Path) -> None:
-    from branchout.cli.display import before_after, forgotten
 
     console.print(before_after(found.before, found.after, f"{len(found.labels):,} images of {printable(test)}"))
     point = _operating_point(model)
@@ -201,8 +182,6 @@ def _operating_point(model: Model) -> dict[str, str | float] | None:
 
 
 def _two_fold(model: Model, found: Comparison) -> dict[str, Scored]:
-    from branchout.goals import PAPER_GOALS
-    from branchout.units import percent
 
     if not model.classifier.steps:
         say("--two-fold chooses operating points, and a base model has none")

@@ -7,28 +7,29 @@ from typing import Annotated
 
 import typer
 
-from branchout.cli.app import ClassesFrom, Device, Labelled, Saved, app, console, open_model, quoted, say, then, warn
+from branchout.cli import options
+from branchout.cli.app import app, open_model, quoted, say, then, warn
+from branchout.cli.display import progress
+from branchout.units import size
 
 
 @app.command(epilog="Example: branchout report v2/ test_photos/")
 def report(
-    model: Saved,
-    test: Annotated[Path | None, Labelled] = None,
+    model: options.Saved,
+    test: Annotated[Path | None, options.Labelled] = None,
     out: Annotated[Path | None, typer.Option(help="The file to write; by default MODEL-report.html.")] = None,
     results: Annotated[Path | None, typer.Option(help="A folder of results of other methods, as JSON files.")] = None,
     gallery: Annotated[int, typer.Option(min=0, max=1000, help="How many images a gallery shows at most.")] = 60,
-    classes_from: ClassesFrom = None,
-    device: Device = None,
+    classes_from: options.ClassesFrom = None,
+    device: options.Device = None,
 ) -> None:
     """Write an HTML report: what was added, gained and forgotten.
 
     The report is one file that makes no network requests. Without TEST it shows what the model itself records.
     """
     from branchout import api
-    from branchout.cli.display import progress
     from branchout.model.manifest import is_saved_model
     from branchout.report.page import check_report, default_path
-    from branchout.units import size
 
     loaded = open_model(model, device=device)
     if out is None:
@@ -38,7 +39,7 @@ def report(
     problems: list[str] = []
     samples = None if test is None else api.samples_in(test, problems, loaded.classes, classes_from)
     warn(problems)
-    with progress(console) as watch:
+    with progress() as watch:
         typed = model.rstrip("/") or model
         loaded.report(samples, out=out, results=results, gallery=gallery, typed=typed, report=watch)
     say(f"Wrote {out} ({size(out.stat().st_size)}). Open it in a browser.")

@@ -11,19 +11,8 @@ from urllib.parse import quote
 
 import typer
 
-from branchout.cli.app import (
-    ClassesFrom,
-    Device,
-    Labelled,
-    Memory,
-    app,
-    check_folders,
-    open_model,
-    quoted,
-    say,
-    then,
-    warn,
-)
+from branchout.cli import options
+from branchout.cli.app import app, check_folders, open_model, quoted, say, then, warn
 from branchout.errors import BranchoutError
 
 if TYPE_CHECKING:
@@ -42,7 +31,7 @@ def serve(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="A saved model, or the --out of a running extension.")
     ] = None,
-    test: Annotated[Path | None, Labelled] = None,
+    test: Annotated[Path | None, options.Labelled] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; one beyond this machine needs --public.")] = (
         "127.0.0.1"
     ),
@@ -61,14 +50,14 @@ def serve(
         Path | None,
         typer.Option("--inbox", metavar="PHOTOS", help="A folder of new photos to name and teach, at /inbox."),
     ] = None,
-    memory: Memory = None,
-    classes_from: ClassesFrom = None,
+    memory: options.Memory = None,
+    classes_from: options.ClassesFrom = None,
     max_mb: Annotated[float, typer.Option(min=0.001, help="The largest image file to accept, in MB.")] = 20.0,
     batch: Annotated[int, typer.Option(min=1, help="The largest batch of images.")] = 32,
     name: Annotated[
         list[str] | None, typer.Option("--name", metavar="NAME", help="Another host name of this machine to accept.")
     ] = None,
-    device: Device = None,
+    device: options.Device = None,
 ) -> None:
     """Serve a model: a local page and an HTTP API.
 

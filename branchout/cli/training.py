@@ -7,33 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from branchout.cli.app import (
-    Arch,
-    Base,
-    ClassesFrom,
-    ClassNames,
-    Data,
-    Device,
-    Goal,
-    HeadFile,
-    Memory,
-    MemoryLimit,
-    Minutes,
-    New,
-    Recipe,
-    Seed,
-    TensorBoard,
-    Val,
-    Where,
-    app,
-    check_folders,
-    console,
-    open_model,
-    quoted,
-    say,
-    then,
-    warn,
-)
+from branchout.cli import options
+from branchout.cli.app import app, check_folders, console, open_model, quoted, say, then, warn
+from branchout.cli.display import operating_points, progress
+from branchout.cli.json_events import emit, emit_extension, emit_progress, errors_as_events
+from branchout.units import parameters, percent
 
 if TYPE_CHECKING:
     from branchout.api import Model, Prepared
@@ -46,7 +24,7 @@ Pooler = Annotated[
 
 @app.command(epilog="Example: branchout pretrain photos/ --arch resnet18 --out base/")
 def pretrain(
-    data: Data,
+    data: options.Data,
     out: Annotated[Path, typer.Option(help="The folder to save the base model in.")],
     arch: Annotated[str, typer.Option(help="resnet10, resnet18, resnet50, resnet32 or vit_tiny.")] = "resnet10",
     size: Annotated[int | None, typer.Option(min=8, help="Input size in pixels: 32 for glyphs, else 64.")] = None,
@@ -59,10 +37,10 @@ def pretrain(
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs, if not the schedule's.")] = None,
     scenario: Annotated[Path | None, typer.Option(help="Train on the base classes of this scenario file.")] = None,
     half: Annotated[bool, typer.Option("--half", help="Save in half precision.")] = False,
-    classes_from: ClassesFrom = None,
-    tensorboard: TensorBoard = None,
-    seed: Seed = 0,
-    device: Device = None,
+    classes_from: options.ClassesFrom = None,
+    tensorboard: options.TensorBoard = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
 ) -> None:
     """Train a base model from scratch.
 
@@ -70,11 +48,10 @@ def pretrain(
     """
     from branchout import api
     from branchout.cli import tensorboard as boards
-    from branchout.cli.display import progress
     from branchout.training.loop import Event
 
     boards.check(tensorboard)
-    with progress(console) as shown, boards.event_files(tensorboard) as kept:
+    with progress() as shown, boards.event_files(tensorboard) as kept:
         model = api.pretrain(
             data,
             scenario=scenario,
@@ -105,20 +82,19 @@ def pretrain(
 
 @app.command(epilog="Example: branchout check new_photos/ --base base/ --memory old_photos/")
 def check(
-    new: New,
-    base: Base,
-    memory: Memory = None,
-    val: Val = None,
-    branch: Where = "last",
-    minutes: Minutes = None,
-    arch: Arch = None,
-    classes_from: ClassesFrom = None,
-    head: HeadFile = None,
-    classes: ClassNames = None,
-    device: Device = None,
+    new: options.New,
+    base: options.Base,
+    memory: options.Memory = None,
+    val: options.Val = None,
+    branch: options.Where = "last",
+    minutes: options.Minutes = None,
+    arch: options.Arch = None,
+    classes_from: options.ClassesFrom = None,
+    head: options.HeadFile = None,
+    classes: options.ClassNames = None,
+    device: options.Device = None,
 ) -> None:
     """Preview `extend`: images, problems, overlaps, time, space."""
-    from branchout.cli.display import progress
     from branchout.method.config import ExtendConfig
 
     config = ExtendConfig(branch=branch, minutes=minutes)
@@ -127,7 +103,7 @@ def check(
     from branchout.method.running.plan import make_plan
 
     model = open_model(base, arch, head=head, classes=classes, device=device)
-    with progress(console) as report:
+    with progress() as report:
         prepared = model.prepare(new, memory=memory, val=val, config=config, classes_from=classes_from, report=report)
         plan = make_plan(model.classifier, prepared.split, config, model.device, timed=True, report=report)
     warn(prepared.warnings)
@@ -136,36 +112,36 @@ def check(
     for line in plan.lines():
         say(line)
     out = "v3" if Path(base).name == "v2" else "v2"
-    options = {"base": base, "arch": arch, "head": head, "classes": classes, "memory": memory, "val": val,
-               "branch": branch, "minutes": minutes, "classes-from": classes_from, "device": device,
-               "out": out}  # fmt: skip
-    given = [f"--{name} {quoted(value)}" for name, value in options.items() if value not in (None, "last")]
-    then(f"branchout extend {quoted(new)} {' '.join(given)}")
+    given = {"base": base, "arch": arch, "head": head, "classes": classes, "memory": memory, "val": val,
+             "branch": branch, "minutes": minutes, "classes-from": classes_from, "device": device,
+             "out": out}  # fmt: skip
+    typed = [f"--{name} {quoted(value)}" for name, value in given.items() if value not in (None, "last")]
+    then(f"branchout extend {quoted(new)} {' '.join(typed)}")
 
 
 @app.command(epilog="Example: branchout extend new_photos/ --base base/ --memory old_photos/ --out v2/")
 def extend(
-    new: New,
-    base: Base,
+    new: options.New,
+    base: options.Base,
     out: Annotated[Path, typer.Option(help="The folder to save the new model in.")],
-    memory: Memory = None,
-    val: Val = None,
-    branch: Where = "last",
-    goal: Goal = "balanced",
-    recipe: Recipe = "branchout",
+    memory: options.Memory = None,
+    val: options.Val = None,
+    branch: options.Where = "last",
+    goal: options.Goal = "balanced",
+    recipe: options.Recipe = "branchout",
     fuse: Annotated[bool, typer.Option("--fuse", help="Learn deltas even if no class overlaps.")] = False,
     pooler: Pooler = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of stage I, if not the recipe's.")] = None,
-    minutes: Minutes = None,
-    memory_limit: MemoryLimit = None,
-    arch: Arch = None,
-    classes_from: ClassesFrom = None,
-    head: HeadFile = None,
-    classes: ClassNames = None,
-    tensorboard: TensorBoard = None,
+    minutes: options.Minutes = None,
+    memory_limit: options.MemoryLimit = None,
+    arch: options.Arch = None,
+    classes_from: options.ClassesFrom = None,
+    head: options.HeadFile = None,
+    classes: options.ClassNames = None,
+    tensorboard: options.TensorBoard = None,
     as_json: AsEvents = False,
-    seed: Seed = 0,
-    device: Device = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
 ) -> None:
     """Add the classes of NEW to a model.
 
@@ -173,7 +149,6 @@ def extend(
     """
     from contextlib import nullcontext
 
-    from branchout.cli.json_events import emit, emit_extension, emit_progress, errors_as_events
     from branchout.method.config import ExtendConfig
 
     with errors_as_events(as_json):
@@ -193,17 +168,16 @@ def extend(
 
         check_out(out)  # no torch so far
         from branchout.cli import tensorboard as boards
-        from branchout.cli.display import progress
 
         boards.check(tensorboard)
         model = open_model(base, arch, head=head, classes=classes, device=device)
-        with nullcontext(emit_progress) if as_json else progress(console) as report:
+        with nullcontext(emit_progress) if as_json else progress() as report:
             prepared = model.prepare(
                 new, memory=memory, val=val, config=config, classes_from=classes_from, report=report
             )
         for line in prepared.warnings:
             emit("warning", message=line) if as_json else warn([line])
-        shown = nullcontext(emit_progress) if as_json else progress(console)
+        shown = nullcontext(emit_progress) if as_json else progress()
         with shown as report, boards.event_files(tensorboard) as kept:
             announce = (lambda line: emit("plan", message=line)) if as_json else say
             grown = model.extend_prepared(prepared, out=out, report=boards.both(report, kept), announce=announce)
@@ -219,21 +193,18 @@ def extend(
 @app.command(epilog="Example: branchout demo --out demo/")
 def demo(
     out: Annotated[Path, typer.Option(help="The folder to write in; a demo in it is replaced.")] = Path("demo"),
-    device: Device = None,
+    device: options.Device = None,
 ) -> None:
     """Run everything on built-in data: 800 characters, then 40 more."""
     from branchout import demo as demonstration
-    from branchout.cli.display import progress
 
-    with progress(console) as report:
+    with progress() as report:
         grown, prepared = demonstration.run(out, say, report, device)
     _show_extension(grown, prepared, out / "v2")
 
 
 def _show_extension(model: Model, prepared: Prepared, out: Path) -> None:
     """The end of an extension: the table of operating points, and what to run next."""
-    from branchout.cli.display import operating_points
-    from branchout.units import parameters, percent
 
     assert model.outcome is not None
     measured, chosen_on = model.outcome.measured, prepared.split.chosen_on
