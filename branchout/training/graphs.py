@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import fields, is_dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,66 +35,30 @@ TOLERANCE = 0.01
 MOST_PARTS = 16
 """Parts of a batch; with fewer images, BatchNorm has too few."""
 
+_log = logging.getLogger(__name__)
 
 Split = Callable[[Batch, int], Iterable[tuple[float, Batch]]]
 """Divides a batch into so many parts; each has the weight of its loss in that of the whole batch."""
 
 
-def training_step(
-    modules: nn.Module,
-    parameters: Sequence[nn.Parameter],
-    optimiser: torch.optim.Optimizer,
-    loss_of: Callable[[Batch], Tensor],
-    *,
-    most_norm: float | None,
-    split: Split[Batch] | None = None,
-    device: torch.device,
-    steps: int,
-) -> EagerStep[Batch]:
-    """The faster kind of step for a training of so many `steps`; the reason for the choice is logged."""
-    given = (modules, parameters, optimiser, loss_of, most_norm, split)
-    if device.type != "cuda":
-        return EagerStep(*given)
-    if steps < FEWEST_STEPS:
-        return eager_because(f"{steps} steps are too few to win back the time of recording one", *given)
-    if processes.count() > 1:
-        return eager_because("several processes train together", *given)
-    if processes.accumulation() > 1:
-        return eager_because("gradients are accumulated", *given)
-    return GraphStep(*given, CudaRecorder(device), device)
-
-
-def eager_because(reason: str, *given: object) -> EagerStep[Batch]:
-    _log.info("No CUDA graph: %s.", reason)
-    return EagerStep(*given)  # type: ignore[arg-type]
-
-
-_log = logging.getLogger(__name__)
-
-
+@dataclass(eq=False)
 class EagerStep(Generic[Batch]):
-    """A step launched kernel by kernel. `most_norm` is the norm that gradients are clipped to.
+    """A step launched kernel by kernel.
 
     Where gradients are accumulated, and where a GPU has too little memory for a batch, it is computed in parts.
     """
 
-    def __init__(
-        self,
-        modules: nn.Module,
-        parameters: Sequence[nn.Parameter],
-        optimiser: torch.optim.Optimizer,
-        loss_of: Callable[[Batch], Tensor],
-        most_norm: float | None,
-        split: Split[Batch] | None = None,
-    ) -> None:
-        self.modules = modules
-        self.parameters = parameters
-        self.optimiser = optimiser
-        self.loss_of = loss_of
-        self.most_norm = most_norm
-        self.split = split
-        self.may_divide = split is not None
-        self.parts = 1 if split is None else processes.accumulation()
+    modules: nn.Module
+    parameters: Sequence[nn.Parameter]
+    optimiser: torch.optim.Optimizer
+    loss_of: Callable[[Batch], Tensor]
+    most_norm: float | None = None
+    """The norm that gradients are clipped to."""
+    split: Split[Batch] | None = None
+
+    def __post_init__(self) -> None:
+        self.may_divide = self.split is not None
+        self.parts = 1 if self.split is None else processes.accumulation()
 
     def __call__(self, batch: Batch, rate: float) -> Tensor:
         """Update the parameters; returns the loss, which is valid until the next step."""
@@ -147,18 +111,8 @@ class EagerStep(Generic[Batch]):
         return torch.stack(losses).sum()
 
 
-class Recorder(Protocol):
-    """What records a step and repeats it."""
-
-    def warming_up(self, *, strict: bool) -> AbstractContextManager[None]:
-        """A context for steps before the recording. If `strict`, waiting for the device is an error."""
-
-    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Record `work` without changing any state; returns what repeats it and gives its result."""
-
-
 class CudaRecorder:
-    """Records on a stream of its own, as torch's page on CUDA graphs describes."""
+    """Records a step and repeats it, on a stream of its own, as torch's page on CUDA graphs describes."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -166,6 +120,7 @@ class CudaRecorder:
 
     @contextmanager
     def warming_up(self, *, strict: bool) -> Iterator[None]:
+        """A context for steps before the recording. If `strict`, waiting for the device is an error."""
         before = torch.cuda.get_sync_debug_mode()
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
@@ -178,6 +133,7 @@ class CudaRecorder:
             current.wait_stream(self.stream)
 
     def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Record `work` without changing any state; returns what repeats it and gives its result."""
         index = torch.cuda.current_device() if self.device.index is None else self.device.index
         generator = torch.cuda.default_generators[index]
         state = generator.clone_state()
@@ -201,30 +157,22 @@ class CudaRecorder:
         return repeat
 
 
+@dataclass(eq=False, kw_only=True)
 class GraphStep(EagerStep[Batch]):
     """A step that is recorded once it is warm, and repeated; eager where that is not possible."""
 
-    def __init__(
-        self,
-        modules: nn.Module,
-        parameters: Sequence[nn.Parameter],
-        optimiser: torch.optim.Optimizer,
-        loss_of: Callable[[Batch], Tensor],
-        most_norm: float | None,
-        split: Split[Batch] | None,
-        recorder: Recorder,
-        device: torch.device,
-    ) -> None:
-        super().__init__(modules, parameters, optimiser, loss_of, most_norm, split)
-        self.recorder = recorder
-        self.device = device
-        self.rate = torch.zeros((), device=device)
-        self.refused = False
-        self.steps = 0
-        self.form: object = None
-        self.fixed: Batch | None = None
-        self.repeat: Callable[[], Tensor] | None = None
-        for group in optimiser.param_groups:
+    recorder: CudaRecorder
+    device: torch.device
+    refused: bool = False
+    steps: int = 0
+    form: object = None
+    fixed: Batch | None = None
+    repeat: Callable[[], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rate = torch.zeros((), device=self.device)
+        for group in self.optimiser.param_groups:
             group["lr"] = self.rate
             if "capturable" in group:
                 group["capturable"] = True
@@ -307,6 +255,24 @@ class GraphStep(EagerStep[Batch]):
     def restore(self, kept: Sequence[tuple[Tensor, Tensor]]) -> None:
         for tensor, value in kept:
             tensor.copy_(value)
+
+
+def fastest(step: EagerStep[Batch], device: torch.device, steps: int) -> EagerStep[Batch]:
+    """The faster kind of this step for a training of so many `steps`; the reason for the choice is logged."""
+    if device.type != "cuda":
+        return step
+    reason = ""
+    if steps < FEWEST_STEPS:
+        reason = f"{steps} steps are too few to win back the time of recording one"
+    elif processes.count() > 1:
+        reason = "several processes train together"
+    elif processes.accumulation() > 1:
+        reason = "gradients are accumulated"
+    if reason:
+        _log.info("No CUDA graph: %s.", reason)
+        return step
+    settings = {each.name: getattr(step, each.name) for each in fields(step)}
+    return GraphStep(**settings, recorder=CudaRecorder(device), device=device)
 
 
 @contextmanager

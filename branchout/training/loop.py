@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from branchout.errors import BranchoutError, unknown
 from branchout.training import checkpoints, processes
-from branchout.training.graphs import Split, training_step
+from branchout.training.graphs import EagerStep, Split, fastest
 from branchout.training.optimisation import Optimisation
 
 Batch = TypeVar("Batch")
@@ -159,9 +159,7 @@ def fit(
     loss_of = processes.shared_loss(modules, loss_of, optimisation.batch)
     steps = steps_per_epoch * optimisation.epochs
     most_norm = 1.0 if optimisation.optimiser == "adamw" else None
-    step_of = training_step(
-        modules, parameters, optimiser, loss_of, most_norm=most_norm, split=split, device=device, steps=steps
-    )
+    step_of = fastest(EagerStep(modules, parameters, optimiser, loss_of, most_norm, split), device, steps)
     with fastest_convolutions(device, steps):
         for epoch in range(len(losses), optimisation.epochs):
             if stopped_improving(held_out):

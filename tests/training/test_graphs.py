@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.training import graphs, processes
-from branchout.training.graphs import EagerStep, GraphStep, training_step
+from branchout.training.graphs import EagerStep, GraphStep, fastest
 
 CPU = torch.device("cpu")
 STEPS = 12
@@ -65,7 +65,8 @@ class Training:
 
     def run(self, sizes: list[int]) -> list[float]:
         given = (self.network, list(self.network.parameters()), self.optimiser, self.loss, None)
-        step = EagerStep(*given) if self.recorder is None else GraphStep(*given, None, self.recorder, CPU)
+        recorder = self.recorder
+        step = EagerStep(*given) if recorder is None else GraphStep(*given, recorder=recorder, device=CPU)
         losses = []
         for number, size in enumerate(sizes):
             generator = torch.Generator().manual_seed(number)
@@ -164,7 +165,7 @@ def test_adam_can_be_recorded() -> None:
     network = nn.Linear(2, 2)
     optimiser = torch.optim.AdamW(network.parameters(), fused=True)
     step: GraphStep[Batch] = GraphStep(
-        network, list(network.parameters()), optimiser, lambda _: _.x, 1.0, None, Replays(), CPU
+        network, list(network.parameters()), optimiser, lambda _: _.x, 1.0, recorder=Replays(), device=CPU
     )
     assert all(group["capturable"] and group["lr"] is step.rate for group in optimiser.param_groups)
 
@@ -189,15 +190,8 @@ def test_the_kind_of_step_follows_from_device_and_length(
     monkeypatch.setattr(graphs, "CudaRecorder", lambda _: Replays())
     monkeypatch.setattr(graphs.torch, "zeros", lambda *_, **__: Tensor())  # this machine may have no such device
     training = Training()
-    step = training_step(
-        training.network,
-        list(training.network.parameters()),
-        training.optimiser,
-        training.loss,
-        most_norm=None,
-        device=torch.device(device),
-        steps=steps,
-    )
+    eager = EagerStep(training.network, list(training.network.parameters()), training.optimiser, training.loss)
+    step = fastest(eager, torch.device(device), steps)
     assert type(step) is kind
     assert reason in caplog.text
 
@@ -247,7 +241,7 @@ def test_running_out_of_memory_is_said_where_a_batch_has_too_few_images_to_divid
         return [(len(each.whole) / len(batch.y), Batch(batch.x[each.own], batch.y, None, 0)) for each in rows]
 
     given = (network, list(network.parameters()), torch.optim.SGD(network.parameters(), lr=0.1), loss, None, split)
-    step = GraphStep(*given, Replays(), CPU) if recorded else EagerStep(*given)
+    step = GraphStep(*given, recorder=Replays(), device=CPU) if recorded else EagerStep(*given)
     with pytest.raises(torch.OutOfMemoryError, match=f"for {2 if recorded else 6} images"):
         step(Batch(torch.zeros(6, 6), torch.zeros(6, dtype=torch.int64), None, 6), 0.1)
 
@@ -274,7 +268,8 @@ def test_too_little_memory_for_a_recording_does_not_divide_batches(caplog: pytes
         return F.cross_entropy(network(batch.x), batch.y)
 
     optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
-    step = GraphStep(network, list(network.parameters()), optimiser, loss, None, halves, recorder, CPU)
+    given = (network, list(network.parameters()), optimiser, loss, None, halves)
+    step = GraphStep(*given, recorder=recorder, device=CPU)
     for _ in range(graphs.WARM_UP + 2):
         step(Batch(torch.randn(8, 6), torch.arange(8) % 3, None, 8), 0.1)
     assert (step.parts, step.refused, step.may_divide) == (1, True, True)
