@@ -17,7 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from branchout.errors import BranchoutError
 from branchout.files import atomic_write
+from branchout.model.weights import check_finite, check_shapes
 from branchout.training.optimisation import Optimisation, settings_dict
 
 OPTIMISER_STATE = {
@@ -68,15 +70,31 @@ def resume(
         checksum = _checksum(tensors, about["losses"])
         if about.get("checksum", checksum) != checksum:  # older files have none
             raise ValueError("its checksum differs")
-        state = _matching(tensors, modules.state_dict(), "state/")
-        remembered = _optimiser_state(tensors, parameters, optimisation)
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        expected = _expected(modules, parameters, optimisation)
+        check_shapes(expected, tensors, "it belongs to another network")
+        check_finite(tensors, path.name)
+        if any(tensors[name].dtype != like.dtype for name, like in expected.items()):
+            raise ValueError("its numbers have another precision")
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError, BranchoutError) as error:
         logging.getLogger(__name__).warning("Checkpoint %s cannot be used (%s). Training starts over.", path, error)
         return [], []
-    modules.load_state_dict(state)
-    for parameter, entries in zip(parameters, remembered, strict=True):
-        optimiser.state[parameter].update(entries)
+    modules.load_state_dict({key: tensors[f"state/{key}"] for key in modules.state_dict()})
+    for number, parameter in enumerate(parameters):
+        for name, key in OPTIMISER_STATE[optimisation.optimiser].items():
+            kept = tensors[f"{name}/{number}"]
+            # In the parameter's own memory layout, which fused optimisers require; a count of steps has none.
+            like = kept.to(parameter.device) if name == "step" else parameter.detach()
+            optimiser.state[parameter][key] = torch.empty_like(like).copy_(kept)
     return losses, held_out
+
+
+def _expected(modules: nn.Module, parameters: Sequence[nn.Parameter], optimisation: Optimisation) -> dict[str, Tensor]:
+    """Tensors of the names, shapes and types that a checkpoint must have."""
+    expected = {f"state/{key}": value for key, value in modules.state_dict().items()}
+    for number, parameter in enumerate(parameters):
+        for name in OPTIMISER_STATE[optimisation.optimiser]:
+            expected[f"{name}/{number}"] = torch.zeros(()) if name == "step" else parameter
+    return expected
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
@@ -94,40 +112,6 @@ def _losses(text: str, epochs: int) -> list[float]:
     if not all(math.isfinite(x) for x in losses):
         raise ValueError("its losses are not finite")
     return losses
-
-
-def _matching(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors of `like` from a file, if it has exactly these, with their shapes and types."""
-    found = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    if found.keys() != like.keys():
-        raise ValueError("it belongs to another network")
-    for name, tensor in found.items():
-        _check(name, tensor, like[name])
-    return found
-
-
-def _optimiser_state(
-    tensors: Mapping[str, Tensor], parameters: Sequence[nn.Parameter], optimisation: Optimisation
-) -> list[dict[str, Tensor]]:
-    """What the optimiser kept of each parameter."""
-    remembered = []
-    for number, parameter in enumerate(parameters):
-        entries = {}
-        for name, key in OPTIMISER_STATE[optimisation.optimiser].items():
-            kept = tensors[f"{name}/{number}"]
-            _check(f"{name}/{number}", kept, torch.zeros(()) if name == "step" else parameter)
-            # In the parameter's own memory layout, which fused optimisers require; a count of steps has none.
-            like = kept.to(parameter.device) if name == "step" else parameter.detach()
-            entries[key] = torch.empty_like(like).copy_(kept)
-        remembered.append(entries)
-    return remembered
-
-
-def _check(name: str, tensor: Tensor, like: Tensor) -> None:
-    if tensor.shape != like.shape or tensor.dtype != like.dtype:
-        raise ValueError(f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, not {tuple(like.shape)}")
-    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-        raise ValueError(f"{name} has numbers that are not finite")
 
 
 def _checksum(tensors: Mapping[str, Tensor], losses: str) -> str:
