@@ -146,7 +146,7 @@ def _base_images(
     if isinstance(data, Samples):
         return data, None if val is None else samples_in(val), "photo"
     problems: list[str] = []
-    dataset = resolve(str(data), report=lambda found: problems.extend(found.summary()), classes_from=classes_from)
+    dataset = resolve(str(data), problems=problems, classes_from=classes_from)
     for line in problems:
         warn(line)
     if scenario is None:

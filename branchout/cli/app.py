@@ -193,7 +193,7 @@ def open_dataset(data: str, facts: Path | None = None, classes_from: str | None 
     from branchout.data.datasets import resolve, with_facts
 
     problems: list[str] = []
-    dataset = resolve(data, report=lambda found: problems.extend(found.summary()), classes_from=classes_from)
+    dataset = resolve(data, problems=problems, classes_from=classes_from)
     warn(problems)
     return dataset if facts is None else with_facts(dataset, facts)
 

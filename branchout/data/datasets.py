@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,9 +14,6 @@ from branchout.data.near_duplicates import near_duplicates, take_groups
 from branchout.data.samples import Samples, digest
 from branchout.errors import BranchoutError, some, unknown
 from branchout.files import read_json
-
-if TYPE_CHECKING:
-    from branchout.data.problems import Problems
 
 FACTS = "classes.json"
 """What a dataset's folder may say of its classes."""
@@ -49,10 +45,10 @@ class Dataset:
     """Two disjoint sets of styles, where a class occurs in several: a style change gives the base the first."""
 
 
-def resolve(text: str, *, report: Callable[[Problems], None] | None = None, classes_from: str | None = None) -> Dataset:
+def resolve(text: str, *, problems: list[str] | None = None, classes_from: str | None = None) -> Dataset:
     """The dataset of a name or folder: `glyphs`, which is built in, or a folder whose layout tells which dataset it is.
 
-    `report` is called with what was wrong with the files of an ordinary folder; those of published datasets are only
+    What was wrong with the files of an ordinary folder is added to `problems`; those of published datasets are only
     listed. `classes_from` says how nested class folders are read, as in `folders.scan`.
     """
     from branchout.data import published
@@ -64,7 +60,7 @@ def resolve(text: str, *, report: Callable[[Problems], None] | None = None, clas
         return glyphs()
     root = Path(text).expanduser()
     if are_shards(root):
-        return folder(root, report=report)
+        return folder(root, problems=problems)
     if root.is_file():
         raise BranchoutError(f"{root} is a file; a dataset is a folder with one folder per class, or 'glyphs'")
     if not root.is_dir():
@@ -74,30 +70,30 @@ def resolve(text: str, *, report: Callable[[Problems], None] | None = None, clas
             "Built in: glyphs\n"
             f"Any other dataset is given by its folder:\n{layouts}"
         )
-    return published.open_published(root) or folder(root, report=report, classes_from=classes_from)
+    return published.open_published(root) or folder(root, problems=problems, classes_from=classes_from)
 
 
 def folder(
     root: str | os.PathLike[str],
     *,
     seed: int = 0,
-    report: Callable[[Problems], None] | None = None,
+    problems: list[str] | None = None,
     classes_from: str | None = None,
 ) -> Dataset:
     """A folder of class folders. `train/` and `val/` (or `test/`) in it are used as they are.
 
     Without them a part of each class is held out as `val`, drawn by `seed`: at least one image where a class has two.
-    `classes.json` beside the class folders may give their domains and siblings. `report` is called with what was wrong
-    with the files.
+    `classes.json` beside the class folders may give their domains and siblings. What was wrong with the files is added
+    to `problems`.
     """
     root = Path(root)
     splits = {path.name.lower(): path.name for path in sorted(root.iterdir()) if path.is_dir()} if root.is_dir() else {}
     train_name, val_name = (next((splits[n] for n in names if n in splits), "") for names in (_TRAIN, _VAL))
     if train_name and val_name and all(any(root.glob(f"{name}/[!.]*/")) for name in (train_name, val_name)):
-        train, val = (below(name, _scan(root / name, report, classes_from)) for name in (train_name, val_name))
+        train, val = (below(name, _scan(root / name, problems, classes_from)) for name in (train_name, val_name))
         require_known(root, train, val)
     else:
-        train, val = _hold_out(_scan(root, report, classes_from), seed)
+        train, val = _hold_out(_scan(root, problems, classes_from), seed)
     dataset = Dataset(root.absolute().name, train, val)
     return with_facts(dataset, root / FACTS, partial=True) if _has_facts(root / FACTS) else dataset
 
@@ -144,12 +140,12 @@ def with_facts(dataset: Dataset, path: Path, *, partial: bool = False) -> Datase
     )
 
 
-def _scan(root: Path, report: Callable[[Problems], None] | None, classes_from: str | None) -> Samples:
+def _scan(root: Path, problems: list[str] | None, classes_from: str | None) -> Samples:
     from branchout.data.folders import scan  # it loads Pillow, which the built-in dataset's table does not need
 
-    samples, problems = scan(root, classes_from=classes_from)
-    if report:
-        report(problems)
+    samples, found = scan(root, classes_from=classes_from)
+    if problems is not None:
+        problems += found.summary()
     return samples
 
 
