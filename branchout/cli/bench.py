@@ -21,6 +21,7 @@ from branchout.goals import METRICS, STEP_METRICS
 from branchout.units import duration
 
 if TYPE_CHECKING:
+    from branchout.bench.request import Request
     from branchout.bench.runner import Done, Job
     from branchout.bench.stale import Forecast
     from branchout.data.samples import Samples
@@ -149,24 +150,30 @@ def bench(
     if table == "photos":
         _photos(new, memory, test, base, method, seed_numbers(seeds), out, classes_from, name, plan)
         return
-    from branchout.bench.stale import Deadline, Forecast
-
     chosen = {name: asked[name] for name in Request.__dataclass_fields__ if name not in ("methods", "seeds")}
     request = Request(**chosen, methods=tuple(method or ()), seeds=seed_numbers(seeds))
+    _measure(request, workers, dask, began)
+
+
+def _measure(request: Request, workers: int, dask: str | None, began: float) -> None:
+    """Measure the rows that a request asks for; outdated ones within its minutes from `began` on."""
+    from branchout.bench.stale import Deadline, Forecast
+
     request.check()
+    minutes = request.minutes
     if minutes is not None and (workers > 1 or dask):
         raise BranchoutError("--minutes plans one process; leave out --workers and --dask, or --minutes")
-    dataset = open_dataset(data)
+    dataset = open_dataset(request.data)
     jobs, reasons = request.drawable(dataset)
     for reason in reasons:
         say(reason, "left out:")
     if not jobs:
-        named = " of the methods and the network named" if method or arch else ""
-        say(f"no row{named} of a table on '{dataset.name}' in {out} is marked as outdated")
+        named = " of the methods and the network named" if request.methods or request.arch else ""
+        say(f"no row{named} of a table on '{dataset.name}' in {request.out} is marked as outdated")
         return
-    check_output(out, folder=True)
-    out.mkdir(parents=True, exist_ok=True)
-    if not stale:
+    check_output(request.out, folder=True)
+    request.out.mkdir(parents=True, exist_ok=True)
+    if not request.stale:
         _run(jobs, workers, dask)
         return
     forecast = Forecast(jobs, dataset)

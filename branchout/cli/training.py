@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from branchout.cli import options
+from branchout.cli import tensorboard as boards
 from branchout.cli.app import app, check_folders, console, open_model, quoted, say, then, warn
 from branchout.cli.display import operating_points, progress
 from branchout.cli.json_events import emit, emit_extension, emit_progress, errors_as_events
@@ -47,7 +49,6 @@ def pretrain(
     If it is interrupted, the same command resumes it.
     """
     from branchout import api
-    from branchout.cli import tensorboard as boards
     from branchout.training.loop import Event
 
     boards.check(tensorboard)
@@ -147,8 +148,6 @@ def extend(
 
     If it is interrupted, the same command resumes it.
     """
-    from contextlib import nullcontext
-
     from branchout.method.config import ExtendConfig
 
     with errors_as_events(as_json):
@@ -166,9 +165,7 @@ def extend(
         check_folders(new, memory, val, classes_from=classes_from)
         from branchout.training.work import check_out
 
-        check_out(out)  # no torch so far
-        from branchout.cli import tensorboard as boards
-
+        check_out(out)
         boards.check(tensorboard)
         model = open_model(base, arch, head=head, classes=classes, device=device)
         with nullcontext(emit_progress) if as_json else progress() as report:
@@ -181,13 +178,9 @@ def extend(
         with shown as report, boards.event_files(tensorboard) as kept:
             announce = (lambda line: emit("plan", message=line)) if as_json else say
             grown = model.extend_prepared(prepared, out=out, report=boards.both(report, kept), announce=announce)
-            assert grown.outcome is not None
-            for event in boards.goals(grown.outcome.measured):
-                kept(event)
-        if as_json:
-            emit_extension(grown, prepared, out)
-        else:
-            _show_extension(grown, prepared, out)
+            boards.write_goals(grown, kept)
+        show = emit_extension if as_json else _show_extension
+        show(grown, prepared, out)
 
 
 @app.command(epilog="Example: branchout demo --out demo/")

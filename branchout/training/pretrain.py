@@ -96,11 +96,6 @@ def pretrain(
             h = forward(backbone.arrange(pictures))
         return F.cross_entropy(head(processes.gather(h.float(), [len(target)])), target)
 
-    def split(batch: tuple[Tensor, Tensor], parts: int) -> Iterable[tuple[float, tuple[Tensor, Tensor]]]:
-        pictures, target = batch
-        for rows in processes.divided([len(target)], parts):
-            yield len(rows.whole) / len(target), (pictures[rows.own], target[rows.whole])
-
     fit(
         network.train(),
         list(network.parameters()),
@@ -111,7 +106,14 @@ def pretrain(
         device=device,
         work="Training the base model",
         checkpoint=checkpoint,
-        split=split,
+        split=_split,
         report=report,
     )
     return Classifier(description, backbone, head, classes, preprocessing, kind)
+
+
+def _split(batch: tuple[Tensor, Tensor], parts: int) -> Iterable[tuple[float, tuple[Tensor, Tensor]]]:
+    """Parts of a batch of images and targets, with the weight of each in the loss."""
+    pictures, target = batch
+    for rows in processes.divided([len(target)], parts):
+        yield len(rows.whole) / len(target), (pictures[rows.own], target[rows.whole])
