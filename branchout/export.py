@@ -59,22 +59,17 @@ class Exported:
 
 
 class Graph(nn.Module):
-    """The classifier with the dial's shift of each column as a constant, so that shapes are static."""
-
-    shift: Tensor
+    """The classifier as it is exported: from images to logits and probabilities."""
 
     def __init__(self, model: Classifier, flip: bool) -> None:
         super().__init__()
         self.model = model
         self.flip = flip
-        branch_of_column = torch.from_numpy(model.space.branch_of_column)
-        self.register_buffer("shift", model.fused.bias[branch_of_column])
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         # Mirrored images are part of the same batch: a second pass would be a second copy of the graph.
         seen = torch.cat([images, images.flip(3)]) if self.flip else images
-        fused = self.model.fused
-        found: Tensor = fused.pooler(fused.columns(self.model.features(seen)) + self.shift)
+        found: Tensor = self.model(seen)
         if self.flip:
             found = found.reshape(2, -1, found.shape[1]).mean(0)
         return found, found.softmax(1)

@@ -208,8 +208,7 @@ class LogitSums:
     def of(cls, head: FusedHead, features: Sequence[Tensor]) -> LogitSums:
         """From the feature vectors of one image, each of shape (1, k)."""
         own, delta = head.frozen_columns(features), head.delta_columns(features)
-        dial = head.bias[torch.from_numpy(head.space.branch_of_column).to(own.device)]
-        return cls(head, own[0], torch.zeros_like(own[0]) if delta is None else delta[0], dial)
+        return cls(head, own[0], torch.zeros_like(own[0]) if delta is None else delta[0], head.shift)
 
     @property
     def columns(self) -> Tensor:
@@ -266,8 +265,7 @@ def branch_shares(head: FusedHead, columns: Tensor) -> Tensor:
     equally between all branches that know the class.
     """
     pooler = head.pooler
-    branch_of_column = torch.from_numpy(head.space.branch_of_column).to(columns.device)
-    shifted = columns + head.bias.to(columns)[branch_of_column]
+    shifted = columns + head.shift.to(columns)
     spread = shifted[:, pooler.columns_of]
     if pooler.kind == "max":
         weight = torch.zeros_like(spread).scatter_(-1, spread.argmax(-1, keepdim=True), 1.0)
@@ -276,4 +274,4 @@ def branch_shares(head: FusedHead, columns: Tensor) -> Tensor:
         weight = (counted / counted.sum(-1, keepdim=True)).expand_as(spread)
     probability = pooler(shifted).softmax(1).unsqueeze(-1) * weight
     shares = shifted.new_zeros(len(shifted), len(head.heads))
-    return shares.index_add_(1, branch_of_column[pooler.columns_of].flatten(), probability.flatten(1)).clamp(max=1)
+    return shares.index_add_(1, head.branch_of_column[pooler.columns_of].flatten(), probability.flatten(1)).clamp(max=1)

@@ -109,6 +109,7 @@ class FusedHead(nn.Module):
     """All heads side by side, the deltas between them, the dial and the pooler."""
 
     bias: Tensor
+    branch_of_column: Tensor
 
     def __init__(
         self, space: LabelSpace, heads: Sequence[Head], feature_of: Sequence[int], pooler: str = "max"
@@ -127,6 +128,7 @@ class FusedHead(nn.Module):
         for number in range(len(heads)):  # buffers, so that they move with the module
             self.register_buffer(f"delta_{number}", None, persistent=False)
         self.register_buffer("bias", torch.zeros(len(heads)), persistent=False)
+        self.register_buffer("branch_of_column", torch.tensor(space.branch_of_column), persistent=False)
 
     @property
     def deltas(self) -> list[Tensor | None]:
@@ -147,6 +149,11 @@ class FusedHead(nn.Module):
         if len(values) != steps:
             raise BranchoutError(f"{len(values)} biases were given for {steps} steps")
         self.bias.copy_(torch.tensor([0.0, *values], dtype=self.bias.dtype))
+
+    @property
+    def shift(self) -> Tensor:
+        """What the dial adds to the logit of each column."""
+        return self.bias[self.branch_of_column]
 
     def frozen_columns(self, features: Sequence[Tensor]) -> Tensor:
         """z: every branch's own logits side by side (N, columns), before deltas and dial."""
@@ -175,5 +182,4 @@ class FusedHead(nn.Module):
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         """Logits over all classes."""
         z = self.columns(features)
-        bias = torch.repeat_interleave(self.bias, torch.tensor([len(b) for b in self.space.branches]).to(z.device))
-        return self.pooler(z + bias.to(z.dtype))  # type: ignore[no-any-return]
+        return self.pooler(z + self.shift.to(z.dtype))  # type: ignore[no-any-return]
