@@ -56,6 +56,11 @@ def some(names: Iterable[str], most: int = 5) -> str:
     return (", ".join(names[:most]) or "nothing") + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of another library's message, which may have many; its type if it says nothing."""
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+
+
 _OVERRIDES = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}
 """Characters that change the direction of the text after them: a name could rewrite the line it is printed on."""
 
@@ -69,6 +74,11 @@ def printable(text: str | os.PathLike[str], *, newlines: bool = False) -> str:
     if text.isprintable():
         return text
     return "".join(letter if newlines and letter in "\n\t" else _escaped(letter) for letter in text)
+
+
+def canonical(name: str) -> str:
+    """The name of a class or file as it is kept: printable, and in one Unicode form (NFC)."""
+    return unicodedata.normalize("NFC", printable(name))
 
 
 def _escaped(letter: str) -> str:

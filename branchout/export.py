@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from branchout import __version__
 from branchout.data.samples import Image
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, first_line
 from branchout.evaluate.compare import logits
 from branchout.files import atomic_write, check_output
 from branchout.labels import branch_name
@@ -130,8 +130,7 @@ def trace(model: Classifier, flip: bool) -> Any:
                 verbose=False,
             )
     except Exception as error:  # the exporter raises many kinds of errors
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise BranchoutError(f"{model.arch['name']} cannot be exported to ONNX: {reason[0]}") from error
+        raise BranchoutError(f"{model.arch['name']} cannot be exported to ONNX: {first_line(error)}") from error
     assert program is not None
     proto: Any = program.model_proto
     proto.producer_name, proto.producer_version = "branchout", __version__

@@ -18,7 +18,7 @@ from branchout.data.decode import Kind, looks_like_image
 from branchout.data.problems import Problems
 from branchout.data.samples import TEXT, UNASSIGNED, Samples
 from branchout.data.verify import IMAGE_SUFFIXES, FilePixels, ImageFile, named_as_images, verified
-from branchout.errors import BranchoutError, printable, unknown
+from branchout.errors import BranchoutError, canonical, printable, unknown
 
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
 CLASSES_FROM = ("folders", "leaves")
@@ -199,7 +199,7 @@ def _name_classes(folders: Sequence[str], known: Collection[str], problems: Prob
     """The name of each class, its folder's in one Unicode form → its folders."""
     named: dict[str, list[str]] = {}
     for folder in folders:
-        named.setdefault(_composed(folder.rpartition("/")[2]), []).append(folder)
+        named.setdefault(canonical(folder.rpartition("/")[2]), []).append(folder)
     for name, same in named.items():
         if len({folder.rpartition("/")[0] for folder in same}) > 1:
             raise BranchoutError(
@@ -285,16 +285,12 @@ def _is_loop(root: Path, path: str, above: Above, problems: Problems) -> bool:
     return loops
 
 
-def _composed(path: str) -> str:
-    return unicodedata.normalize("NFC", printable(path))
-
-
 def _ids(paths: list[bytes]) -> list[str]:
     """Paths in one Unicode form, except where that would make two files one."""
     together = b"/".join(paths)
     if together.isascii() and together.decode().isprintable():  # nearly always, and ten times faster
         return [path.decode() for path in paths]
-    composed = [_composed(os.fsdecode(path)) for path in paths]
+    composed = [canonical(os.fsdecode(path)) for path in paths]
     count = Counter(composed)
     return [new if count[new] == 1 else printable(os.fsdecode(old)) for new, old in zip(composed, paths, strict=True)]
 

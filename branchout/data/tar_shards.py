@@ -9,7 +9,6 @@ import json
 import os
 import re
 import tarfile
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -20,7 +19,7 @@ from branchout.data.decode import Kind
 from branchout.data.problems import Problems
 from branchout.data.samples import Samples
 from branchout.data.verify import IMAGE_SUFFIXES, FilePixels, ImageFile, Member
-from branchout.errors import BranchoutError, printable, some
+from branchout.errors import BranchoutError, canonical, printable, some
 from branchout.files import open_regular
 
 LABELS = (".cls", ".json", ".txt")
@@ -175,7 +174,7 @@ def _label(member: Member, suffix: str) -> str | None:
     except (ValueError, RecursionError, OSError):
         return None
     one_line = 0 < len(text) <= 200 and "\n" not in text
-    return unicodedata.normalize("NFC", printable(text)) if one_line else None
+    return canonical(text) if one_line else None
 
 
 def _class_list(folder: Path) -> list[str]:
@@ -186,7 +185,7 @@ def _class_list(folder: Path) -> list[str]:
         return []
     except (OSError, ValueError) as error:
         raise BranchoutError(f"{printable(folder / CLASS_LIST)} cannot be read: {error}") from None
-    names = [unicodedata.normalize("NFC", printable(line.strip())) for line in lines]
+    names = [canonical(line.strip()) for line in lines]
     repeated = [name for name, count in Counter(names).items() if name and count > 1]
     if repeated:
         raise BranchoutError(f"{printable(folder / CLASS_LIST)} names classes more than once: {some(repeated)}")

@@ -6,7 +6,6 @@ model is loaded.
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from branchout import files
 from branchout.data.preprocess import Preprocessing
-from branchout.errors import BranchoutError, explain_os_error, no_saved_model, printable, some
+from branchout.errors import BranchoutError, canonical, explain_os_error, no_saved_model, some
 from branchout.model import architectures, huggingface, resnet, torchvision_adapters, vit
 from branchout.model.classifier import Classifier
 from branchout.model.manifest import (
@@ -71,7 +70,7 @@ def open_base(
     count = described["num_classes"]
     names = read_classes(classes) if isinstance(classes, Path) else tuple(classes or source.classes)
     names = names or imagenet_names(count) or tuple(f"class {number}" for number in range(count))
-    names = tuple(unicodedata.normalize("NFC", printable(name)) for name in names)  # as folders are named
+    names = tuple(canonical(name) for name in names)
     if len(names) != count:
         raise BranchoutError(f"{name} has {count} classes, but {len(names)} names were given")
     unfit = [number for number, each in enumerate(names) if not 0 < len(each) <= LONGEST_NAME]

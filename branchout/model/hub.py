@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, first_line
 from branchout.model import checkpoint, huggingface
 from branchout.model.manifest import MANIFEST, is_saved_model
 
@@ -34,7 +34,7 @@ def fetch(name: str) -> Path:
         folder = Path(snapshot_download(place, revision=revision or None, allow_patterns=[*FILES, *FOREIGN]))
     except Exception as error:  # the hub client raises many kinds of errors
         raise BranchoutError(
-            f"Download of {name} failed: {_first_line(error)}. Check the name and the network connection; "
+            f"Download of {name} failed: {first_line(error)}. Check the name and the network connection; "
             "for a private model, log in first with `hf auth login`"
         ) from error
     if not is_saved_model(folder) and not (folder / huggingface.CONFIG).is_file():
@@ -60,7 +60,7 @@ def push(folder: Path, name: str, *, private: bool = False) -> str:
         )
     except Exception as error:
         raise BranchoutError(
-            f"Upload of {folder} to {place} failed: {_first_line(error)}. Log in with `hf auth login` and a token with "
+            f"Upload of {folder} to {place} failed: {first_line(error)}. Log in with `hf auth login` and a token with "
             "write access, and check that the owner is you or an organisation of yours"
         ) from error
     return page
@@ -69,8 +69,3 @@ def push(folder: Path, name: str, *, private: bool = False) -> str:
 def _check(place: str) -> None:
     if not NAME.match(place):
         raise BranchoutError(f"Expected a model name owner/name, such as anna/birds-v2, found {place!r}")
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, first_line
 from branchout.training import processes
 from branchout.training.memory import empty_cache, out_of_memory
 
@@ -304,7 +304,3 @@ def tensors_of(batch: object) -> list[Tensor]:
 def form_of(batch: object) -> object:
     """What must be the same in all batches of a recorded step: shapes, and everything that is not a tensor."""
     return mapped(batch, lambda x: (x.shape, x.dtype, x.device) if isinstance(x, Tensor) else x)
-
-
-def first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from branchout.errors import BranchoutError, LostProcess
+from branchout.errors import BranchoutError, LostProcess, first_line
 from branchout.labels import Ints
 
 Value = TypeVar("Value")
@@ -285,5 +285,5 @@ def connected() -> Iterator[None]:
             raise
         raise LostProcess(
             f"Another process of this run has ended, so process {rank()} of {count()} stops too. Run the same command "
-            f"again, with any number of processes, to resume. ({str(error).splitlines()[0][:160]})"
+            f"again, with any number of processes, to resume. ({first_line(error)[:160]})"
         ) from error
