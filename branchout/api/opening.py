@@ -88,9 +88,7 @@ def pretrain(
     architectures.check(arch, size, width)
     optimisation = optimisation or pretraining.schedule_for(arch, schedule)
     optimisation = optimisation if epochs is None else replace(optimisation, epochs=epochs)
-    out = None if out is None else Path(out)
-    if out is not None:
-        check_out(out)
+    out = check_out(out)
     place = device_named(device)
     train, test, kind_of_data = _base_images(data, val, scenario, warn, classes_from)
     kind = kind or kind_of_data

@@ -21,15 +21,16 @@ def work_folder(out: Path) -> Path:
     return out.with_name(f".{out.name}.work")
 
 
-def check_out(out: Path) -> None:
-    """Raise, before any work is done, if a model cannot be saved as `out`."""
-    if not processes.is_main():
-        return
-    if not out.name:
-        raise BranchoutError(f"{out} is not a name for a new folder. Choose another --out, such as v2")
-    _remove_finished(out.parent)
-    check_output(out, folder=True, free=True)
-    check_output(work_folder(out), folder=True)
+def check_out(given: str | Path | None) -> Path | None:
+    """The folder to save a model in, if one is given. Raises, before any work is done, if that cannot be."""
+    out = None if given is None else Path(given)
+    if out is not None and processes.is_main():
+        if not out.name:
+            raise BranchoutError(f"{out} is not a name for a new folder. Choose another --out, such as v2")
+        _remove_finished(out.parent)
+        check_output(out, folder=True, free=True)
+        check_output(work_folder(out), folder=True)
+    return out
 
 
 @contextmanager
