@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from branchout import __version__
 from branchout.api.predictor import Predictor
-from branchout.data.folders import images_in
-from branchout.data.problems import Problems
 from branchout.data.samples import Samples
-from branchout.data.verify import FilePixels, Member, verified
 from branchout.disk_cache import cache_folder
-from branchout.errors import BranchoutError
 from branchout.method import compact as method
 from branchout.method.compact import CompactConfig, Compacted, Compaction
 from branchout.method.features import weights_digest
@@ -102,24 +96,6 @@ def compact(
     before = _side(saved, made.before, device)
     after = _side(small, None if measured is None else measured.after, device)
     return Outcome(small, before, after, measured.images if measured else 0, (*warnings, *made.notices))
-
-
-def unlabelled_images(folder: Path) -> tuple[Samples, list[str]]:
-    """All readable images below a folder, without classes, and what was wrong with the others."""
-    root = folder if folder.is_dir() else folder.parent
-    found = images_in(folder)
-    spans = [(file.start, file.size) for file in found if isinstance(file, Member)]  # of all, or of none
-    paths = [(file.shard if isinstance(file, Member) else file).relative_to(root) for file in found]
-    ids = [
-        f"{path}/{file.name}" if isinstance(file, Member) else str(path)
-        for path, file in zip(paths, found, strict=True)
-    ]
-    pixels = FilePixels(root, np.array([os.fsencode(path) for path in paths]), np.array(spans) if spans else None)
-    problems = Problems()
-    samples = verified(Samples.build(pixels, ["-"] * len(found), ids), problems)
-    if not len(samples):
-        raise BranchoutError(f"None of the {len(found):,} images in {folder} can be read")
-    return samples, [f"{folder}: {line}" for line in problems.summary()]
 
 
 def _event(saved: SavedModel, config: CompactConfig, made: Compacted, memory: Samples) -> dict[str, object]:

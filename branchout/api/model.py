@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from branchout.api.predictor import Image, Predictor, Several, Source, pixels_of, samples_in, some_of
-from branchout.data.folders import images_in
+from branchout.data.folders import images_in, unlabelled_images
+from branchout.data.problems import Problems
 from branchout.disk_cache import cache_folder
 from branchout.errors import BranchoutError
 from branchout.evaluate.compare import Comparison, check_classes, compare
@@ -236,10 +237,9 @@ class Model(Predictor):
         With `out` the model is saved there, and a run that was stopped resumes when it is called again.
         """
         config = ExtendConfig(recipe, branch, goal, fuse, exemplars, epochs, views, seed, pooler, minutes, memory_limit)
-        if out is not None:
-            check_out(Path(out))
+        place = check_out(out)
         prepared = self.prepare(new, memory=memory, val=val, config=config, report=report)
-        return self.extend_prepared(prepared, out=out, report=report)
+        return self.extend_prepared(prepared, out=place, report=report)
 
     def extend_prepared(
         self,
@@ -310,13 +310,11 @@ class Model(Predictor):
         It learns from labelled images of all classes in `memory`, and from the unlabelled ones below the folder
         `images`. With `out` the model is saved there, and a run that was stopped resumes when it is called again.
         """
-        from branchout.api.compaction import compact, unlabelled_images
+        from branchout.api.compaction import compact
 
-        place = None if out is None else Path(out)
-        if place is not None:
-            check_out(place)
+        place = check_out(out)
         problems: list[str] = []
-        unlabelled, left_out = (None, []) if images is None else unlabelled_images(Path(images))
+        unlabelled, unread = (None, Problems()) if images is None else unlabelled_images(Path(images))
         made = compact(
             self,
             samples_in(memory, problems, self.classes, classes_from, report),
@@ -327,5 +325,6 @@ class Model(Predictor):
             report=report,
         )
         model = Model(made.saved, place, self.device)
-        model.compaction = replace(made, warnings=(*problems, *left_out, *made.warnings))
+        problems += [f"{images}: {line}" for line in unread.summary()]
+        model.compaction = replace(made, warnings=(*problems, *made.warnings))
         return model

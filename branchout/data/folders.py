@@ -17,7 +17,7 @@ from branchout.data import tar_shards
 from branchout.data.decode import Kind, looks_like_image
 from branchout.data.problems import Problems
 from branchout.data.samples import TEXT, UNASSIGNED, Samples
-from branchout.data.verify import IMAGE_SUFFIXES, FilePixels, ImageFile, named_as_images, verified
+from branchout.data.verify import IMAGE_SUFFIXES, FilePixels, ImageFile, Member, named_as_images, verified
 from branchout.errors import BranchoutError, canonical, printable, unknown
 
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
@@ -76,6 +76,24 @@ def images_in(place: Path) -> list[ImageFile]:
         others = "1 other file was" if len(found) == 1 else f"{len(found):,} other files were"
         raise BranchoutError(f"{place} contains no images; {others} found")
     return images
+
+
+def unlabelled_images(place: Path) -> tuple[Samples, Problems]:
+    """All readable images that `images_in` finds, without classes, and what was wrong with the others."""
+    root = place if place.is_dir() else place.parent
+    found = images_in(place)
+    spans = [(file.start, file.size) for file in found if isinstance(file, Member)]  # of all, or of none
+    paths = [(file.shard if isinstance(file, Member) else file).relative_to(root) for file in found]
+    ids = [
+        f"{path}/{file.name}" if isinstance(file, Member) else str(path)
+        for path, file in zip(paths, found, strict=True)
+    ]
+    pixels = FilePixels(root, np.array([os.fsencode(path) for path in paths]), np.array(spans) if spans else None)
+    problems = Problems()
+    samples = verified(Samples.build(pixels, ["-"] * len(found), ids), problems)
+    if not len(samples):
+        raise BranchoutError(f"None of the {len(found):,} images in {place} can be read")
+    return samples, problems
 
 
 # Finding the files.

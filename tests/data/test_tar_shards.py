@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from branchout.api.compaction import unlabelled_images
 from branchout.data.datasets import resolve
 from branchout.data.decode import Kind, UnreadableImage, decode
-from branchout.data.folders import images_in, scan
+from branchout.data.folders import images_in, scan, unlabelled_images
 from branchout.errors import BranchoutError
 from tests.data.hostile import encoded, jpeg, picture, put
 
