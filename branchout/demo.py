@@ -16,7 +16,7 @@ from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
 from branchout.files import check_output
 from branchout.method.config import ExtendConfig
-from branchout.training.loop import Report
+from branchout.progress import Report
 
 BASE, NOVEL, OVERLAP, EXEMPLARS = 800, 40, 5, 10
 WRITTEN = {"v2", ".v2.work", "predictions.png", "report.html"}

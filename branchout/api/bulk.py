@@ -24,7 +24,7 @@ from branchout.data.verify import ImageFile
 from branchout.errors import BranchoutError, printable
 from branchout.files import atomic_write, check_output, checksum, read_json, write_json
 from branchout.model.manifest import MANIFEST, is_saved_model
-from branchout.training.loop import Event, Report, silent
+from branchout.progress import Event, Report, silent
 from branchout.training.work import working_on
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from branchout.metrics import Accuracies
 from branchout.model import checkpoint
 from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
-from branchout.training.loop import Report
+from branchout.progress import Report
 from branchout.training.progress_file import recorded
 from branchout.training.work import working_on
 

@@ -31,11 +31,11 @@ from branchout.method.running.prepared import Prepared, now
 from branchout.method.split import DataSplit
 from branchout.model import checkpoint, hub
 from branchout.model.staged import branch_point
+from branchout.progress import Report, silent
 from branchout.report import page as reports
 from branchout.report.data import ReportData, collect
 from branchout.report.other_methods import read_results
 from branchout.training import processes
-from branchout.training.loop import Report, silent
 from branchout.training.progress_file import recorded
 from branchout.training.work import check_out, working_on
 

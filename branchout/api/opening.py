@@ -21,10 +21,10 @@ from branchout.method.running.prepared import now
 from branchout.model import architectures, bases, checkpoint, hub
 from branchout.model.checkpoint import SavedModel
 from branchout.model.manifest import is_saved_model
+from branchout.progress import Report, silent
 from branchout.training import pretrain as pretraining
 from branchout.training import processes
 from branchout.training.device import Device, device_named
-from branchout.training.loop import Report, silent
 from branchout.training.optimisation import Optimisation, settings_dict
 from branchout.training.progress_file import recorded
 from branchout.training.work import check_out, working_on

@@ -21,7 +21,8 @@ from branchout.evaluate.explain import Explanation, LabelledFeatures, explain
 from branchout.method.features import extract
 from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
-from branchout.training.loop import Event, Report, best_device, silent
+from branchout.progress import Report, silent
+from branchout.training.loop import best_device
 
 Source = str | Path | Samples
 """A folder with one folder of images per class, tar shards, or samples."""
@@ -45,13 +46,7 @@ def samples_in(
     """
     if isinstance(source, Samples):
         return source
-    work = f"Checking images in {Path(source).name}"
-
-    def checked(done: int, total: int) -> None:
-        if done % 50 == 0 or done == total:
-            report(Event(work, done, total))
-
-    found, wrong = scan(Path(source), known=known, classes_from=classes_from, progress=checked)
+    found, wrong = scan(Path(source), known=known, classes_from=classes_from, report=report)
     if problems is not None:
         problems += [f"{source}: {line}" for line in wrong.summary()]
     return found

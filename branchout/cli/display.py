@@ -13,6 +13,7 @@ from rich.text import Text
 
 from branchout.cli.app import console
 from branchout.goals import METRICS
+from branchout.progress import Event, Report, silent
 from branchout.units import percent
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from branchout.evaluate.compare import Comparison
     from branchout.method.results import Measured
     from branchout.metrics import Accuracies
-    from branchout.training.loop import Event, Report
 
 
 QUIET_SECONDS = 30.0
@@ -60,7 +60,7 @@ def progress(console: Console = console, *, quiet: bool = False) -> Iterator[Rep
     If `quiet`, nothing is shown: the output is for a program.
     """
     if quiet:
-        yield lambda event: None
+        yield silent
         return
     with notes_on(console), _bars(console) if console.is_terminal else nullcontext(_lines(console)) as report:
         yield report

@@ -15,10 +15,10 @@ import typer
 from branchout.cli import launched
 from branchout.cli.app import explained
 from branchout.errors import printable
+from branchout.progress import Event
 
 if TYPE_CHECKING:
     from branchout.api import Model, Prepared
-    from branchout.training.loop import Event
 
 
 def print_json(content: dict[str, object]) -> None:

@@ -14,12 +14,12 @@ import typer
 from branchout.cli import options
 from branchout.cli.app import app, check_folders, open_model, quoted, say, then, warn
 from branchout.errors import BranchoutError
+from branchout.progress import Event, Report
 
 if TYPE_CHECKING:
     from branchout.api import Model
     from branchout.serve.inbox import InboxSettings
     from branchout.serve.limits import Limits
-    from branchout.training.loop import Event, Report
 
 SHORTEST_TOKEN = 12
 QUIET_SECONDS = 5.0

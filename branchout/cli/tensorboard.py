@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from branchout.errors import BranchoutError
 from branchout.files import check_output
+from branchout.progress import Event, Report, silent
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
     from branchout.api import Model
-    from branchout.training.loop import Event, Report
 
 
 def check(folder: Path | None) -> None:
@@ -32,7 +32,7 @@ def check(folder: Path | None) -> None:
 def event_files(folder: Path | None) -> Iterator[Report]:
     """A report that writes event files into `folder`; without one it does nothing."""
     if folder is None:
-        yield lambda event: None
+        yield silent
         return
     check(folder)
     with ExitStack() as opened:
@@ -52,18 +52,9 @@ def event_files(folder: Path | None) -> Iterator[Report]:
 
 def write_goals(model: Model, write: Report) -> None:
     """Write the accuracies of every operating point that an extension measured, as events of their own."""
-    from branchout.training.loop import Event
 
     assert model.outcome is not None
     measured = model.outcome.measured
     for goal, result in ({} if measured is None else measured.goals).items():
         figures = {name: value for name, value in asdict(result.test).items() if isinstance(value, float)}
         write(Event(f"goal {goal}", 1, 1, figures))
-
-
-def both(one: Report, other: Report) -> Report:
-    def report(event: Event) -> None:
-        one(event)
-        other(event)
-
-    return report

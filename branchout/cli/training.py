@@ -13,6 +13,7 @@ from branchout.cli import tensorboard as boards
 from branchout.cli.app import app, check_folders, console, open_model, quoted, say, then, warn
 from branchout.cli.display import operating_points, progress
 from branchout.cli.json_events import emit, emit_extension, emit_progress, errors_as_events
+from branchout.progress import Event, both
 from branchout.units import parameters, percent
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ def pretrain(
     If it is interrupted, the same command resumes it.
     """
     from branchout import api
-    from branchout.training.loop import Event
 
     boards.check(tensorboard)
     with progress() as shown, boards.event_files(tensorboard) as kept:
@@ -66,7 +66,7 @@ def pretrain(
             classes_from=classes_from,
             seed=seed,
             device=device,
-            report=boards.both(shown, kept),
+            report=both(shown, kept),
             warn=lambda line: warn([line]),
         )
         found = model.validation
@@ -177,7 +177,7 @@ def extend(
         shown = nullcontext(emit_progress) if as_json else progress()
         with shown as report, boards.event_files(tensorboard) as kept:
             announce = (lambda line: emit("plan", message=line)) if as_json else say
-            grown = model.extend_prepared(prepared, out=out, report=boards.both(report, kept), announce=announce)
+            grown = model.extend_prepared(prepared, out=out, report=both(report, kept), announce=announce)
             boards.write_goals(grown, kept)
         show = emit_extension if as_json else _show_extension
         show(grown, prepared, out)

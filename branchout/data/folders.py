@@ -6,7 +6,7 @@ import errno
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from branchout.data.problems import Problems
 from branchout.data.samples import TEXT, UNASSIGNED, Samples
 from branchout.data.verify import IMAGE_SUFFIXES, FilePixels, ImageFile, Member, named_as_images, verified
 from branchout.errors import BranchoutError, canonical, printable, unknown
+from branchout.progress import Report, silent
 
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
 CLASSES_FROM = ("folders", "leaves")
@@ -37,14 +38,13 @@ def scan(
     verify: bool = True,
     known: Collection[str] = (),
     classes_from: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    report: Report = silent,
 ) -> tuple[Samples, Problems]:
     """All usable images below a folder of class folders or in tar shards, and what was wrong with the others.
 
     Verification decodes every file once, whatever its name. Without it files are only listed, by extension.
     `known` are classes the model already has: that two of their names differ only in case is no problem.
     `classes_from` is one of `CLASSES_FROM`; without it, nested class folders that can be read in two ways are an error.
-    `progress` is called with the number of files verified and their total.
     """
     root = Path(root)
     problems = Problems()
@@ -56,7 +56,10 @@ def scan(
     else:
         _require_folder(root)
         samples, classes = _listed_images(root, known, classes_from, problems)
-    samples = verified(samples, problems, progress) if verify else named_as_images(samples, problems)
+    if verify:
+        samples = verified(samples, problems, report, f"Checking images in {root.name}")
+    else:
+        samples = named_as_images(samples, problems)
     _require_images(root, set(classes) - set(samples.classes), problems)
     return samples, problems
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -19,6 +18,7 @@ from branchout.data.near_duplicates import image_hash
 from branchout.data.problems import Problems
 from branchout.data.samples import Hashes, Image, Ints, Samples, content_hash, digest
 from branchout.files import open_regular
+from branchout.progress import Event, Report, silent
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 COMPANION_SUFFIXES = frozenset(
@@ -104,7 +104,7 @@ class FilePixels:
             return path + b"\0missing"
 
 
-def verified(samples: Samples, problems: Problems, progress: Callable[[int, int], None] | None = None) -> Samples:
+def verified(samples: Samples, problems: Problems, report: Report = silent, work: str = "Checking images") -> Samples:
     """The images that can be decoded, measured and hashed; of identical images in one class only the first."""
     assert isinstance(samples.pixels, FilePixels)
     pixels, count = samples.pixels, len(samples)
@@ -136,8 +136,8 @@ def verified(samples: Samples, problems: Problems, progress: Callable[[int, int]
             for row, error in zip(part, pool.map(measure_one, part), strict=True):
                 if error is not None:
                     problems.add(error.kind, samples.ids[row], error.detail)
-                if progress:
-                    progress(row + 1, count)
+                if (row + 1) % 50 == 0 or row + 1 == count:
+                    report(Event(work, row + 1, count))
     good &= ~_copies(samples, content, problems)
     measured = replace(samples, pixels=replace(pixels, shapes=shapes), content=content, image_hash=hashes)
     return _only(measured, good)

@@ -14,8 +14,8 @@ from branchout.errors import BranchoutError, some
 from branchout.labels import Floats, Ints, LabelSpace
 from branchout.metrics import Accuracies, accuracies, confusion_between_parts, part_of_class, per_class
 from branchout.model.classifier import Classifier
+from branchout.progress import Event, Report, silent
 from branchout.training.device import giving_back
-from branchout.training.loop import Event, Report, silent
 from branchout.training.memory import in_parts
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,28 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from branchout.errors import BranchoutError, unknown
+from branchout.progress import Event as Event
+from branchout.progress import Report as Report
+from branchout.progress import silent as silent
 from branchout.training import checkpoints, processes
 from branchout.training.graphs import EagerStep, Split, fastest
 from branchout.training.optimisation import Optimisation
 
 Batch = TypeVar("Batch")
-
-
-@dataclass(frozen=True)
-class Event:
-    """Progress of a piece of work: how many of its images or epochs are done, and numbers such as the loss."""
-
-    work: str
-    done: int
-    total: int
-    figures: dict[str, float] = field(default_factory=dict)
-
-
-Report = Callable[[Event], None]
-
-
-def silent(_: Event) -> None:
-    """Report to nobody."""
 
 
 def best_device() -> torch.device:

@@ -18,8 +18,9 @@ from branchout.errors import BranchoutError, unknown
 from branchout.model import architectures, bases
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead
+from branchout.progress import Report, silent
 from branchout.training import processes
-from branchout.training.loop import Report, fit, precision, seed_for, silent
+from branchout.training.loop import fit, precision, seed_for
 from branchout.training.optimisation import Optimisation, scale_to_dataset
 
 PAPER = Optimisation(epochs=90, lr=0.1, batch=256, weight_decay=1e-4, schedule="thirds")

@@ -12,8 +12,8 @@ from typing import Any
 
 from branchout.errors import BranchoutError
 from branchout.files import write_json
+from branchout.progress import Event, Report, silent
 from branchout.training import processes
-from branchout.training.loop import Event, Report, silent
 
 NOTE = "progress.json"
 EVERY = 0.5

@@ -20,6 +20,7 @@ from branchout.data.problems import Problem, Problems
 from branchout.data.samples import concatenate, find_identical
 from branchout.data.verify import FilePixels
 from branchout.errors import BranchoutError, printable
+from branchout.progress import Event
 from tests.data.hostile import encoded, jpeg, picture, png_claiming, put, write_folder
 
 
@@ -175,12 +176,13 @@ def test_a_file_that_breaks_after_the_scan_is_named(tmp_path: Path) -> None:
         samples.read(0)
 
 
-def test_progress_counts_every_file(messy: Path) -> None:
-    reported: list[tuple[int, int]] = []
-    scan(messy, progress=lambda done, total: reported.append((done, total)))
-    total = reported[-1][1]
-    assert total > 6
-    assert reported == [(done, total) for done in range(1, total + 1)]
+def test_progress_counts_files_by_fifties_and_all_at_the_end(tmp_path: Path) -> None:
+    for number in range(120):
+        put(tmp_path / f"a/{number}.jpg", b"")
+    put(tmp_path / "a/good.jpg", jpeg())
+    reported: list[Event] = []
+    scan(tmp_path, report=reported.append)
+    assert reported == [Event(f"Checking images in {tmp_path.name}", done, 121) for done in (50, 100, 121)]
 
 
 # Links, permissions and names.
