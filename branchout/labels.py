@@ -7,7 +7,8 @@ is the only place with label arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -102,6 +103,17 @@ class LabelSpace:
     @cached_property
     def class_of_column(self) -> Ints:
         return np.concatenate([self.index(names) for names in self.branches])
+
+
+def distinct(names: Sequence[str], marks: Iterable[object], same: Callable[[str], str] = str) -> tuple[str, ...]:
+    """Class names that differ: those of which there are several carry their marks in brackets, `crane (n02012849)`.
+
+    Two names are the same if what `same` makes of them is equal.
+    """
+    count = Counter(map(same, names))
+    return tuple(
+        name if count[same(name)] == 1 else f"{name} ({mark})" for name, mark in zip(names, marks, strict=True)
+    )
 
 
 def branch_name(number: int) -> str:

@@ -52,7 +52,6 @@ def event_files(folder: Path | None) -> Iterator[Report]:
 
 def write_goals(model: Model, write: Report) -> None:
     """Write the accuracies of every operating point that an extension measured, as events of their own."""
-
     assert model.outcome is not None
     measured = model.outcome.measured
     for goal, result in ({} if measured is None else measured.goals).items():

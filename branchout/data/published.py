@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from branchout.data.samples import ArrayPixels, Samples
 from branchout.data.verify import FilePixels
 from branchout.errors import BranchoutError, some
 from branchout.files import read_json
+from branchout.labels import distinct
 
 ANIMATE, INANIMATE = "animate", "inanimate"
 FIRST_ARTEFACT = "n02666196"
@@ -190,9 +190,8 @@ def _names(synsets: Sequence[str], root: Path, facts: Mapping[str, Any]) -> dict
 
         info = ImageNetInfo()
         lemmas = {synset: info.label_name_to_description(synset) for synset in info.label_names()} | lemmas
-    first = {synset: lemmas.get(synset, synset).split(",")[0].strip() for synset in synsets}
-    count = Counter(name.casefold() for name in first.values())
-    return {synset: name if count[name.casefold()] == 1 else f"{name} ({synset})" for synset, name in first.items()}
+    first = [lemmas.get(synset, synset).split(",")[0].strip() for synset in synsets]
+    return dict(zip(synsets, distinct(first, synsets, str.casefold), strict=True))
 
 
 def _pairs(groups: Groups, names: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:

@@ -6,7 +6,6 @@ model is loaded.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from branchout import files
 from branchout.data.preprocess import Preprocessing
 from branchout.errors import BranchoutError, canonical, explain_os_error, no_saved_model, some
+from branchout.labels import distinct
 from branchout.model import architectures, huggingface, resnet, torchvision_adapters, vit
 from branchout.model.classifier import Classifier
 from branchout.model.manifest import (
@@ -276,11 +276,7 @@ def imagenet_names(count: int = 1000) -> tuple[str, ...]:
         return ()
     info = ImageNetInfo(subset)
     lemmas = [info.index_to_description(number).split(",")[0] for number in range(count)]
-    times = Counter(lemmas)
-    return tuple(
-        lemma if times[lemma] == 1 else f"{lemma} ({info.index_to_label_name(number)})"
-        for number, lemma in enumerate(lemmas)
-    )
+    return distinct(lemmas, map(info.index_to_label_name, range(count)))
 
 
 def read_classes(path: Path) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from branchout import files
 from branchout.data.preprocess import Preprocessing
 from branchout.errors import BranchoutError, some
+from branchout.labels import distinct
 from branchout.model.weights import read_checkpoint
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
@@ -95,7 +96,9 @@ def _from_transformers(folder: Path, config: dict[str, Any], tensors: dict[str, 
             tensors = {name: value for name, value in tensors.items() if not name.startswith("norm.")}
     labels = config.get("id2label") or {}
     names = tuple(str(labels[str(number)]) for number in range(len(labels)))
-    return ({"family": "timm", **arch}, tensors, _unique(names), preprocessing)
+    if len(names) == 1000 and names[0].startswith("tench"):
+        names = ()  # ImageNet's, which `bases` names
+    return ({"family": "timm", **arch}, tensors, distinct(names, range(len(names))), preprocessing)
 
 
 Read = tuple[dict[str, Any], str]
@@ -193,10 +196,3 @@ def _transformers_preprocessing(folder: Path, config: Mapping[str, Any]) -> Prep
     share = about.get("crop_pct") or min(1.0, seen / resized)
     mean, std = tuple(about.get("image_mean", MEAN)), tuple(about.get("image_std", STD))
     return Preprocessing(seen, 3, mean, std, "bicubic" if about.get("resample", 3) == 3 else "bilinear", share)
-
-
-def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Class names as they are, but none for ImageNet's, which `bases` names; equal ones get their number."""
-    if len(names) == 1000 and names[0].startswith("tench"):
-        return ()
-    return tuple(f"{name} ({number})" if names.count(name) > 1 else name for number, name in enumerate(names))
