@@ -65,8 +65,9 @@ def direct(model: api.Model, files: Sequence[bytes], duration: float) -> dict[st
 
 
 async def post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes) -> int:
-    """The status of the answer to one image."""
-    head = "POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\nContent-Length: "
+    """The status of the answer to one image, or to one in JSON."""
+    kind = "application/json" if data.startswith(b"{") else "image/png"
+    head = f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\nContent-Length: "
     writer.write(f"{head}{len(data)}\r\n\r\n".encode() + data)
     answer = await reader.readuntil(b"\r\n\r\n")
     length = re.search(rb"content-length: (\d+)", answer)

@@ -9,7 +9,7 @@ log(seconds) against log(size) over the larger half. Features are random: their 
   little more for sorting);
 - exemplars to 80 of each class: an epoch of stage II (1).
 
-Steps are measured by `many-steps`.
+Steps are measured by `many-steps`. The curve and the bytes need no device, so a GPU machine leaves them out.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Growth:
     sizes: Sequence[int]
     work: Callable[[int, torch.device], Callable[[], object]]
     """Prepares a size and returns what is measured."""
+    on_gpu: bool = True
 
 
 def space_of(old: int, new: int = NEW) -> LabelSpace:
@@ -110,10 +111,24 @@ def growths(settings: Settings) -> list[Growth]:
             classes,
             lambda n, d: stage_two(n, 1, d),
         ),
-        Growth("classes-curve", "classes", "the dial's curve on 1,000 images", 1, classes, lambda n, _: curve(1000, n)),
+        Growth(
+            "classes-curve",
+            "classes",
+            "the dial's curve on 1,000 images",
+            1,
+            classes,
+            lambda n, _: curve(1000, n),
+            on_gpu=False,
+        ),
         Growth("images-head", "new images", "an epoch of a head on cached features", 1, images, head_epoch),
         Growth(
-            "images-curve", "held-out images", "the dial's curve, 100+20 classes", 1, images, lambda n, _: curve(n, 100)
+            "images-curve",
+            "held-out images",
+            "the dial's curve, 100+20 classes",
+            1,
+            images,
+            lambda n, _: curve(n, 100),
+            on_gpu=False,
         ),
         Growth(
             "exemplars",
@@ -128,8 +143,10 @@ def growths(settings: Settings) -> list[Growth]:
 
 def rows(settings: Settings) -> Rows:
     for growth in growths(settings):
-        yield f"growth-{growth.name}-{settings.device.type}", measured(growth, settings.device)
-    yield f"growth-classes-bytes-{settings.device.type}", bytes_row(settings)
+        if growth.on_gpu or not settings.gpu:
+            yield f"growth-{growth.name}-{settings.device.type}", measured(growth, settings.device)
+    if not settings.gpu:
+        yield f"growth-classes-bytes-{settings.device.type}", bytes_row(settings)
 
 
 def measured(growth: Growth, device: torch.device) -> Row:

@@ -2,19 +2,30 @@
 
 `engines`: the built-in model of 800 characters, one image and a batch of 64, in turns. Accuracies on the same 1,600
 drawn images say what each engine costs. The 8-bit model is quantised statically, with scales from 256 other images.
-`server`: `branchout serve` in a process of its own, with 1, 16 and 64 clients, against `predict` in a loop.
+`server`: `branchout serve` in a process of its own, with 1, 16 and 64 clients, against `predict` in a loop; and against
+LitServe with the same model where that is installed (it is no dependency: `pip install litserve`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
+import os
 import signal
+import socket
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import torch
@@ -26,14 +37,15 @@ from branchout import api
 from branchout.data.glyphs import glyphs
 from branchout.data.images import in_order, open_images
 from branchout.evaluate.compare import logits
+from branchout.export import PACKAGES
 
 Run = Callable[[Tensor], Tensor]
 
 
 def rows(settings: Settings) -> Rows:
     yield engines(settings)
-    if find_spec("uvicorn"):
-        yield server(settings)
+    if find_spec("uvicorn") and find_spec("fastapi"):
+        yield from server(settings)
     else:
         print("no server: the extra 'serve' is not installed")
 
@@ -56,10 +68,13 @@ def engines(settings: Settings) -> tuple[str, Row]:
     test = Images(model, settings.pick(800, 20), "val")
     usual: Run = lambda images: logits(classifier, images.to(device)).cpu()  # noqa: E731
     found: dict[str, Run] = {"torch eager": usual}
-    found |= compiled(classifier, usual, test.images, device)
+    if not settings.tiny:  # compiling takes a minute
+        found |= compiled(classifier, test.images, device)
     with tempfile.TemporaryDirectory() as folder:
-        if find_spec("onnxruntime") and find_spec("onnx"):
+        if all(map(find_spec, PACKAGES)):
             found |= onnx_engines(model, Path(folder), Images(model, settings.pick(256, 20), "train").images, device)
+        else:
+            print(f"no onnxruntime: {' and '.join(name for name in PACKAGES if not find_spec(name))} not installed")
         results: dict[str, dict[str, float]] = {name: {"accuracy": accuracy(run, test)} for name, run in found.items()}
         for batch in (1, 64):
             works = {name: partial(run, test.images[:batch]) for name, run in found.items()}
@@ -85,7 +100,7 @@ def accuracy(run: Run, test: Images) -> float:
     return float((answers.numpy() == test.labels).mean())
 
 
-def compiled(classifier: torch.nn.Module, usual: Run, images: Tensor, device: torch.device) -> dict[str, Run]:
+def compiled(classifier: torch.nn.Module, images: Tensor, device: torch.device) -> dict[str, Run]:
     mode = "reduce-overhead" if device.type == "cuda" else "default"
     forward = torch.compile(classifier, mode=mode)
 
@@ -133,30 +148,104 @@ def onnx_engines(model: api.Model, folder: Path, calibration: Tensor, device: to
     return found
 
 
-def server(settings: Settings) -> tuple[str, Row]:
+Level = dict[str, Any]
+Send = Callable[[int, float], dict[str, float]]
+"""Latency and throughput of so many clients that send images for so many seconds."""
+
+
+def server(settings: Settings) -> Rows:
     model = api.load("glyphs", device=str(settings.device))
     files = serve.image_files(model, 64)
+    with ExitStack() as running:
+        ways: dict[str, Send] = {"served": running.enter_context(our_server(files, settings))}
+        if find_spec("litserve"):
+            ways["litserve"] = running.enter_context(lit_server(files, settings))
+        else:
+            print("no LitServe: not installed")
+        levels = measured_levels(model, files, ways, settings)
+    about = {"seconds": settings.pick(3, 1), "model": "glyphs", "clients_on_the_same_machine": True}
+    best = max(levels, key=lambda level: level["served"]["per_second"] / level["loop"]["per_second"])
+    yield (
+        f"server-{settings.device.type}",
+        compared(
+            f"one image served over HTTP to {best['clients']} clients (1 / throughput)",
+            "the same model called in a loop",
+            1 / best["served"]["per_second"],
+            1 / best["loop"]["per_second"],
+            levels=levels,
+            litserve=version("litserve") if "litserve" in ways else "not installed",
+            settings=about,
+        ),
+    )
+    if "litserve" in ways:
+        most = levels[-1]
+        yield (
+            f"server-litserve-{settings.device.type}",
+            compared(
+                f"one image served over HTTP to {most['clients']} clients (1 / throughput)",
+                "the same model served by LitServe",
+                1 / most["served"]["per_second"],
+                1 / most["litserve"]["per_second"],
+                levels=levels,
+                litserve=version("litserve"),
+                settings=about,
+            ),
+        )
+
+
+def measured_levels(
+    model: api.Model, files: Sequence[bytes], ways: Mapping[str, Send], settings: Settings
+) -> list[Level]:
+    """1, 16 and 64 clients of each server, and a loop, in turns."""
     seconds = settings.pick(3, 1)
-    levels: list[Row] = []
+    serve.direct(model, files, 1.0)  # all warm up
+    for send in ways.values():
+        send(4, 1.0)
+    levels = []
+    for clients in (1, 16, 64):
+        level: Level = {"clients": clients, "loop": serve.direct(model, files, seconds)}
+        level |= {name: send(clients, seconds) for name, send in ways.items()}
+        print(level, flush=True)
+        levels.append(level)
+    return levels
+
+
+@contextmanager
+def our_server(files: Sequence[bytes], settings: Settings) -> Iterator[Send]:
     process, port = serve.start("glyphs", ["--device", str(settings.device)])
     try:
-        serve.direct(model, files, 1.0)  # both warm up
-        asyncio.run(serve.served(port, files, 4, 1.0))
-        for clients in (1, 16, 64):
-            loop = serve.direct(model, files, seconds)
-            served = asyncio.run(serve.served(port, files, clients, seconds))
-            levels.append({"clients": clients, "served": served, "loop": loop})
-            print(f"{clients} clients: {served}; loop: {loop}", flush=True)
+        yield lambda clients, seconds: asyncio.run(serve.served(port, files, clients, seconds))
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(30)
-    best = max(levels, key=lambda level: level["served"]["per_second"] / level["loop"]["per_second"])
-    row = compared(
-        f"one image served over HTTP to {best['clients']} clients (1 / throughput)",
-        "the same model called in a loop",
-        1 / best["served"]["per_second"],
-        1 / best["loop"]["per_second"],
-        levels=levels,
-        settings={"seconds": seconds, "model": "glyphs", "clients_on_the_same_machine": True},
-    )
-    return f"server-{settings.device.type}", row
+
+
+@contextmanager
+def lit_server(files: Sequence[bytes], settings: Settings) -> Iterator[Send]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "benchmarks.speed.litserve_app", str(port), str(settings.device)]
+    process = subprocess.Popen(command, start_new_session=True)
+    as_json = [json.dumps({"image": base64.b64encode(file).decode()}).encode() for file in files]
+    try:
+        wait_for(port, process)
+        yield lambda clients, seconds: asyncio.run(serve.served(port, as_json, clients, seconds))
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)  # it has processes of its own
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 90) -> None:
+    """Until LitServe says that its model is loaded."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            with urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
+                return
+        except OSError:  # not yet
+            time.sleep(0.2)
+    raise RuntimeError("LitServe did not start")
