@@ -148,6 +148,7 @@ def _train(
         momentum=0.9,
         weight_decay=optimisation.weight_decay,
         nesterov=optimisation.nesterov,
+        fused=like.device.type in ("cpu", "cuda"),  # one pass over weights, gradients and momentum instead of five
     )
     pooler = Pooler(layout.space, layout.pooler).to(like.device)
     alpha = torch.tensor([point[0] for point in grid]).to(like)
