@@ -240,7 +240,7 @@ def one_point(settings: Settings) -> Rows:
             name: partial(train_grid, layout, [data], replace(fewer, grid=grid), per_class=PER_CLASS)
             for name, grid in (("one", GRID[:1]), ("all", GRID))
         }
-        taken = in_turns(works, 3, device)
+        taken = in_turns({**works, "products": partial(products, base, novel, epochs, device)}, 3, device)
         yield (
             f"fusion-grid-{device.type}-{base}+{novel}",
             compared(
@@ -249,9 +249,23 @@ def one_point(settings: Settings) -> Rows:
                 taken["all"],
                 taken["one"],
                 goal="1.5 on a GPU, 6 on 2 cores",
+                products_seconds=taken["products"],
+                note="products_seconds: the matrix products of all points alone, which no order of the work avoids",
                 settings={"epochs": epochs, "features": K, "views": VIEWS, "per_class": PER_CLASS},
             ),
         )
+
+
+def products(base: int, novel: int, epochs: int, device: torch.device) -> None:
+    """The matrix products of all points, forward and backward, and nothing else."""
+    batch = SETTINGS.optimisation.batch
+    u = torch.randn(1, batch, K, device=device)
+    for width in (base, novel):
+        deltas = torch.randn(1, K, len(GRID) * width, device=device)
+        logits, gradients = torch.bmm(u, deltas), torch.empty_like(deltas)
+        for _ in range(epochs * -(-(base + novel) * PER_CLASS // batch)):
+            torch.bmm(u, deltas, out=logits)
+            torch.bmm(u.transpose(1, 2), logits, out=gradients)
 
 
 def random_data(base: int, novel: int, device: torch.device) -> tuple[HeadLayout, Stage2Data]:

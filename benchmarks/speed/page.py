@@ -7,15 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from benchmarks.paper.figures import BLUE, GREEN, RED, SOFT, STYLE
+from benchmarks.speed.inference_page import inference_part
+from benchmarks.speed.markdown import DEVICES, Row, Rows, link, number, table
 from branchout.files import atomic_write, write_text
 
 ROOT = Path(__file__).parents[2]
-Row = Mapping[str, Any]
-Rows = Mapping[str, Row]
-DEVICES = {"cuda": "GPU", "cpu": "2 cores"}
 
 
 @dataclass(frozen=True)
@@ -31,6 +29,8 @@ class Goal:
     more_is_better: bool = False
     reason: str = ""
     """Why a goal is not reached."""
+    profile: Callable[[Row], str] = lambda row: ""
+    """Where the time goes, from the file."""
     script: str = ""
     """The measurement that writes the file."""
 
@@ -41,6 +41,23 @@ class Goal:
 
 def ratio(row: Row) -> float:
     return float(row["ratio"])
+
+
+def products(row: Row) -> str:
+    """How much of a grid's time the matrix products take, which no other order of the work avoids."""
+    if "products_seconds" not in row:
+        return ""
+    alone, share = row["products_seconds"] / row["against_seconds"], row["products_seconds"] / row["of_seconds"]
+    return (
+        f" The matrix products alone, measured beside them, take {share:.0%} of the time of all points and "
+        f"{number(alone)} times that of one point with everything that belongs to it: the ratio cannot be less."
+    )
+
+
+def spent_on(row: Row) -> str:
+    """What an extension spends its time on."""
+    told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in row.get("parts", {}).items())
+    return f" Of the extension's {row['of_seconds']:.1f} s: {told}." if told else ""
 
 
 GOALS = (
@@ -62,6 +79,7 @@ GOALS = (
         {"cuda": 1.5, "cpu": 6},
         reason="36 points are 36 times the arithmetic. A GPU is not busy with one point; a CPU is, and gains only from "
         "larger matrix products and fewer calls.",
+        profile=products,
         script="fusion-grid",
     ),
     Goal(
@@ -70,6 +88,7 @@ GOALS = (
         ratio,
         {"cuda": 1 / 12},
         reason="Stage I trains 30 epochs on new images and as many exemplars; joint training 40 epochs on all images.",
+        profile=spent_on,
         script="extension",
     ),
     Goal(
@@ -120,19 +139,6 @@ def rows_in(folder: Path) -> Rows:
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
 
 
-def link(name: str, text: str) -> str:
-    return f"[{text}](../results/speed/{quote(name)}.json)"
-
-
-def number(value: float) -> str:
-    return f"{value:.0f}" if value >= 20 else f"{value:.1f}" if value >= 2 else f"{value:.3g}"
-
-
-def table(*lines: tuple[str, ...]) -> str:
-    head, *body = lines
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ("---",) * len(head), *body))
-
-
 def goals_part(rows: Rows) -> str:
     lines: list[tuple[str, ...]] = [("measured", *DEVICES.values(), "goal")]
     missed, absent = [], []
@@ -153,7 +159,7 @@ def goals_part(rows: Rows) -> str:
                 link(name, number(value)) + (" (goal reached)" if met else " (**not reached**)" if wanted else "")
             )
             if wanted and not met:
-                missed.append(f"- {goal.title}, {DEVICES[device]}: {number(value)}. {goal.reason}")
+                missed.append(f"- {goal.title}, {DEVICES[device]}: {number(value)}. {goal.reason}{goal.profile(row)}")
         sign = "≥" if goal.more_is_better else "≤"
         aims = ", ".join(f"{sign} {number(aim)} on {_article(device)}" for device, aim in goal.goals.items())
         lines.append((goal.title, *cells, aims))
@@ -254,51 +260,6 @@ def growth_part(rows: Rows) -> str:
         "longer hold the data, or other work on the machine took its share."
     )
     return "\n\n".join(["## Growth", about, table(*lines), "![Growth](figures/speed-growth.svg)"])
-
-
-def inference_part(rows: Rows) -> str:
-    lines: list[tuple[str, ...]] = [("engine", "on", "1 image", "64 images", "accuracy")]
-    served: list[tuple[str, ...]] = [
-        ("clients", "on", "p50", "p99", "images a second", "in a loop: p50", "images a second")
-    ]
-    for device, told in DEVICES.items():
-        row = rows.get(f"inference-{device}")
-        for name, found in (row["engines"] if row else {}).items():
-            times = (f"{found[f'ms_batch_{batch}']:.2f} ms" for batch in (1, 64))
-            lines.append((name, link(f"inference-{device}", told), *times, f"{100 * found['accuracy']:.2f}%"))
-        for level in (rows.get(f"server-{device}") or {"levels": ()})["levels"]:
-            over, loop = level["served"], level["loop"]
-            figures = [f"{over['p50_ms']:.1f} ms", f"{over['p99_ms']:.1f} ms", f"{over['per_second']:.0f}"]
-            figures += [f"{loop['p50_ms']:.1f} ms", f"{loop['per_second']:.0f}"]
-            served.append((str(level["clients"]), link(f"server-{device}", told), *figures))
-    parts = ["## Inference"]
-    if len(lines) > 1:
-        parts += ["The built-in model of 800 characters; accuracy on the same drawn images.", table(*lines)]
-    if len(served) > 1:
-        parts += ["`branchout serve`, its clients on the same machine, and `predict` in a loop:", table(*served)]
-    parts += earlier_inference(rows)
-    parts.append("LitServe and Triton were not measured: neither is installed where these figures come from.")
-    return "\n\n".join(parts)
-
-
-def earlier_inference(rows: Rows) -> list[str]:
-    """In words, what older scripts measured and the present ones have not measured again."""
-    found = []
-    if "onnx" in rows and "inference-cpu" not in rows:
-        times = " and ".join(
-            f"{1000 * each['of_seconds']:.1f} ms instead of {1000 * each['against_seconds']:.1f} ms for "
-            f"{each['batch']} image{'s' if each['batch'] > 1 else ''}"
-            for each in rows["onnx"]["batches"]
-        )
-        found.append(f"On 2 cores onnxruntime takes {link('onnx', times)} with torch.")
-    if "serve" in rows and "server-cpu" not in rows:
-        last = rows["serve"]["levels"][-1]
-        found.append(
-            f"On 2 cores `branchout serve` answers {last['clients']} clients with {last['per_second']:.0f} images a "
-            f"second (p50 {last['p50_ms']:.0f} ms, p99 {last['p99_ms']:.0f} ms), "
-            f"{link('serve', number(rows['serve']['ratio']))} times as many as `predict` in a loop."
-        )
-    return found
 
 
 def page(rows: Rows) -> str:

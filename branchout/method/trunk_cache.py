@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from branchout.data.images import Images, forward_batch, in_order, on_device, part_of
+from branchout.data.images import Images, ResidentImages, forward_batch, in_order, on_device, part_of
 from branchout.disk_cache import cache_folder, cache_limit, scratch_array, scratch_room
 from branchout.errors import BranchoutError
 from branchout.files import read_json, write_json
@@ -41,6 +41,9 @@ FEWEST_VIEWS = 4
 """Where not even so many views fit, the trunk runs live: fewer views cost accuracy."""
 CHUNK = 256
 """Images per forward pass while the cache is filled."""
+ON_GPU = 1024
+"""The same where small images lie on a GPU: cropping and recolouring 256 of them is over before the next kernel is
+launched."""
 
 
 class TrunkOutputs:
@@ -172,7 +175,7 @@ class TrunkOutputs:
             filled = 0
             for view in range(views):
                 seed = seed_for(self.seed, view, 7 + number)
-                order = in_order(len(images), forward_batch(images, CHUNK))
+                order = in_order(len(images), self._chunk(images))
                 for batch, found in zip(order, self.frozen.live(images, order, seed), strict=True):
                     outputs = [as_cached(output, compressed=self.compressed) for output in found]
                     table = table or [self._empty(views * len(images), output) for output in outputs]
@@ -185,6 +188,10 @@ class TrunkOutputs:
             tables.append([processes.sum_up(whole) for whole in table])
         give_back_memory()
         return tables
+
+    def _chunk(self, images: Images) -> int:
+        small = isinstance(images, ResidentImages) and self.frozen.device.type == "cuda"
+        return forward_batch(images, ON_GPU if small else CHUNK)
 
     def _empty(self, rows: int, like: Tensor) -> Tensor:
         """A table for `rows` outputs; feature maps have the network's memory layout."""

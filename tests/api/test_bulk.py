@@ -4,14 +4,10 @@ import csv
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from dask_cluster import two_workers
 from helpers import refused, run, well
 from PIL import Image
 
@@ -101,48 +97,18 @@ def test_a_stopped_run_resumes_and_answers_nothing_twice(
     assert rows(out) == expected(extended, photos)
 
 
-@contextmanager
-def processes(*commands: list[str]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    started = [subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for words in commands]
-    try:
-        yield started
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-
-
-def wait_until(condition: object, seconds: float = 60) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < limit
-        time.sleep(0.05)
-
-
 def test_a_cluster_whose_worker_dies_answers_every_file_once(
     extended: api.Model, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from distributed import Client
-
     monkeypatch.setattr(bulk, "PART", 2)
-    file = tmp_path / "scheduler.json"
-    common = ["--scheduler-file", str(file), "--no-dashboard"]
-    scheduler = [sys.executable, "-m", "distributed.cli.dask_scheduler", *common, "--port", "0"]
-    worker = [sys.executable, "-m", "distributed.cli.dask_worker", *common, "--nthreads", "1", "--no-nanny"]
-    worker += ["--local-directory", str(tmp_path)]
     out = tmp_path / "answers.csv"
-    with processes(scheduler):
-        wait_until(file.exists)
-        with processes(worker, worker) as workers:
-            address = json.loads(file.read_text())["address"]
-            with Client(address) as client:
-                wait_until(lambda: len(client.ncores()) == 2)
-            os.kill(workers[0].pid, signal.SIGSTOP)  # it is given parts, and will never answer them
+    with two_workers(tmp_path) as (address, workers):
+        os.kill(workers[0].pid, signal.SIGSTOP)  # it is given parts, and will never answer them
 
-            def kill(_: Event) -> None:
-                workers[0].kill()
+        def kill(_: Event) -> None:
+            workers[0].kill()
 
-            predict_files(Settings(str(extended.folder)), files_of(photos), out, dask=address, report=kill)
+        predict_files(Settings(str(extended.folder)), files_of(photos), out, dask=address, report=kill)
     assert rows(out) == expected(extended, photos)
 
 

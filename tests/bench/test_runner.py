@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from dask_cluster import two_workers, wait_until
 from helpers import BASE, CPU, NEW, untrained
 from PIL import Image
 from torch import nn
@@ -1044,6 +1046,47 @@ def test_rows_can_be_made_by_a_dask_cluster(folder: Path, tmp_path: Path) -> Non
         finished = run_all(jobs, executor=executor, workers=workers)
     assert not [each for each in jobs if each.missing()]
     assert {done.job.method for done in finished} == {"ncm", "logitcat-max"}
+
+
+def holds_a_lock(process: int) -> bool:
+    """Whether a process is measuring a row: its lock is one of its open files (Linux)."""
+    found = []
+    for each in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            found.append(str(each.readlink()))
+    return any(name.endswith(".lock") and "resnet10" in name for name in found)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="which process measures a row is read from /proc")
+def test_a_cluster_whose_worker_dies_in_a_row_makes_every_row_once(folder: Path, tmp_path: Path) -> None:
+    from branchout.bench.executor import executor_of
+
+    plan = replace(PLAN, pretraining=replace(PLAN.pretraining, epochs=1))
+    jobs = [job(folder, tmp_path, name, plan, seeds=(1,)) for name in ("ncm", "fecam", "ranpac")]
+    files = [path for each in jobs for path in each.files().values()]
+    before: dict[Path, int] = {}
+    with two_workers(tmp_path) as (address, workers), executor_of(2, address) as (executor, number):
+
+        def stop_in_a_row() -> None:
+            wait_until(lambda: holds_a_lock(workers[0].pid), seconds=300, pause=0.01)
+            os.kill(workers[0].pid, signal.SIGSTOP)
+
+        def kill(_: runner.Done) -> None:
+            if workers[0].poll() is None:
+                assert holds_a_lock(workers[0].pid)
+                before.update({path: path.stat().st_mtime_ns for path in files if path.exists()})
+                workers[0].kill()
+                workers[0].wait()
+
+        with ThreadPoolExecutor(1) as watching:
+            watched = watching.submit(stop_in_a_row)
+            finished = run_all(jobs, executor=executor, workers=number, on_done=kill)
+            watched.result()
+    assert sorted(done.job.method for done in finished) == sorted(each.method for each in jobs)
+    assert all(done.written for done in finished)
+    assert not [each for each in jobs if each.missing()]
+    assert 0 < len(before) < len(files)
+    assert before == {path: path.stat().st_mtime_ns for path in before}  # none was measured twice
 
 
 def test_a_killed_runner_leaves_nothing_half_done_and_blocks_nobody(folder: Path, tmp_path: Path) -> None:

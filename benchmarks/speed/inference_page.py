@@ -1,0 +1,76 @@
+"""The part of docs/performance.md about inference: engines, the server, and other servers."""
+
+from __future__ import annotations
+
+from benchmarks.speed.markdown import DEVICES, Row, Rows, link, number, table
+
+
+def inference_part(rows: Rows) -> str:
+    lines: list[tuple[str, ...]] = [("engine", "on", "1 image", "64 images", "accuracy")]
+    served: list[tuple[str, ...]] = [
+        ("clients", "on", "p50", "p99", "images a second", "in a loop: p50", "images a second")
+    ]
+    for device, told in DEVICES.items():
+        row = rows.get(f"inference-{device}")
+        for name, found in (row["engines"] if row else {}).items():
+            times = (f"{found[f'ms_batch_{batch}']:.2f} ms" for batch in (1, 64))
+            lines.append((name, link(f"inference-{device}", told), *times, f"{100 * found['accuracy']:.2f}%"))
+        for level in (rows.get(f"server-{device}") or {"levels": ()})["levels"]:
+            over, loop = level["served"], level["loop"]
+            figures = [f"{over['p50_ms']:.1f} ms", f"{over['p99_ms']:.1f} ms", f"{over['per_second']:.0f}"]
+            figures += [f"{loop['p50_ms']:.1f} ms", f"{loop['per_second']:.0f}"]
+            served.append((str(level["clients"]), link(f"server-{device}", told), *figures))
+    parts = ["## Inference"]
+    if len(lines) > 1:
+        parts += ["The built-in model of 800 characters; accuracy on the same drawn images.", table(*lines)]
+    if len(served) > 1:
+        parts += ["`branchout serve`, its clients on the same machine, and `predict` in a loop:", table(*served)]
+    parts += earlier_inference(rows)
+    parts += other_servers(rows)
+    return "\n\n".join(parts)
+
+
+def other_servers(rows: Rows) -> list[str]:
+    """The same model behind LitServe, measured in turns with `branchout serve`."""
+    lines: list[tuple[str, ...]] = [
+        ("clients", "on", "branchout serve: p50", "p99", "images a second", "LitServe: p50", "p99", "images a second")
+    ]
+    found: list[Row] = []
+    for device, told in DEVICES.items():
+        name = f"server-litserve-{device}"
+        if name not in rows:
+            continue
+        found.append(rows[name])
+        for level in rows[name]["levels"]:
+            cells = []
+            for way in ("served", "litserve"):
+                each = level[way]
+                cells += [f"{each['p50_ms']:.1f} ms", f"{each['p99_ms']:.1f} ms", f"{each['per_second']:.0f}"]
+            lines.append((str(level["clients"]), link(name, told), *cells))
+    if not found:
+        return ["LitServe and Triton were not measured: neither is installed where these figures come from."]
+    about = (
+        f"The same model behind LitServe {found[0]['litserve']} (`pip install litserve`) with one worker and batches "
+        "as large. LitServe reads no raw images, so its clients send them as base64 text in JSON:"
+    )
+    return [about, table(*lines), "Triton was not measured: its server does not install with pip."]
+
+
+def earlier_inference(rows: Rows) -> list[str]:
+    """In words, what older scripts measured and the present ones have not measured again."""
+    found = []
+    if "onnx" in rows and "inference-cpu" not in rows:
+        times = " and ".join(
+            f"{1000 * each['of_seconds']:.1f} ms instead of {1000 * each['against_seconds']:.1f} ms for "
+            f"{each['batch']} image{'s' if each['batch'] > 1 else ''}"
+            for each in rows["onnx"]["batches"]
+        )
+        found.append(f"On 2 cores onnxruntime takes {link('onnx', times)} with torch.")
+    if "serve" in rows and "server-cpu" not in rows:
+        last = rows["serve"]["levels"][-1]
+        found.append(
+            f"On 2 cores `branchout serve` answers {last['clients']} clients with {last['per_second']:.0f} images a "
+            f"second (p50 {last['p50_ms']:.0f} ms, p99 {last['p99_ms']:.0f} ms), "
+            f"{link('serve', number(rows['serve']['ratio']))} times as many as `predict` in a loop."
+        )
+    return found
