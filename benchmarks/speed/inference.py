@@ -163,7 +163,13 @@ def server(settings: Settings) -> Rows:
         else:
             print("no LitServe: not installed")
         levels = measured_levels(model, files, ways, settings)
-    about = {"seconds": settings.pick(3, 1), "model": "glyphs", "clients_on_the_same_machine": True}
+    about = {
+        "seconds": settings.pick(3, 1),
+        "model": "glyphs",
+        "clients_on_the_same_machine": True,
+        "threads": torch.get_num_threads(),
+        "load_average": os.getloadavg()[0],  # other work on the machine slows all of them
+    }
     best = max(levels, key=lambda level: level["served"]["per_second"] / level["loop"]["per_second"])
     yield (
         f"server-{settings.device.type}",

@@ -23,7 +23,7 @@ from branchout.serve.limits import Limits
 LIMITS = Limits()
 
 
-class Served(litserve.LitAPI):  # type: ignore[misc,no-any-unimported]
+class Served(litserve.LitAPI):  # type: ignore[misc]
     def setup(self, device: str) -> None:
         self.model = api.load("glyphs", device=device)
 

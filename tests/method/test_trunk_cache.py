@@ -36,6 +36,13 @@ def test_cached_and_live_agree_where_all_views_are_alike(
             assert torch.allclose(cached[key].float(), value.float(), atol=2e-4, rtol=1e-3), key
 
 
+def test_small_images_on_a_gpu_are_computed_in_larger_batches(models: dict[str, Classifier], train: Samples) -> None:
+    images = open_images(train, SIZES, CPU)
+    for device, size in (("cpu", 256), ("cuda", 1024)):
+        frozen = Frozen(models["base"], 0, BRANCHOUT.stage_one, device=torch.device(device))
+        assert TrunkOutputs(frozen, [images], 1, limit=0)._chunk(images) == size
+
+
 def test_views_that_memory_cannot_hold_are_kept_on_disk(
     models: dict[str, Classifier],
     train: Samples,
