@@ -48,7 +48,11 @@ def other_servers(rows: Rows) -> list[str]:
                 cells += [f"{each['p50_ms']:.1f} ms", f"{each['p99_ms']:.1f} ms", f"{each['per_second']:.0f}"]
             lines.append((str(level["clients"]), link(name, told), *cells))
     if not found:
-        return ["LitServe and Triton were not measured: neither is installed where these figures come from."]
+        return [
+            "`python -m benchmarks.speed --only inference` measures LitServe beside the server where installed. No "
+            "figures are kept yet: on two cores shared with other work they differed ninefold from run to run. Triton "
+            "was not measured: its server does not install with pip."
+        ]
     about = (
         f"The same model behind LitServe {found[0]['litserve']} (`pip install litserve`) with one worker and batches "
         "as large. LitServe reads no raw images, so its clients send them as base64 text in JSON:"
