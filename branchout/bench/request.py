@@ -63,20 +63,19 @@ class Request:
             )
         if self.minutes and not self.stale:
             raise BranchoutError("--minutes goes with --stale only: the times of outdated rows tell what fits")
-        if self.stale and self.exemplars is not None:
-            raise BranchoutError(
-                "--stale measures every row with its own number of exemplars; leave --exemplars out, or name a table"
-            )
+        for name in ("exemplars", "memory_total") if self.stale else ():
+            if getattr(self, name) is not None:
+                own = "--stale measures every row with its own number of exemplars"
+                raise BranchoutError(f"{own}; leave {_option(name)} out, or name a table")
         if self.faithful and self.schedule not in (None, "published"):
             raise BranchoutError(
                 f"--faithful means --schedule published, and --schedule {self.schedule} was given; leave one out"
             )
-        if self.table and self.base:
+        if not self.scenario and self.base:
             raise BranchoutError("a table has a base of its own, so --base goes with --scenario only")
-        for name in ("base_classes", "novel_classes", "overlap", "steps") if self.table else ():
+        for name in ("base_classes", "novel_classes", "overlap", "steps") if not self.scenario else ():
             if getattr(self, name) is not None:
-                option = f"--{name.replace('_', '-')}"
-                raise BranchoutError(f"a table has sizes of its own, so {option} goes with --scenario only")
+                raise BranchoutError(f"a table has sizes of its own, so {_option(name)} goes with --scenario only")
         if self.scenario and self.scale:
             raise BranchoutError("--scale is for tables; a scenario takes --base-classes and --novel-classes")
         if self.exemplars is not None and self.memory_total:
@@ -119,6 +118,7 @@ class Request:
             own = {"arch": row["arch"], "split": row["settings"].get("split", 1)}
             changes = {**self._changes, **self._training, **own}
             changes["exemplars"] = int(exemplars) if exemplars else None
+            changes["total"] = row["settings"].get("total")
             plans = tables.experiments_of(known[name], dataset, **changes)
             if experiment not in plans:
                 raise BranchoutError(
@@ -179,8 +179,7 @@ class Request:
             return None
         for name in ("arch", "width", "size", "base_classes"):
             if getattr(self, name) is not None:
-                option = f"--{name.replace('_', '-')}"
-                raise BranchoutError(f"the model given with --base decides {option}; leave one of the two out")
+                raise BranchoutError(f"the model given with --base decides {_option(name)}; leave one of the two out")
         return open_base(self.base)
 
     def drawable(self, dataset: Dataset) -> tuple[list[Job], list[str]]:
@@ -212,6 +211,10 @@ class Request:
             fitted = f"with --scale {tables.FITTED} they fit the data"
             return f"{job.table}: {error}; those are the sizes of --scale {scale}, and {fitted}"
         return ""
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _even_share(dataset: Dataset, base: int | None, steps: int) -> int:

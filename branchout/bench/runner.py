@@ -87,8 +87,7 @@ class Job:
     def missing(self) -> list[str]:
         """The operating points without a row, or with one that is marked as outdated.
 
-        A row that was measured with other settings is an error. So is another method's row of another plan in the same
-        folder.
+        A row measured with other settings is an error, and so is another method's row of another plan beside it.
         """
         files = self.files()
         rows = {point: self._checked(path, own=True) for point, path in files.items()}
@@ -99,12 +98,15 @@ class Job:
 
     def _fewer(self, row: Mapping[str, Any]) -> bool:
         """Whether a row has only the first of the seeds that are asked for: it is measured again with all."""
-        asked = _asked(row)
-        return len(asked) < len(self.seeds) and asked == list(self.seeds[: len(asked)])
+        asked = tuple(_asked(row))
+        return asked != self.seeds and asked == self.seeds[: len(asked)]
+
+    def _more(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row has further seeds than are asked for: it stays, unless it would have to be measured again."""
+        return tuple(_asked(row)[: len(self.seeds)]) == self.seeds and not row.get("outdated")
 
     def _checked(self, path: Path, *, own: bool) -> dict[str, Any] | None:
-        """A row, checked for being of this plan, and with `own` of the same seeds and recipe; None if there is none
-        (another process may be deleting rows)."""
+        """A row, checked for being of this plan, and with `own` of these seeds and recipe; None if it was deleted."""
         try:
             row = results.read_row(path)
         except BranchoutError:
@@ -114,10 +116,9 @@ class Job:
         wanted = asdict(self.plan)
         del wanted["model"]  # its weights are compared, not its path
         if own:
-            if not self._fewer(row):
-                wanted["seeds"] = self.seeds
-            if not row.get("outdated"):  # an outdated row is measured again, with today's recipe
-                wanted |= method_named(self.method).settings()
+            wanted |= {} if self._fewer(row) or self._more(row) else {"seeds": self.seeds}
+            # An outdated row is measured again, with today's recipe.
+            wanted |= {} if row.get("outdated") else method_named(self.method).settings()
         # Older rows do not name every setting: those had their defaults. An optimiser is named only if it is not SGD.
         recorded = flat(asdict(Plan("", None, 0))) | flat(row["settings"])
         recorded["seeds"] = _asked(row)

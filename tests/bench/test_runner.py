@@ -414,8 +414,12 @@ def test_more_seeds_are_measured_for_a_row_that_has_the_first(
     assert more.missing() == list(more.files())
     run(more, {(str(folder), PLAN): experiment})
     assert not more.missing()
-    with pytest.raises(BranchoutError, match="with seeds"):
-        job(folder, tmp_path, "ncm", seeds=(1,)).missing()
+    fewer = job(folder, tmp_path, "ncm", seeds=(1,))
+    assert fewer.missing() == []  # a row with more seeds stays
+    path = fewer.files()["plain"]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "outdated": "why"}))
+    with pytest.raises(BranchoutError, match="with seeds"):  # measured again it would lose a seed
+        fewer.missing()
 
 
 def test_faithful_rows_start_from_a_base_of_their_own(folder: Path, tmp_path: Path) -> None:

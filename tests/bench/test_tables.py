@@ -352,13 +352,17 @@ def test_a_table_with_other_exemplars_has_rows_of_its_own(dataset: Dataset, tmp_
     assert (again.table, again.plan) == (job.table, job.plan)
 
 
-def test_outdated_rows_keep_their_own_number_of_exemplars(dataset: Dataset, tmp_path: Path) -> None:
-    (job,) = Request("letters", tmp_path, table="disjoint-40", methods=("bic",), arch="resnet10").jobs(dataset)
+@pytest.mark.parametrize("total", [None, 40])
+def test_outdated_rows_keep_their_own_number_of_exemplars(dataset: Dataset, tmp_path: Path, total: int | None) -> None:
+    made = Request("letters", tmp_path, table="disjoint-40", methods=("bic",), arch="resnet10", memory_total=total)
+    (job,) = made.jobs(dataset)
     for path in job.files().values():
         path.parent.mkdir(parents=True, exist_ok=True)
-        row = {"table": job.table, "arch": "resnet10", "point": path.stem.removeprefix("bic-"), "settings": {}}
+        row = {"table": job.table, "arch": "resnet10", "point": path.stem.removeprefix("bic-")}
+        row["settings"] = {"total": total} if total else {}  # older rows do not name it
         path.write_text(json.dumps({**row, "seeds": [1], "metrics": {}, "outdated": "why"}))
-    asked = Request("letters", tmp_path, stale=True, exemplars=5)
-    assert [again.plan for again in asked.jobs(dataset)] == [job.plan]
-    with pytest.raises(BranchoutError, match="--exemplars"):
-        asked.check()
+    for option in ("exemplars", "memory_total"):
+        asked = replace(Request("letters", tmp_path, stale=True), **{option: 5})
+        assert [again.plan for again in asked.jobs(dataset)] == [job.plan]
+        with pytest.raises(BranchoutError, match=f"leave --{option.replace('_', '-')} out"):
+            asked.check()

@@ -261,6 +261,8 @@ def test_interrupted_its_processes_stop_too(folder: Path, tmp_path: Path) -> Non
         (["sota", "--scale", "paper"], "those are the sizes of --scale paper, and with --scale fitted they fit"),
         (["branch-depth"], "Put a classes.json into its folder"),
         (["sota", "--exemplars", "5", "--memory-total", "50"], "leave --exemplars out"),
+        (["--stale", "--memory-total", "50"], "leave --memory-total out"),
+        (["--stale", "--novel-classes", "5"], "--novel-classes goes with --scenario only"),
         (
             ["--scenario", "disjoint", "--base-classes", "8", "--method", "ncm", "--out", "/proc/x"],
             "could not be written",
