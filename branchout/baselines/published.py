@@ -96,11 +96,19 @@ def first(
     make: Callable[..., nn.Linear] = random_rows,
     optimisation: Optimisation | None = None,
     alter: Alter | None = None,
+    redraw: bool = False,
 ) -> Network:
-    """The base: a network with a linear head, trained from scratch on the first classes by a loss of its logits."""
+    """The base: a network with a linear head, trained from scratch on the first classes by a loss of its logits.
+
+    `redraw`: the head starts at random once more after the warm-up, as in the published code of DER and its WA.
+    """
     backbone = untrained(task, relu)
-    network = Network(backbone, make(backbone.features, len(task.space.classes), bias=bias))
+    head = make(backbone.features, len(task.space.classes), bias=bias)
+    network = Network(backbone, head)
     network.to(task.device, memory_format=backbone.layout(task.device))  # type: ignore[call-overload]
     optimisation = optimisation or task.pretraining
-    whole_network.train(network, task, task.new, lambda x, y: loss_of(network(x), y), BASE, optimisation, alter=alter)
+    redrawn = (head,) if redraw else ()
+    whole_network.train(
+        network, task, task.new, lambda x, y: loss_of(network(x), y), BASE, optimisation, alter=alter, redrawn=redrawn
+    )
     return network

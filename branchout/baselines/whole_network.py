@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import torch
@@ -17,7 +17,7 @@ from branchout.data.images import in_order
 from branchout.data.samples import Samples, concatenate
 from branchout.model.classifier import Classifier
 from branchout.model.heads import new_head
-from branchout.training.loop import fit, seed_for
+from branchout.training.loop import fit, seed_for, warm_up_epochs
 from branchout.training.optimisation import Optimisation, scale_to_dataset
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -104,10 +104,22 @@ def train(
     *,
     statistics: bool = True,
     alter: Alter | None = None,
+    redrawn: Sequence[nn.Linear] = (),
 ) -> None:
-    """Train all parameters that are not frozen on augmented views of these images; `statistics`: BatchNorm's too."""
+    """Train all parameters that are not frozen on augmented views of these images; `statistics`: BatchNorm's too.
+
+    `redrawn`: heads that start at random once more after the warm-up.
+    """
     labelled = task.labelled(samples)
     optimisation = scale_to_dataset(optimisation or task.network, len(labelled.labels))
+    drawn = warm_up_epochs(optimisation)
+    batches_of = epochs_of(task, labelled, optimisation.batch, alter=alter)
+
+    def epoch_batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for head in redrawn if epoch == drawn else ():
+            head.reset_parameters()
+        return batches_of(epoch)
+
     network.train()
     for module in () if statistics else network.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -115,7 +127,7 @@ def train(
     fit(
         network,
         [parameter for parameter in network.parameters() if parameter.requires_grad],
-        epochs_of(task, labelled, optimisation.batch, alter=alter),
+        epoch_batches,
         max(len(labelled.labels) // optimisation.batch, 1),
         lambda batch: loss_of(*batch),
         optimisation,

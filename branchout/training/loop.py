@@ -88,6 +88,13 @@ def learning_rate(optimisation: Optimisation, progress: float) -> float:
     return lr * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup))) / 2
 
 
+def warm_up_epochs(optimisation: Optimisation) -> int:
+    """How many of its epochs are the warm-up."""
+    schedule = optimisation.schedule
+    share = MILESTONES[schedule][0] if schedule in MILESTONES else WARM_UP.get(schedule, 0.0)
+    return round(share * optimisation.epochs)
+
+
 def optimiser_for(
     parameters: Sequence[nn.Parameter], optimisation: Optimisation, device: torch.device
 ) -> torch.optim.Optimizer:

@@ -59,7 +59,7 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> list[tuple[nn.Module, Loss, Optim
     """What whole_network.train is given; nothing is trained."""
     seen: list[tuple[nn.Module, Loss, Optimisation | None]] = []
 
-    def noted(network, task, samples, loss_of, work="", optimisation=None, *, alter=None):
+    def noted(network, task, samples, loss_of, work="", optimisation=None, *, alter=None, redrawn=()):
         seen.append((network.eval(), loss_of, optimisation))
 
     monkeypatch.setattr(whole_network, "train", noted)
@@ -165,6 +165,27 @@ def test_wa_sets_negative_weights_to_zero_at_every_step(base_task: Task, step: T
     head = wa.NonNegative(2, 2, bias=False)
     head.weight.data.fill_(-1.0)
     assert head(torch.ones(1, 2)).tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize("name", ["wa", "der"])
+def test_heads_start_at_random_once_more_after_the_warm_up(name: str, base_task: Task, step: Task, monkeypatch) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr(nn.Linear, "reset_parameters", lambda head: drawn.append(head.out_features))
+    monkeypatch.setattr(feature_heads, "train", lambda *given: None)
+    seen = []
+
+    def noted(network, parameters, epoch_batches, *given, **more):
+        for epoch in range(4):
+            drawn.clear()
+            epoch_batches(epoch)
+            seen.append(drawn.copy())
+
+    monkeypatch.setattr(whole_network, "fit", noted)
+    long = replace(published.SCHEDULE, epochs=34)  # of which 2 are the warm-up
+    method = baselines()[name].published
+    first = method.first(replace(base_task, pretraining=long))
+    method.learn(first, replace(step, network=long))
+    assert seen == [[], [], [12], [], [], [], [16] if name == "wa" else [16, 5], []]
 
 
 def test_der_adds_an_auxiliary_loss_and_divides_its_last_logits_by_five(
