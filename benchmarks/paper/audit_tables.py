@@ -105,7 +105,7 @@ def table_line(audit: Audit, page: Path, line: Mapping[str, str], folder: Path) 
 def paper_line(audit: Audit, page: Path, path: Path | None, folder: Path, label: str) -> Mapping[str, float]:
     """The paper's numbers beside a line."""
     dataset, experiment, arch = folder.parts
-    if dataset != "tiny-imagenet-200" or experiment.endswith("-split2"):
+    if dataset != "tiny-imagenet-200" or re.search(r"-(split|exemplars)\d+$", experiment):
         return {}
     name = "sota" if page.stem == "table-1" else experiment
     entries: list[dict[str, Any]] = [audit.paper.get(f"{name}-{arch}") or {}, audit.paper.get(name) or {}]

@@ -315,14 +315,17 @@ def recipe_page(rows: Rows) -> str:
         "score-fusion-branchout": "**exemplars and distillation in stage I, the dial (default)**",
     }
     parts = ["# How the default recipe was selected", write.text("recipe")]
-    for place in ("tiny-imagenet-200/disjoint-40", "tiny-imagenet-200/disjoint-40-split2", "glyphs/disjoint-40"):
+    for place in [
+        *(f"tiny-imagenet-200/disjoint-40{split}" for split in ("", "-split2", "-split3")),
+        "glyphs/disjoint-40",
+    ]:
         body = []
         for name, told in names.items():
             found = [rows.get(Path(place, "resnet10", f"{name}-{goal}.json")) for goal in GOALS]
             if any(found):
                 body.append([told, *(write.linked(row, goal) for row, goal in zip(found, GOALS, strict=True))])
         dataset, experiment = place.split("/")
-        split = ", split 2" if "split2" in experiment else ", split 1" if dataset != "glyphs" else ""
+        split = f", split {(experiment.partition('-split')[2] or 1)}" if dataset != "glyphs" else ""
         if body:
             heading = ["", *(f"best {goal}" for goal in GOALS)]
             parts += [f"## {DATASETS[dataset]}, ResNet10{split}", table(heading, body)]

@@ -15,7 +15,8 @@ from branchout.bench.tables import Table, networks_of, tables
 
 MEASURED = ("all", "base", "novel", "overlap", "avg", "incremental", "avg_steps")
 DATASETS = {"tiny-imagenet-200": "Tiny-ImageNet", "glyphs": "Characters"}
-SPLIT2 = "disjoint-40-split2"
+VARIANT = re.compile(r"(?P<table>.+)-(?P<option>split|exemplars)(?P<number>\d+)")
+"""The name of an experiment that is a table's with other classes, or with other numbers of exemplars."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,9 @@ class Section:
 
     @property
     def heading(self) -> str:
-        other = ", other classes" if self.table.experiment == SPLIT2 else ""
+        varied = VARIANT.fullmatch(self.table.experiment)
+        told = {"split": "other classes (split {})", "exemplars": "{} exemplars"}
+        other = f", {told[varied['option']].format(varied['number'])}" if varied else ""
         return f"{DATASETS.get(self.dataset, self.dataset)}, {network(self.arch)}{other}"
 
     @property
@@ -60,8 +63,9 @@ class Section:
     @property
     def command(self) -> str:
         data = "glyphs" if self.dataset == "glyphs" else "DIR"
-        split = " --split 2" if self.table.experiment == SPLIT2 else ""
-        return f"branchout bench {self.table.name} --arch {self.arch} --data {data}{split}"
+        varied = VARIANT.fullmatch(self.table.experiment)
+        option = f" --{varied['option']} {varied['number']}" if varied else ""
+        return f"branchout bench {self.table.name} --arch {self.arch} --data {data}{option}"
 
     def facts(self) -> str:
         """How large it is and what it was measured on."""
@@ -72,7 +76,7 @@ class Section:
         if data["steps"] > 1:
             parts[0] += f" in {data['steps']} steps"
         settings = data.get("settings") or {}
-        if settings.get("exemplars"):
+        if settings.get("exemplars") is not None:
             parts.append(f"{settings['exemplars']} exemplars of each class")
         return ", ".join(parts)
 
@@ -84,13 +88,28 @@ def _numbered(table: Table, arch: str) -> str:
 
 
 def sections(dataset: str, rows: Rows) -> list[Section]:
-    """Every table that has rows, in the paper's order; a second split follows the table that it repeats."""
+    """Every table that has rows, in the paper's order; its variants follow it."""
     known = [(table, arch) for table in tables().values() for arch in networks_of(table, dataset)]
-    found = [_section(dataset, table, arch, rows) for table, arch in known]
-    split = Table("disjoint-40", "", SPLIT2, ("resnet10",), tables()["disjoint-40"].methods)
-    found.append(_section(dataset, split, "resnet10", rows))
+    found = [_section(dataset, table, arch, rows) for table, arch in (*known, *_variants(dataset, rows))]
     found = [section for section in found if any(True for line in section.lines for _ in line.rows())]
-    return sorted(found, key=lambda each: (_order(each.number), each.table.experiment == SPLIT2, each.arch))
+    return sorted(found, key=lambda each: (_order(each.number), _varied(each.table), each.arch))
+
+
+def _varied(table: Table) -> tuple[str, int]:
+    """What is varied, and its number; a table itself comes first."""
+    told = VARIANT.fullmatch(table.experiment)
+    return (told["option"], int(told["number"])) if told else ("", 0)
+
+
+def _variants(dataset: str, rows: Rows) -> Iterator[tuple[Table, str]]:
+    """Tables that were also run with other classes or exemplars, with the methods of all tables that share rows."""
+    places = {path.parts[1:3] for path in rows if path.parts[0] == dataset and len(path.parts) == 4}
+    for experiment, arch in sorted(places):
+        told = VARIANT.fullmatch(experiment)
+        if told and told["table"] in tables():
+            shared = [table for table in tables().values() if table.experiment == told["table"]]
+            names = dict.fromkeys(name for table in shared for name in table.methods)
+            yield Table(told["table"], "", experiment, (arch,), tuple(names)), arch
 
 
 def _order(number: str) -> tuple[int, str]:
@@ -99,7 +118,8 @@ def _order(number: str) -> tuple[int, str]:
 
 def _section(dataset: str, table: Table, arch: str, rows: Rows) -> Section:
     # The paper's numbers are of ImageNet and are shown once.
-    once = dataset == "tiny-imagenet-200" and table.experiment != SPLIT2
+    varied = VARIANT.fullmatch(table.experiment)
+    once = dataset == "tiny-imagenet-200" and not varied
     told = dict(paper_rows(table.name, arch)) if once else {}
     found, missing = [], []
     for name in table.of(arch):
@@ -120,8 +140,7 @@ def _section(dataset: str, table: Table, arch: str, rows: Rows) -> Section:
                 given = {goal: each for goal, each in dial.items() if each and method.baseline}
                 found.append(Line(shown if point == "plain" else f"{shown}: best {point}", row, given, figures))
     found.sort(key=_kind)
-    unmeasured = tuple(missing) if table.experiment != SPLIT2 else ()
-    return Section(dataset, table, arch, tuple(found), unmeasured)
+    return Section(dataset, table, arch, tuple(found), () if varied else tuple(missing))
 
 
 def _kind(line: Line) -> int:

@@ -104,6 +104,22 @@ def test_a_section_says_what_is_not_measured(measured_rows: Rows) -> None:
     assert "Not measured: PODNet" in table_page("2", shown)
 
 
+@pytest.mark.parametrize(("variant", "told"), [("split3", "other classes (split 3)"), ("exemplars0", "0 exemplars")])
+def test_a_table_with_other_classes_or_exemplars_follows_it(measured_rows: Rows, variant: str, told: str) -> None:
+    folder = Path("tiny-imagenet-200", "disjoint-40", "resnet10")
+    names = ("score-fusion-branchout-all", "bic-plain")  # BiC is of another table that shares these rows
+    rows = {folder / f"{name}.json": measured_rows[folder / f"{name}.json"] for name in names}
+    other = {Path(folder.parts[0], f"disjoint-40-{variant}", "resnet10", path.name): row for path, row in rows.items()}
+    section = sections("tiny-imagenet-200", {**measured_rows, **other})
+    (found,) = [each for each in section if each.table.experiment == f"disjoint-40-{variant}"]
+    assert found.heading == f"Tiny-ImageNet, ResNet10, {told}"
+    assert found.command.endswith("--split 3" if variant == "split3" else "--exemplars 0")
+    assert [line.row for line in found.lines] == list(rows.values())
+    assert found.missing == ()
+    before = section[section.index(found) - 1]
+    assert before.number == found.number
+
+
 def test_text_and_numbers_are_written_plainly() -> None:
     assert plain("a|b <i> [x](y) `c` *d*") == r"a\|b \<i\> \[x\](y) \`c\` \*d\*"
     assert [signed(value) for value in (0.04, -0.04, -2.25, 62.15)] == ["0.0", "0.0", "−2.3", "62.2"]
