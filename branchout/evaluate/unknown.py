@@ -53,8 +53,9 @@ def threshold(scores: Floats, false_alarms: float = FALSE_ALARMS) -> float:
 def group(features: Floats) -> Ints:
     """A group number for each image, from 0 in the order of the images: those that look alike share one.
 
-    Average linkage of cosine distances; the number of groups is the one with the largest silhouette. It is at least
-    two from three images on: a class may be shown as two groups, which can be given the same name.
+    Ward's linkage of the feature vectors, which have length 1: with average linkage, unusual images were groups of one
+    and most others one group. The number of groups is the one with the largest silhouette of cosine distances. It is at
+    least two from three images on: a class may be shown as two groups, which can be given the same name.
     """
     from scipy.cluster.hierarchy import fcluster, linkage
     from sklearn.metrics import silhouette_score
@@ -64,7 +65,7 @@ def group(features: Floats) -> Ints:
         return np.arange(count)
     distances = np.clip(1 - features @ features.T, 0, None)
     np.fill_diagonal(distances, 0)
-    tree = linkage(distances[np.triu_indices(count, 1)], "average")
+    tree = linkage(features, "ward")
     most = max(2, count // 2)
     best, found = -2.0, np.zeros(count, dtype=np.int64)
     for number in np.unique(np.linspace(2, most, min(most - 1, MOST_GROUPS)).round().astype(int)):
