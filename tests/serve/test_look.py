@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browsing import Browser, Page, fits, visited, with_fixed_dial
+from browsing import Browser, Page, fits, turn, visited, with_fixed_dial
 from helpers import BASE, NEW
 from inbox_case import make
 from serving import Caller, png, running
@@ -53,7 +53,7 @@ def addresses(
     pages = tmp_path_factory.mktemp("page")
     report, single = pages / "report.html", pages / "single.html"
     single.write_text(render(with_one_point(adjustable).facts()), encoding="utf-8")
-    report.write_text(render(adjustable.facts(val.of_classes(adjustable.classes), gallery=12)), encoding="utf-8")
+    report.write_text(render(adjustable.facts(val.of_classes(adjustable.classes), gallery=40)), encoding="utf-8")
     here = f"http://127.0.0.1:{server.port}/"
     return {
         "report": report.as_uri(),
@@ -120,6 +120,40 @@ def cut_off(page: Page) -> list[str]:
     return found
 
 
+CONTROLS = "a[href], button:enabled, input:enabled, select:enabled, summary, [tabindex='0']"
+
+
+def missed_by_tab(page: Page) -> list[str]:
+    """Controls that the Tab key does not reach, or that something fixed covers when it does."""
+    window = "dialog[open]" if page.locator("dialog[open]").count() else "body"
+    # Of the points of a chart Tab reaches one, and arrow keys the others.
+    controls = page.locator(window).locator(CONTROLS).locator("visible=true")
+    count = controls.evaluate_all("all => all.forEach((each, n) => each.setAttribute('data-nth', n)) ?? all.length")
+    assert count > 3
+    controls.first.focus()  # Tab comes back to it after the last one
+    covered: dict[str, str] = {}
+    reached = set()
+    for _ in range(count + 4):
+        page.keyboard.press("Tab")
+        at, name, hidden = page.evaluate(
+            """() => {
+              const each = document.activeElement;
+              const box = each.getBoundingClientRect();
+              const x = box.left + Math.min(box.width / 2, 20);
+              const over = [box.top + 2, box.bottom - 2].map((y) => document.elementFromPoint(x, y));
+              const fixed = over.some((top) => top && !top.contains(each) && !each.contains(top) &&
+                top.closest("#dial, #bar, thead") && !each.closest("#dial, #bar, thead"));
+              return [each.dataset.nth ?? "", each.textContent.trim().slice(0, 40) || each.id, fixed];
+            }"""
+        )
+        reached.add(at)
+        if hidden:
+            covered[at] = name
+    missed = [n for n in range(count) if str(n) not in reached]
+    names = controls.evaluate_all("all => all.map((each) => each.textContent.trim().slice(0, 40) || each.id)")
+    return [f"not reached: {names[n]}" for n in missed] + [f"covered: {name}" for name in covered.values()]
+
+
 def mistakes(page: Page) -> list[tuple[str, str, list[str]]]:
     """Contrast, names, roles, landmarks, headings and scrolling by keyboard, as axe-core judges them."""
     return [
@@ -148,6 +182,18 @@ def test_everything_fits_and_can_be_read(browser: Browser, addresses: dict[str, 
                 assert mistakes(page) == [], (width, scheme)
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("kind", ["report", "images", "served", "docs", "inbox"])
+def test_tab_reaches_every_control_in_sight(
+    browser: Browser, addresses: dict[str, str], val: Samples, kind: str, width: int
+) -> None:
+    with visited(browser, addresses[kind], width=width) as page:
+        shown(page, kind, val)
+        if kind in ("report", "served"):
+            turn(page, 0)  # so that all buttons of the dial are enabled
+        assert missed_by_tab(page) == []
+
+
 def test_print_has_every_section_and_no_controls(browser: Browser, addresses: dict[str, str]) -> None:
     with visited(browser, addresses["report"], width=720) as page:
         page.emulate_media(media="print")
@@ -157,6 +203,14 @@ def test_print_has_every_section_and_no_controls(browser: Browser, addresses: di
         assert covered_labels(page) == []
         assert not page.locator("#dial").is_visible()
         assert page.locator("h2:visible").count() == page.locator("h2").count()
+        totals = []
+        for gallery in page.locator(".gallery").all():
+            totals.append(int(gallery.get_attribute("data-total")))
+            printed = gallery.locator("li:visible").count()
+            assert printed == min(totals[-1], 35)
+            told = page.locator(f"[data-of={gallery.get_attribute('data-gallery')}]").inner_text()
+            assert (f"{printed} are printed" in told) == (printed < totals[-1])
+        assert max(totals) > 12  # more than the screen shows at first
         # The tiles have no background of their own that a printer would fill.
         colours = page.locator(".tiles, .tile").evaluate_all(
             "all => all.map((each) => getComputedStyle(each).backgroundColor)"
