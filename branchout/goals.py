@@ -53,6 +53,11 @@ UNCLEAR = 10
 """In a condition, a number up to 1 is a fraction and one from here on a percentage; between the two it is refused."""
 
 
+def meaning(goal: str) -> str:
+    """What a named goal maximises, in words."""
+    return f"highest {METRICS[goal].meaning if goal in METRICS else 'mean of all and avg'}"
+
+
 def check_goal(goal: str) -> tuple[str, float] | None:
     """The metric and minimum of a condition, None for a named goal; anything else is an error."""
     condition = CONDITION.match(goal)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from markupsafe import Markup
 
 from branchout.errors import BranchoutError
-from branchout.goals import CHOSEN_ON, METRICS, PAPER_GOALS, PARTS_FIRST, read_as
+from branchout.goals import CHOSEN_ON, METRICS, PAPER_GOALS, PARTS_FIRST, meaning, read_as
 from branchout.report.charts import Axes, Legend, Mark, Series, glyph, scatter
 from branchout.report.data import Figures, OperatingPoints, ReportData
 from branchout.units import count, percent, setting
@@ -58,6 +58,7 @@ class GoalMark:
     point: int
     goals: list[str]
     glyph: Markup
+    meaning: str
     share: float
     """How far along the dial it lies."""
 
@@ -66,7 +67,7 @@ def goal_marks(points: OperatingPoints) -> list[GoalMark]:
     """The ticks of the dial: each goal of the paper with the shape that it has in the chart."""
     last = max(len(points) - 1, 1)
     return [
-        GoalMark(point, goals, glyph(SHAPES[goals[-1]], "goal"), point / last)
+        GoalMark(point, goals, glyph(SHAPES[goals[-1]], "goal"), "; ".join(map(meaning, goals)), point / last)
         for point, goals in sorted(_goals_by_point(points).items())
     ]
 
@@ -123,7 +124,7 @@ def frontier_chart(report: ReportData) -> tuple[Markup, list[Legend]]:
         ]
         series.append(Series("others", marks))
         legend.append(Legend("diamond", "others", "other methods, by number"))
-    legend += [Legend(shape, "goal", f"goal {goal}") for goal, shape in SHAPES.items()]
+    legend += [Legend(shape, "goal", f"goal {goal}: {meaning(goal)}") for goal, shape in SHAPES.items()]
     legend.append(Legend("ring", "goal", f"saved point: {goal_words(points.goal)}"))
     marks = [mark for each in series for mark in each.marks]
     before = before if x == "base" else None
@@ -191,7 +192,7 @@ def goal_tables(report: ReportData) -> list[GoalTable]:
     def at_points(figures: Figures) -> dict[str, dict[str, float | None]]:
         return {goal: {name: figures[name][point] for name in METRICS} for goal, point in goals.items()}
 
-    tables = [_table(f"On {chosen_on(points)}, which choose", "dev", at_points(points.figures), goals)]
+    tables = [_table(f"On {chosen_on(points)}, which chose the points", "dev", at_points(points.figures), goals)]
     if test is not None:
         tables.append(_table(f"On {test.images:,} images of this report", "test", at_points(test.figures), goals))
     elif held_out is not None:

@@ -272,9 +272,9 @@ function summary(found, unknown) {
 }
 
 function noteOnGroups(found) {
-  const share = Number((100 * found.false_alarms).toPrecision(3));
-  const source = found.known_images ? `a threshold that ${share}% of ${found.known_images.toLocaleString("en-US")} known images exceed` : "the threshold that was given";
-  return `Unlike the known classes by ${source}. Under each photo is the nearest class. Groups look alike; two groups may get the same name.`;
+  const fewer = `than ${Number((100 * (1 - found.false_alarms)).toPrecision(3))}% of ${found.known_images.toLocaleString("en-US")} known images`;
+  const source = found.known_images ? `Less like a known class ${fewer}.` : "Less like a known class than the given threshold.";
+  return `${source} Below each photo: the nearest class and its probability. Photos of a group look alike. Two groups may get the same name.`;
 }
 
 // Focus.
