@@ -7,31 +7,39 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from branchout import api
 from branchout.data import memory
+from branchout.data.datasets import Dataset
 from branchout.data.draw_scenario import draw_scenario
 from branchout.data.glyphs import glyphs
 from branchout.data.samples import Samples, concatenate
+from branchout.data.scenarios import Scenario
 from branchout.errors import BranchoutError
 from branchout.files import check_output
 from branchout.method.config import ExtendConfig
 from branchout.progress import Report
 
 BASE, NOVEL, OVERLAP, EXEMPLARS = 800, 40, 5, 10
-WRITTEN = {"v2", ".v2.work", "predictions.png", "report.html"}
+TEST_IMAGES = 10
+"""Of each new character in OUT/test; of a base character there is one."""
+WRITTEN = {"v2", ".v2.work", "predictions.png", "report.html", "test", "old", "photos"}
 """What the demo writes, and so may replace."""
+UNKNOWN = ("beamed eighth notes", "black telephone")
+"""Characters that neither the base nor the demo knows."""
 
 
 def run(
     out: Path, say: Callable[[str], None], report: Report, device: str | None = None
 ) -> tuple[api.Model, api.Prepared]:
-    """Extend the shipped base; writes OUT/v2, OUT/predictions.png and OUT/report.html."""
+    """Extend the shipped base; writes what WRITTEN lists into OUT."""
     check_output(out, folder=True)
     others = {path.name for path in out.iterdir()} - WRITTEN if out.exists() else set()
     if others:
         raise BranchoutError(f"{out} holds other files ({', '.join(sorted(others)[:3])}). Choose another --out")
-    shutil.rmtree(out / "v2", ignore_errors=True)  # not its work folder: an interrupted demo resumes
+    for name in ("v2", "test", "old", "photos"):  # not the work folder of v2: an interrupted demo resumes
+        shutil.rmtree(out / name, ignore_errors=True)
     data = glyphs()
     plan = draw_scenario("overlap-style", data, base=BASE, novel=NOVEL, overlap=OVERLAP)
     base = api.load("glyphs", device=device)
@@ -52,7 +60,26 @@ def run(
     say(f"Some predictions before and after: {drawing}")
     page = model.report(prepared.split.test, out=out / "report.html")
     say(f"The report, class by class, for a browser: {page}")
+    write_folders(data, plan, old, out)
+    say(f"Images to try it with: {out / 'test'}; ten photos of two characters that it does not know: {out / 'photos'}")
     return model, prepared
+
+
+def write_folders(data: Dataset, plan: Scenario, old: Samples, out: Path) -> None:
+    """Images for `serve`: OUT/test and OUT/old with one folder per class, and OUT/photos for an inbox."""
+    test = plan.test(data)
+    for name in test.classes:
+        _write(test, name, TEST_IMAGES if name in plan.branches[1] else 1, out / "test" / name)
+    for name in old.classes:
+        _write(old, name, 2, out / "old" / name)
+    for number, name in enumerate(UNKNOWN):
+        _write(data.val, name, 5, out / "photos", first=5 * number + 1)
+
+
+def _write(samples: Samples, name: str, count: int, folder: Path, first: int = 1) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, row in enumerate(np.flatnonzero(samples.names == name)[:count], first):
+        Image.fromarray(samples.read(int(row))[:, :, 0]).save(folder / f"{number}.png")
 
 
 def draw_predictions(

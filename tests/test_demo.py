@@ -38,7 +38,9 @@ def test_the_demo_from_beginning_to_end(tmp_path: Path) -> None:
     print(f"the demo took {time.perf_counter() - start:.0f} s")
     assert done.returncode == 0, done.stderr
     assert "balanced" in done.stdout
-    assert "branchout predict" in done.stdout
+    *_, served = (line.split() for line in done.stdout.splitlines() if "branchout serve" in line)
+    assert all(Path(each).is_dir() for each in served if each.startswith(str(tmp_path)))
+    assert {"--inbox", "--memory"} < set(served)
     assert (tmp_path / "demo" / "predictions.png").stat().st_size > 10_000
     assert "Accuracy on 8,350 labelled images" in (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 4_000_000  # kilobytes
@@ -49,3 +51,8 @@ def test_the_demo_from_beginning_to_end(tmp_path: Path) -> None:
     assert measured["after"]["novel"] > 0.8
     assert measured["after"]["base"] > measured["before"]["base"] - 0.05
     assert measured["after"]["overlap"] > measured["before"]["overlap"]
+    folder = tmp_path / "demo"
+    assert sorted(path.name for path in (folder / "test").iterdir()) == sorted(grown.classes)
+    assert sorted(path.name for path in (folder / "old").iterdir()) == sorted(api.load("glyphs").classes)
+    assert len(list((folder / "photos").glob("*.png"))) == 10
+    assert not set(demo.UNKNOWN) & set(grown.classes)

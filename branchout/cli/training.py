@@ -193,11 +193,14 @@ def demo(
 
     with progress() as report:
         grown, prepared = demonstration.run(out, say, report, device)
-    _show_extension(grown, prepared, out / "v2")
+    inbox = f"--inbox {quoted(out / 'photos')} --memory {quoted(out / 'old')}"
+    _show_extension(grown, prepared, out / "v2", f"{out / 'photos' / '1.png'}", f"{out / 'test'}", inbox)
 
 
-def _show_extension(model: Model, prepared: Prepared, out: Path) -> None:
-    """The end of an extension: the table of operating points, and what to run next."""
+def _show_extension(
+    model: Model, prepared: Prepared, out: Path, photo: str = "photo.jpg", test: str = "TEST/", served_with: str = ""
+) -> None:
+    """The end of an extension: the table of operating points, and what to run next with which images."""
 
     assert model.outcome is not None
     measured, chosen_on = model.outcome.measured, prepared.split.chosen_on
@@ -217,7 +220,7 @@ def _show_extension(model: Model, prepared: Prepared, out: Path) -> None:
                 "trained on the images of --memory, so its accuracy on new images may be lower. --val avoids both."
             )
         console.print(operating_points(measured, prepared.config.goal))
-        say("Figures of evaluate and report differ from these: they count the images of TEST/, not the held-out ones.")
+        say(f"Figures of evaluate and report differ: they count the images of {test}, not the held-out ones.")
     if model.frontier.single_point_reason():
         say(model.frontier.single_point_reason())
     counts = model.classifier.parameter_counts()
@@ -229,9 +232,9 @@ def _show_extension(model: Model, prepared: Prepared, out: Path) -> None:
     )
     here = quoted(out)
     then(
-        f"branchout predict {here} photo.jpg",
+        f"branchout predict {here} {quoted(photo)}",
         f"branchout tune {here} --goal avg",
-        f"branchout evaluate {here} TEST/",
-        f"branchout report {here} TEST/",
-        f"branchout serve {here} TEST/",
+        f"branchout evaluate {here} {quoted(test)}",
+        f"branchout report {here} {quoted(test)}",
+        f"branchout serve {here} {quoted(test)} {served_with}".strip(),
     )
