@@ -15,7 +15,7 @@ WIDTH, HEIGHT = 480, 340
 LEFT, RIGHT, TOP, BOTTOM = 60, 16, 14, 44
 LETTER, LINE = 8.2, 15
 """Width of a letter and height of a line in the largest size that the stylesheet gives to labels."""
-NEAR = 8
+NEAR = 22
 """How far up or down a label moves to keep clear of dots and lines."""
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom."""
@@ -229,8 +229,7 @@ def _free_place(
     if not places:
         return (round(x + 10, 1), round(heights[0] - 7, 1)), "start"
     near = [each for each in places if any(abs(each[1][1] - y) <= NEAR for y in heights)]
-    clear = [each for each in near if not any(_overlap(each[0], other) for other in faint)]
-    box, place, anchor = (clear or places)[0]
+    box, place, anchor = min(near or places, key=lambda each: sum(_overlap(each[0], other) for other in faint))
     used.append(box)
     return place, anchor
 
