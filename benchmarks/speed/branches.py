@@ -45,6 +45,7 @@ def model_with(branches: int, device: torch.device) -> Classifier:
 def batched(model: Classifier) -> Callable[[Tensor], Tensor]:
     """All branches as one computation."""
     branches = [step.branch for step in model.steps]
+    branches = [copy.deepcopy(branch).to(memory_format=torch.contiguous_format) for branch in branches]  # type: ignore[call-overload]
     weights, buffers = stack_module_state(branches)
     one = copy.deepcopy(branches[0]).to("meta")
     return lambda x: vmap(lambda w, b, x: functional_call(one, (w, b), (x,)), (0, 0, None))(weights, buffers, x)
@@ -56,13 +57,13 @@ def measure(count: int, batch: int, repeats: int, device: torch.device) -> dict[
     images = model.backbone.arrange(torch.rand(batch, 3, 64, 64, device=device))
     start = model.steps[0].start
     trunk = model.backbone.run(images, 0, start)
-    together = batched(model)
+    together, plain = batched(model), trunk.contiguous()  # vmap knows no other memory layout
     found = in_turns(
         {
             "whole": lambda: model(images),
             "trunk": lambda: model.backbone.run(images, 0, start),
             "branch": lambda: model.backbone.run(trunk, start),
-            "batched": lambda: together(trunk),
+            "batched": lambda: together(plain),
         },
         repeats,
         device,

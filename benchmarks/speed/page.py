@@ -146,7 +146,6 @@ def goals_part(rows: Rows) -> str:
         cells = []
         for device in DEVICES:
             name = goal.file.format(device=device)
-            name = "extension" if name == "extension-cuda" and name not in rows else name  # an earlier measurement
             row = rows.get(name)
             if row is None:
                 cells.append("not measured" if device in goal.goals else "–")

@@ -28,7 +28,7 @@ FEWEST_STEPS = 100
 """Steps from which on recording pays; it takes about as long as ten of them."""
 WARM_UP = 3
 """Steps before the recording: the first ones allocate the optimiser's state and choose algorithms."""
-CHECKED = 2
+CHECKED = 4
 """Repeated steps whose loss is compared with that of an ordinary forward pass."""
 TOLERANCE = 0.01
 """By how much of its value the loss of a repeated step may differ."""
