@@ -45,7 +45,7 @@ def model_with(branches: int, device: torch.device) -> Classifier:
 def batched(model: Classifier) -> Callable[[Tensor], Tensor]:
     """All branches as one computation."""
     branches = [step.branch for step in model.steps]
-    branches = [copy.deepcopy(branch).to(memory_format=torch.contiguous_format) for branch in branches]  # type: ignore[call-overload]
+    branches = [copy.deepcopy(branch).to(memory_format=torch.contiguous_format) for branch in branches]
     weights, buffers = stack_module_state(branches)
     one = copy.deepcopy(branches[0]).to("meta")
     return lambda x: vmap(lambda w, b, x: functional_call(one, (w, b), (x,)), (0, 0, None))(weights, buffers, x)

@@ -130,11 +130,9 @@ BLOCK = 1 << 17
 
 
 def _largest(scores: Floats, some: Ints) -> Ints:
-    """`scores[:, some].argmax(1)` in blocks of images: that copy would be a second matrix, stored column by column,
-    whose rows are slow to read once no cache holds it."""
+    """`scores[:, some].argmax(1)` in blocks of images: that copy is stored by columns, whose rows are slow to read."""
     rows = max(1, BLOCK // max(len(some), 1))
-    blocks = range(0, len(scores), rows)
-    found = [scores[start : start + rows].take(some, axis=1).argmax(1) for start in blocks]
+    found = [scores[n : n + rows].take(some, axis=1).argmax(1) for n in range(0, len(scores), rows)]
     return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
 
 

@@ -67,6 +67,11 @@ class Frozen:
             features = [passed[end], *(s.branch(passed[s.start]) for s in model.steps if s.start < end)]
         return passed[self.start], [h.float() for h in features]
 
+    def close(self) -> None:
+        """Give back what another engine than torch keeps in memory, until it runs again."""
+        if self.model.trunk is not None:
+            self.model.trunk.close()
+
     def live(self, images: Images, order: Sequence[Ints], seed: int) -> Iterator[list[Tensor]]:
         for batch in giving_back(images.views(order, self.augmentation, seed, processes.part())):
             yield [output[: len(batch)] for output in in_parts(self, processes.never_empty(batch))]

@@ -186,6 +186,7 @@ class HeldOut:
         found = [[as_cached(output, compressed=self.compressed) for output in self.frozen(batch)] for batch in batches]
         x, z = (torch.cat(tensors) for tensors in zip(*found, strict=True))
         y = torch.from_numpy(np.concatenate([part.labels for part in self.parts])).to(x.device)
+        self.frozen.close()
         give_back_memory()
         return Batch(x, z, y, len(self.parts[0].labels))
 

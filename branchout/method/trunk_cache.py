@@ -33,26 +33,21 @@ from branchout.units import size
 Ints = npt.NDArray[np.int64]
 _log = logging.getLogger(__name__)
 CACHE_LIMIT = 4 << 30
-"""Bytes of cached outputs on a CPU; on a GPU a third of its memory.
-
-Of all its memory, not of what is free: a run that was stopped must see the same views when it resumes.
-"""
+"""Bytes of cached outputs on a CPU; on a GPU a third of all its memory: a resumed run must see the same views."""
 FEWEST_VIEWS = 4
 """Where not even so many views fit, the trunk runs live: fewer views cost accuracy."""
 CHUNK = 256
 """Images per forward pass while the cache is filled."""
 ON_GPU = 1024
-"""The same where small images lie on a GPU: cropping and recolouring 256 of them is over before the next kernel is
-launched."""
+"""The same for small images on a GPU, which crops 256 of them before the next kernel is launched."""
 
 
 class TrunkOutputs:
     """Outputs of the frozen part for the images of several sources: new images, and exemplars where they are replayed.
 
     `views` > 0 caches that many augmented views of each new image, or as many as fit under `limit` bytes. Where fewer
-    than `FEWEST_VIEWS` fit, they are kept on disk, within the limit of the disk cache, or else the trunk runs live;
-    without `live`, at least one view is cached in memory instead. The cache is filled when the first epoch asks for it:
-    a finished training that is only read back never does. `compressed` keeps feature maps in 8 bits. A file beside
+    than `FEWEST_VIEWS` fit, they are kept on disk, or else the trunk runs live; without `live`, at least one view is
+    cached in memory. The first epoch fills the cache. `compressed` keeps feature maps in 8 bits. A file beside
     `checkpoint` keeps the number of views for a run that resumes when another amount of disk space is free.
     """
 
@@ -148,8 +143,7 @@ class TrunkOutputs:
         needed = self._bytes(self.cached_views)
         if not self.live or needed <= self.limit:
             return False
-        needs = size(needed)
-        _log.info("Frozen features take %s, more than memory allows: kept on disk, in %s.", needs, cache_folder())
+        _log.info("Frozen features take %s, more than memory: kept on disk, in %s.", size(needed), cache_folder())
         return True
 
     def _views_within(self, limit: int) -> list[int]:
@@ -173,9 +167,9 @@ class TrunkOutputs:
         for number, (images, views) in enumerate(zip(self.sources, self.cached_views, strict=True)):
             table: list[Tensor] = []
             filled = 0
+            order = in_order(len(images), self._chunk(images))
             for view in range(views):
                 seed = seed_for(self.seed, view, 7 + number)
-                order = in_order(len(images), self._chunk(images))
                 for batch, found in zip(order, self.frozen.live(images, order, seed), strict=True):
                     outputs = [as_cached(output, compressed=self.compressed) for output in found]
                     table = table or [self._empty(views * len(images), output) for output in outputs]
@@ -186,6 +180,7 @@ class TrunkOutputs:
                     self.report(Event("Computing frozen features", done + filled, total))
             done += filled
             tables.append([processes.sum_up(whole) for whole in table])
+        self.frozen.close()
         give_back_memory()
         return tables
 
@@ -231,11 +226,8 @@ def default_limit(device: torch.device) -> int:
 
 
 def views_per_source(views: int, sizes: Sequence[int], exemplar_views: int | None = None) -> list[int]:
-    """How many views of each new image are cached, and of each exemplar.
-
-    Exemplars are few and drawn often: unless a number is given, they get more views, so that all sources have about as
-    many rows.
-    """
+    """How many views of each new image are cached, and of each exemplar: unless a number is given, as many as give both
+    about as many rows, because exemplars are few and drawn often."""
     return [views] + [exemplar_views or max(1, round(views * sizes[0] / size)) for size in sizes[1:]]
 
 

@@ -35,6 +35,9 @@ class Trunk(Protocol):
 
     def __call__(self, images: Tensor) -> dict[int, Tensor]: ...
 
+    def close(self) -> None:
+        """Give back memory until the next call."""
+
 
 class Classifier(nn.Module):
     """From images to one logit per class. All weights are frozen; training makes new branches, heads and deltas."""

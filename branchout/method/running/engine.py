@@ -13,6 +13,7 @@ import logging
 import os
 import warnings
 from collections.abc import Sequence
+from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
@@ -79,18 +80,24 @@ class OnnxTrunk:
     """The inputs of some stages of a network, and its features, computed by onnxruntime."""
 
     def __init__(self, model: Classifier, starts: Sequence[int]) -> None:
-        import onnxruntime
-
         self.starts = tuple(starts)
         self.arrange = model.backbone.arrange
+        self.graph = _exported(model, self.starts)
+
+    @cached_property
+    def session(self) -> Any:
+        import onnxruntime
+
         settings = onnxruntime.SessionOptions()
         settings.intra_op_num_threads = torch.get_num_threads()
         settings.log_severity_level = 3
         settings.enable_cpu_mem_arena = settings.enable_mem_pattern = False  # they keep memory while torch trains
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")  # other processes decode images
-        self.session: Any = onnxruntime.InferenceSession(
-            _exported(model, self.starts), settings, providers=["CPUExecutionProvider"]
-        )
+        return onnxruntime.InferenceSession(self.graph, settings, providers=["CPUExecutionProvider"])
+
+    def close(self) -> None:
+        """Give back the session's memory. The next call opens another one."""
+        vars(self).pop("session", None)
 
     def __call__(self, images: Tensor) -> dict[int, Tensor]:
         parts = [self.session.run(None, {"images": x.contiguous().numpy()}) for x in torch.split(images, CHUNK)]

@@ -14,6 +14,7 @@ from branchout import api
 from branchout.data.samples import Samples
 from branchout.disk_cache import cache_folder
 from branchout.errors import BranchoutError
+from branchout.method import stage1
 from branchout.method.config import ExtendConfig
 from branchout.method.running import engine
 from branchout.method.running.engine import ENOUGH, engine_for, use_engine
@@ -117,6 +118,26 @@ def test_extend_and_evaluate_run_in_it_and_say_so(
     same = model.evaluate(val.of_classes([*BASE, *NEW]))
     assert (found.answers == same.answers).mean() > 0.99
     assert (found.before_answers == same.before_answers).mean() > 0.99
+
+
+def test_its_memory_is_given_back_while_the_branch_is_trained(
+    base: api.Model, train: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trunks: list[engine.OnnxTrunk] = []
+    made, loss_of = engine.OnnxTrunk.__init__, stage1.stage1_loss
+    monkeypatch.setattr(engine.OnnxTrunk, "__init__", lambda self, *args: (trunks.append(self), made(self, *args))[1])
+    opened: list[bool] = []
+
+    def watched(*args: object) -> torch.Tensor:
+        opened.append("session" in vars(trunks[-1]))
+        return loss_of(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stage1, "stage1_loss", watched)
+    monkeypatch.setenv("BRANCHOUT_ENGINE", "onnxruntime")
+    base.extend(train.of_classes(NEW), epochs=1)
+    assert opened
+    assert not any(opened)
+    assert "session" in vars(trunks[-1])  # features of the finished model
 
 
 @pytest.mark.parametrize("minutes", [None, 5.0])
