@@ -66,7 +66,7 @@ QUICK := tests/test_labels.py tests/test_metrics.py tests/test_files.py tests/te
 lowest: $(VENV)/.dev  ## quick tests with the oldest allowed versions
 	.ci/versions lowest-direct $(QUICK)
 
-newest: $(VENV)/.dev  ## quick tests with the newest versions
+newest: $(VENV)/.dev  ## quick tests with the newest versions; once a week in hosted CI
 	.ci/versions highest $(QUICK)
 
 torture: $(VENV)/.dev  ## attack the commands, files and server for half an hour; counts in results/torture.json
