@@ -17,15 +17,18 @@ from branchout.data.glyphs import glyphs
 from branchout.data.samples import Samples, concatenate
 from branchout.data.scenarios import Scenario
 from branchout.errors import BranchoutError
-from branchout.files import check_output
+from branchout.files import check_output, write_text
 from branchout.method.config import ExtendConfig
 from branchout.progress import Report
 
 BASE, NOVEL, OVERLAP, EXEMPLARS = 800, 40, 5, 10
 TEST_IMAGES = 10
 """Of each new character in OUT/test; of a base character there is one."""
-WRITTEN = {"v2", ".v2.work", "predictions.png", "report.html", "test", "old", "photos"}
-"""What the demo writes, and so may replace."""
+FOLDERS = ("test", "old", "photos")
+"""Of images. Others may have folders of these names, so that they are replaced only beside the marker."""
+MARKER = ".branchout-demo"
+WRITTEN = {"v2", ".v2.work", "predictions.png", "report.html", MARKER}
+"""What the demo writes besides, and so may replace."""
 UNKNOWN = ("beamed eighth notes", "black telephone")
 """Characters that neither the base nor the demo knows."""
 
@@ -33,13 +36,17 @@ UNKNOWN = ("beamed eighth notes", "black telephone")
 def run(
     out: Path, say: Callable[[str], None], report: Report, device: str | None = None
 ) -> tuple[api.Model, api.Prepared]:
-    """Extend the shipped base; writes what WRITTEN lists into OUT."""
+    """Extend the shipped base; writes what WRITTEN and FOLDERS list into OUT."""
     check_output(out, folder=True)
-    others = {path.name for path in out.iterdir()} - WRITTEN if out.exists() else set()
+    own = WRITTEN | set(FOLDERS) if (out / MARKER).is_file() else WRITTEN
+    others = {path.name for path in out.iterdir()} - own if out.exists() else set()
     if others:
         raise BranchoutError(f"{out} holds other files ({', '.join(sorted(others)[:3])}). Choose another --out")
-    for name in ("v2", "test", "old", "photos"):  # not the work folder of v2: an interrupted demo resumes
-        shutil.rmtree(out / name, ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / MARKER, "")
+    for name in ("v2", *FOLDERS):  # not the work folder of v2: an interrupted demo resumes
+        if (out / name).exists():
+            shutil.rmtree(out / name)
     data = glyphs()
     plan = draw_scenario("overlap-style", data, base=BASE, novel=NOVEL, overlap=OVERLAP)
     base = api.load("glyphs", device=device)

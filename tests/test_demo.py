@@ -12,6 +12,8 @@ import pytest
 from branchout import api, demo
 from branchout.data.draw_scenario import draw_scenario
 from branchout.data.glyphs import glyphs
+from branchout.errors import BranchoutError
+from branchout.progress import silent
 
 ASSET = Path(demo.__file__).parent / "assets" / "glyphs-base"
 MADE = json.loads((ASSET / "branchout.json").read_text())["history"][0]
@@ -56,3 +58,14 @@ def test_the_demo_from_beginning_to_end(tmp_path: Path) -> None:
     assert sorted(path.name for path in (folder / "old").iterdir()) == sorted(api.load("glyphs").classes)
     assert len(list((folder / "photos").glob("*.png"))) == 10
     assert not set(demo.UNKNOWN) & set(grown.classes)
+
+
+@pytest.mark.parametrize("name", demo.FOLDERS)
+def test_folders_of_others_are_not_replaced(name: str, tmp_path: Path) -> None:
+    photo = tmp_path / name / "robin.jpg"
+    photo.parent.mkdir()
+    photo.write_bytes(b"somebody's photo")
+    with pytest.raises(BranchoutError, match=name):
+        demo.run(tmp_path, lambda _: None, silent)
+    assert photo.read_bytes() == b"somebody's photo"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name]

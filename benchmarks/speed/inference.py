@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -244,11 +244,12 @@ def lit_server(files: Sequence[bytes], settings: Settings) -> Iterator[Send]:
         wait_for(port, process)
         yield lambda clients, seconds: asyncio.run(serve.served(port, as_json, clients, seconds))
     finally:
-        os.killpg(process.pid, signal.SIGTERM)  # it has processes of its own
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended by itself
+            os.killpg(process.pid, signal.SIGTERM)  # it has processes of its own
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 90) -> None:

@@ -116,7 +116,7 @@ def train(
     batches_of = epochs_of(task, labelled, optimisation.batch, alter=alter)
 
     def epoch_batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for head in redrawn if epoch == drawn else ():
+        for head in redrawn if 0 < drawn == epoch else ():
             head.reset_parameters()
         return batches_of(epoch)
 

@@ -162,7 +162,7 @@ class Experiment:
         As many as any step may use: herding chooses one after the other, so fewer are the first of them.
         """
         most = self.per_class(max(step, 1))
-        return memory_rules.keep(self.training_images(step), per_class=most, rule="herding", rows=features)
+        return memory_rules.keep(self.training_images(step), per_class=most, rule=self.plan.memory, rows=features)
 
     def per_class(self, step: int) -> int:
         """How many exemplars of each class step `step` may use."""

@@ -11,11 +11,13 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+_lock = threading.Lock()
 NAME = "torch._dynamo"
 UTILS = f"{NAME}.utils"
 
@@ -34,10 +36,11 @@ def deferred() -> bool:
 
 def load() -> ModuleType:
     """The real `torch._dynamo`."""
-    if deferred():
-        sys.meta_path.remove(_finder)
-        for name in (NAME, UTILS):
-            del sys.modules[name]
+    with _lock:
+        if deferred():
+            sys.meta_path.remove(_finder)
+            for name in (NAME, UTILS):
+                del sys.modules[name]
     return importlib.import_module(NAME)
 
 

@@ -65,7 +65,7 @@ def group(features: Floats) -> Ints:
         return np.arange(count)
     distances = np.clip(1 - features @ features.T, 0, None)
     np.fill_diagonal(distances, 0)
-    tree = linkage(features, "ward")
+    tree = linkage(np.sqrt(2 * distances[np.triu_indices(count, 1)]), "ward")  # Euclidean distances of unit vectors
     most = max(2, count // 2)
     best, found = -2.0, np.zeros(count, dtype=np.int64)
     for number in np.unique(np.linspace(2, most, min(most - 1, MOST_GROUPS)).round().astype(int)):

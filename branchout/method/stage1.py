@@ -37,7 +37,7 @@ from branchout.model.staged import branch_point
 from branchout.training import processes
 from branchout.training.device import give_back_memory
 from branchout.training.loop import Report, fit, seed_for, silent
-from branchout.training.optimisation import scale_to_dataset
+from branchout.training.optimisation import Optimisation, scale_to_dataset
 
 
 @dataclass(frozen=True)
@@ -125,24 +125,12 @@ def train_branch(
     frozen = Frozen(model, start, settings, augmentation=augmentation, device=device)
     images = [source.images for source in sources]
     trunk = TrunkOutputs(
-        frozen,
-        images,
-        views,
-        exemplar_views,
-        limit=cache_limit,
-        compressed=compressed,
-        checkpoint=checkpoint,
-        seed=seed,
-        report=report,
-    )
-    optimisation = scale_to_dataset(settings.optimisation, len(new.labels))
-    linear = settings.replay and isinstance(trained.head, nn.Linear)
-    if linear:
-        optimisation = replace(optimisation, lr=optimisation.lr * settings.linear_rate)
+        frozen, images, views, exemplar_views, limit=cache_limit, compressed=compressed, checkpoint=checkpoint,
+        seed=seed, report=report,
+    )  # fmt: skip
     labels = [torch.from_numpy(source.labels).to(device) for source in sources]
     sizes = [len(source.labels) for source in sources]
-    pool = settings.linear_pool if linear else 0.0
-    in_batch = batch_sizes(sizes, optimisation.batch, exemplar_share, pool, settings.optimisation.batch)
+    optimisation, in_batch = schedule(trained, settings, sizes, exemplar_share)
 
     def epoch_batches(epoch: int) -> Iterator[Batch]:
         orders = epoch_orders(sizes, in_batch, seed, epoch)
@@ -198,6 +186,18 @@ class HeldOut:
         loss = cross_entropy(z_n, self.batch, self.trained).item()
         self.trained.train()
         return loss
+
+
+def schedule(
+    trained: NewBranch, settings: Stage1, sizes: Sequence[int], exemplar_share: float
+) -> tuple[Optimisation, list[int]]:
+    """How a branch is trained with so many new images and exemplars, and how many of each a batch has."""
+    optimisation = scale_to_dataset(settings.optimisation, sizes[0])
+    pool = 0.0
+    if settings.replay and isinstance(trained.head, nn.Linear):
+        optimisation = replace(optimisation, lr=optimisation.lr * settings.linear_rate)
+        pool = settings.linear_pool
+    return optimisation, batch_sizes(sizes, optimisation.batch, exemplar_share, pool, settings.optimisation.batch)
 
 
 def batch_sizes(sizes: Sequence[int], batch: int, share: float, pool: float, most: int) -> list[int]:

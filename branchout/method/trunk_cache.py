@@ -143,7 +143,7 @@ class TrunkOutputs:
         needed = self._bytes(self.cached_views)
         if not self.live or needed <= self.limit:
             return False
-        _log.info("Frozen features take %s, more than memory: kept on disk, in %s.", size(needed), cache_folder())
+        _log.info("Frozen features take %s, above the memory limit: kept on disk, in %s.", size(needed), cache_folder())
         return True
 
     def _views_within(self, limit: int) -> list[int]:

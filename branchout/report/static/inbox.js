@@ -273,7 +273,7 @@ function summary(found, unknown) {
 
 function noteOnGroups(found) {
   const fewer = `than ${Number((100 * (1 - found.false_alarms)).toPrecision(3))}% of ${found.known_images.toLocaleString("en-US")} known images`;
-  const source = found.known_images ? `Less like a known class ${fewer}.` : "Less like a known class than the given threshold.";
+  const source = found.known_images ? `Less like a known class ${fewer}.` : "Photos whose score is above the given threshold.";
   return `${source} Below each photo: the nearest class and its probability. Photos of a group look alike. Two groups may get the same name.`;
 }
 
