@@ -41,7 +41,7 @@ FILE = "plan.json"
 DEFAULT_MINUTES = 7.0
 """An extension of photos on a CPU takes at most eight minutes in all, with imports and reading the folders."""
 MOST_CACHED = 210_000_000
-"""Bytes of cached outputs on a CPU, so that an extension takes less than 1.5 GB in all."""
+"""Bytes of cached outputs on a CPU, so that an extension takes about 1.5 GB in all."""
 MEMORY_SHORT = f"for a branch, more than {MOST_CACHED // 10**6} MB of outputs would be cached"
 
 
