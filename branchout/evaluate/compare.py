@@ -16,6 +16,7 @@ from branchout.metrics import Accuracies, accuracies, confusion_between_parts, p
 from branchout.model.classifier import Classifier
 from branchout.progress import Event, Report, silent
 from branchout.training.device import giving_back
+from branchout.training.forward import in_full_batches
 from branchout.training.memory import in_parts
 
 
@@ -148,7 +149,7 @@ def compare(
     answers, old_answers, columns = [], [], []
     for number, batch in enumerate(giving_back(images.plain(batches))):
         batch = model.backbone.arrange(batch)
-        seen = [in_parts(model.features, view) for view in ([batch, batch.flip(3)] if flip else [batch])]
+        seen = [in_full_batches(model.features, view) for view in ([batch, batch.flip(3)] if flip else [batch])]
         answers.append(_answers(model, seen))
         columns.append(torch.stack([model.fused.columns(h) for h in seen]).mean(0).cpu().double())
         if before is not None:

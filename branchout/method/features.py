@@ -25,10 +25,10 @@ from branchout.errors import BranchoutError
 from branchout.model.classifier import Classifier
 from branchout.training import processes
 from branchout.training.device import giving_back
+from branchout.training.forward import in_full_batches
 from branchout.training.loop import Event, Report, seed_for, silent
-from branchout.training.memory import in_parts
 
-BATCH = 500
+BATCH = 256
 ROWS = 1024
 """Feature vectors whose logits are computed at once: those of ten pseudo-exemplars a class take much memory."""
 
@@ -85,7 +85,7 @@ def extract(
         )
         rows: list[Tensor] = []
         for order, batch in zip(batches, giving_back(stream), strict=True):
-            found = in_parts(model.features, model.backbone.arrange(processes.never_empty(batch)))
+            found = in_full_batches(model.features, model.backbone.arrange(processes.never_empty(batch)))
             rows.append(torch.stack(found, dim=1).float()[: len(batch)])
             report(Event(work, view * len(images) + int(order[-1]) + 1, rounds * len(images)))
         features.append(processes.gather(torch.cat(rows), [len(batch) for batch in batches]))

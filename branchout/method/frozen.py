@@ -20,6 +20,7 @@ from branchout.method.recipes import Stage1
 from branchout.model.classifier import Classifier
 from branchout.training import processes
 from branchout.training.device import giving_back
+from branchout.training.forward import in_full_batches
 from branchout.training.loop import precision
 from branchout.training.memory import in_parts
 
@@ -72,6 +73,10 @@ class Frozen:
         if self.model.trunk is not None:
             self.model.trunk.close()
 
-    def live(self, images: Images, order: Sequence[Ints], seed: int) -> Iterator[list[Tensor]]:
+    def live(
+        self, images: Images, order: Sequence[Ints], seed: int, *, full_batches: bool = False
+    ) -> Iterator[list[Tensor]]:
+        """The outputs for each batch; `full_batches` where their sizes differ."""
+        run = in_full_batches if full_batches else in_parts
         for batch in giving_back(images.views(order, self.augmentation, seed, processes.part())):
-            yield [output[: len(batch)] for output in in_parts(self, processes.never_empty(batch))]
+            yield [output[: len(batch)] for output in run(self, processes.never_empty(batch))]

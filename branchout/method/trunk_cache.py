@@ -135,7 +135,7 @@ class TrunkOutputs:
     def image_bytes(self) -> int:
         """What one image takes in the tables."""
         with processes.independent():
-            (outputs,) = self.frozen.live(self.sources[0], [np.zeros(1, dtype=np.int64)], 0)
+            (outputs,) = self.frozen.live(self.sources[0], [np.zeros(1, dtype=np.int64)], 0, full_batches=True)
         return sum(as_cached(output, compressed=self.compressed).nbytes for output in outputs)
 
     @cached_property
@@ -170,7 +170,8 @@ class TrunkOutputs:
             order = in_order(len(images), self._chunk(images))
             for view in range(views):
                 seed = seed_for(self.seed, view, 7 + number)
-                for batch, found in zip(order, self.frozen.live(images, order, seed), strict=True):
+                filling = self.frozen.live(images, order, seed, full_batches=True)
+                for batch, found in zip(order, filling, strict=True):
                     outputs = [as_cached(output, compressed=self.compressed) for output in found]
                     table = table or [self._empty(views * len(images), output) for output in outputs]
                     own = slice(filled + processes.rank(), filled + len(batch), processes.count())
