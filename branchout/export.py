@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from branchout import __version__
+from branchout.data.preprocess import Picture
 from branchout.data.samples import Image
 from branchout.errors import BranchoutError, first_line
 from branchout.evaluate.compare import logits
@@ -75,7 +76,7 @@ class Graph(nn.Module):
         return found, found.softmax(1)
 
 
-def export_onnx(saved: SavedModel, out: Path, pictures: Iterable[Image], *, flip: bool = False) -> Exported:
+def export_onnx(saved: SavedModel, out: Path, pictures: Iterable[Picture], *, flip: bool = False) -> Exported:
     """Write the model at its operating point. For `pictures` the file must give the same logits as the model."""
     check_installed()
     check_output(out, free=True)

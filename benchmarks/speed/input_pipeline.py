@@ -3,7 +3,7 @@
 `compute`: epochs of a whole-network training at 64 pixels with images drawn, cropped and recoloured for every step,
 against the same steps on batches that are ready. `jpegs`: a folder of photos of several megapixels, read once for
 evaluation and once in random crops, by as many processes as there are cores, against `ImageFolder` and a `DataLoader`
-with torchvision's transforms.
+with torchvision's transforms; both end on the device. On a GPU ours crops there, from images that are decoded once.
 """
 
 from __future__ import annotations
@@ -97,17 +97,22 @@ def jpegs(settings: Settings) -> Rows:
     how = Preprocessing(224, 3, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     with tempfile.TemporaryDirectory() as folder:
         write_photos(Path(folder), count)
-        images = StreamedImages(scan(Path(folder))[0], how, torch.device("cpu"), cores())
-        batches = in_order(count, 16)
+        samples, batches = scan(Path(folder))[0], in_order(count, 16)
         augmentation = augment.for_kind("photo", 224)
+
+        def images() -> StreamedImages:
+            """With nothing decoded yet."""
+            return StreamedImages(samples, how, settings.device, cores())
+
         ours: dict[str, Callable[[], Iterator[Tensor]]] = {
-            "plain": lambda: images.plain(batches),
-            "views": lambda: images.views(batches, augmentation, 0),
+            "plain": lambda: images().plain(batches),
+            "views": lambda: images().views(batches, augmentation, 0),
         }
         for name, read in ours.items():
-            loader = torchvision_loader(folder, how, train=name == "views")
-            works = {"ours": partial(used_up, read), "theirs": partial(used_up, loader.__iter__)}
-            taken = in_turns(works, settings.pick(3, 1), images.device)
+            loader = torchvision_loader(folder, how, train=name == "views", pin=settings.gpu)
+            theirs = partial(moved, loader, settings.device)
+            works = {"ours": partial(used_up, read), "theirs": partial(used_up, theirs)}
+            taken = in_turns(works, settings.pick(3, 1), settings.device)
             yield (
                 f"pipeline-jpeg-{name}-{settings.device.type}",
                 compared(
@@ -124,6 +129,11 @@ def jpegs(settings: Settings) -> Rows:
 def used_up(read: Callable[[], Iterator[object]]) -> None:
     for _ in read():
         pass
+
+
+def moved(loader: torch.utils.data.DataLoader[Tensor], device: torch.device) -> Iterator[Tensor]:
+    for images, _ in loader:
+        yield images.to(device, non_blocking=True)
 
 
 def write_photos(folder: Path, count: int) -> None:
@@ -143,7 +153,9 @@ def write_photos(folder: Path, count: int) -> None:
         (place / f"{number}.jpg").write_bytes(photo[:2] + comment + photo[2:])
 
 
-def torchvision_loader(folder: str, how: Preprocessing, *, train: bool) -> torch.utils.data.DataLoader[Tensor]:
+def torchvision_loader(
+    folder: str, how: Preprocessing, *, train: bool, pin: bool = False
+) -> torch.utils.data.DataLoader[Tensor]:
     from torchvision import datasets, transforms
 
     whole = [transforms.Resize(256), transforms.CenterCrop(how.size)]
@@ -154,4 +166,4 @@ def torchvision_loader(folder: str, how: Preprocessing, *, train: bool) -> torch
     ]
     last = [transforms.ToTensor(), transforms.Normalize(how.mean, how.std)]
     data = datasets.ImageFolder(folder, transforms.Compose([*(cropped if train else whole), *last]))
-    return torch.utils.data.DataLoader(data, batch_size=16, num_workers=cores(), shuffle=train)
+    return torch.utils.data.DataLoader(data, batch_size=16, num_workers=cores(), shuffle=train, pin_memory=pin)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from branchout.api.predictor import Image, Predictor, Several, Source, pixels_of, samples_in, some_of
+from branchout.api.predictor import Image, Predictor, Several, Source, picture_of, samples_in, some_of
 from branchout.data.folders import images_in, unlabelled_images
+from branchout.data.preprocess import Picture
 from branchout.data.problems import Problems
 from branchout.disk_cache import cache_folder
 from branchout.errors import BranchoutError
@@ -120,11 +121,11 @@ class Model(Predictor):
         from branchout.export import built_in_pictures, export_onnx
 
         if verify is None:
-            pixels: Iterable[np.ndarray] = built_in_pictures(self.classifier.kind)
+            pictures: Iterable[Picture] = built_in_pictures(self.classifier.kind)
         else:
             chosen = some_of(images_in(Path(verify))) if isinstance(verify, str | PathLike) else verify
-            pixels = (pixels_of(image) for image in chosen)
-        return export_onnx(self.saved, Path(out), pixels, flip=flip)
+            pictures = (picture_of(image) for image in chosen)
+        return export_onnx(self.saved, Path(out), pictures, flip=flip)
 
     def push(self, name: str, *, private: bool = False) -> str:
         """Push the saved folder to the Hugging Face hub as `name` (owner/name). Returns the page's address."""

@@ -10,9 +10,10 @@ from typing import overload
 import numpy as np
 import torch
 
-from branchout.data.decode import decode
+from branchout.data.decode import decode_picture
 from branchout.data.folders import scan
 from branchout.data.images import Images, open_images
+from branchout.data.preprocess import Picture
 from branchout.data.samples import Samples
 from branchout.disk_cache import cache_folder
 from branchout.errors import BranchoutError
@@ -57,8 +58,8 @@ def some_of(files: Sequence[PathLike[str]], most: int = 256) -> list[PathLike[st
     return [files[n * len(files) // min(most, len(files))] for n in range(min(most, len(files)))]
 
 
-def pixels_of(image: Image) -> np.ndarray:
-    return image if isinstance(image, np.ndarray) else decode(image)
+def picture_of(image: Image) -> Picture:
+    return image if isinstance(image, np.ndarray) else decode_picture(image)
 
 
 class Predictor:
@@ -100,7 +101,7 @@ class Predictor:
         how, everything = self.classifier.preprocessing, list(images)
         predictions: list[Prediction] = []
         for start in range(0, len(everything), 64):
-            pixels = torch.stack([how.prepare(pixels_of(image)) for image in everything[start : start + 64]])
+            pixels = torch.stack([how.prepare(picture_of(image)) for image in everything[start : start + 64]])
             probabilities = logits(self.classifier, how.normalise(pixels.to(self.device)), flip).softmax(1)
             best = probabilities.topk(min(top, len(self.classes)), dim=1)
             for values, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True):
@@ -154,7 +155,7 @@ class Predictor:
             features = extract(self.classifier, self._images(samples), device=self.device, report=report)[0]
             labelled = LabelledFeatures(features, samples.ids.tolist(), samples.names.tolist(), nearest)
         before, how = self._before(), self.classifier.preprocessing
-        pixels = (how.normalise(how.prepare(pixels_of(image))[None].to(self.device)) for image in images)
+        pixels = (how.normalise(how.prepare(picture_of(image))[None].to(self.device)) for image in images)
         return [explain(self.classifier, before, each, top=top, expect=expect, labelled=labelled) for each in pixels]
 
     def features(self, samples: Samples, *, report: Report = silent) -> np.ndarray:

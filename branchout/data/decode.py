@@ -81,7 +81,12 @@ def decode(source: Source, *, max_pixels: int = MAX_PIXELS, shrink: int | None =
 
     With `shrink` a JPEG may be decoded at a smaller size, which is faster, though with no side below `shrink`.
     """
-    return _read(source, max_pixels, lambda image: _pixels(image, shrink))
+    return _to_array(decode_picture(source, max_pixels=max_pixels, shrink=shrink))
+
+
+def decode_picture(source: Source, *, max_pixels: int = MAX_PIXELS, shrink: int | None = None) -> Pillow.Image:
+    """The same as a Pillow image of mode L or RGB: one that Pillow will resize need not become an array before."""
+    return _read(source, max_pixels, lambda image: _picture(image, shrink))
 
 
 def measure(source: Source, *, max_pixels: int = MAX_PIXELS) -> tuple[tuple[int, int, int], Image]:
@@ -157,7 +162,7 @@ def _header(file: BinaryIO, max_pixels: int) -> ImageFile:
     return image
 
 
-def _pixels(image: ImageFile, shrink: int | None) -> Image:
+def _picture(image: ImageFile, shrink: int | None) -> Pillow.Image:
     factor = math.ceil(math.sqrt(image.width * image.height / LARGE))
     if shrink or factor > 1:
         image.draft(None, (shrink, shrink) if shrink else (image.width // factor, image.height // factor))
@@ -167,7 +172,7 @@ def _pixels(image: ImageFile, shrink: int | None) -> Image:
         smaller = _reduced(image)
         if smaller is not image:
             image.close()  # frees its memory
-    return _to_array(smaller if turn is None else smaller.transpose(turn))
+    return _grey_or_rgb(smaller if turn is None else smaller.transpose(turn))
 
 
 def _shape(image: ImageFile) -> tuple[tuple[int, int, int], Image]:
@@ -181,7 +186,7 @@ def _shape(image: ImageFile) -> tuple[tuple[int, int, int], Image]:
     turn = _turn(image)
     if turn in _SIDEWAYS:
         width, height = height, width
-    copy = _to_array(small if turn is None else small.transpose(turn))
+    copy = _to_array(_grey_or_rgb(small if turn is None else small.transpose(turn)))
     return (height, width, copy.shape[2]), copy
 
 
@@ -287,9 +292,14 @@ def _turn(image: ImageFile) -> Pillow.Transpose | None:
         return None
 
 
-def _to_array(image: Pillow.Image) -> Image:
+def _to_array(picture: Pillow.Image) -> Image:
+    pixels = np.array(picture)
+    return pixels[:, :, None] if pixels.ndim == 2 else pixels
+
+
+def _grey_or_rgb(image: Pillow.Image) -> Pillow.Image:
     if image.mode == "F" or image.mode.startswith("I"):
-        return _eight_bits(np.asarray(image))[:, :, None]
+        return Pillow.fromarray(_eight_bits(np.asarray(image)))
     if image.mode == "LAB":
         raise UnreadableImage(Kind.UNSUPPORTED, "LAB colours; convert it to RGB")
     grey = image.mode in {"1", "L", "LA", "La"}
@@ -297,8 +307,8 @@ def _to_array(image: Pillow.Image) -> Image:
         opaque = Pillow.new("RGBA", image.size, "white")
         opaque.alpha_composite(image.convert("RGBA"))
         image = opaque
-    pixels = np.array(image.convert("L" if grey else "RGB"))
-    return pixels[:, :, None] if grey else pixels
+    mode = "L" if grey else "RGB"
+    return image if image.mode == mode else image.convert(mode)  # which would copy it
 
 
 def _eight_bits(values: np.ndarray) -> np.ndarray:

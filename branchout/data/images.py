@@ -247,7 +247,7 @@ class CroppedSamples(torch.utils.data.Dataset[Tensor]):
     def __getitems__(self, jobs: list[Job]) -> Tensor | BranchoutError:
         """A whole batch. An error is returned: raised in a worker, it would arrive as a traceback."""
         try:
-            images = [self.preprocessing.prepare(self.samples.read(n), box) for n, box in jobs]
+            images = [self.preprocessing.prepare(self.samples.picture(n), box) for n, box in jobs]
             none = torch.empty((0, self.preprocessing.channels, *[self.preprocessing.size] * 2), dtype=torch.uint8)
             return torch.stack(images) if images else none
         except BranchoutError as error:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # the manifest of a model is checked without torch
 
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
+Picture = npt.NDArray[np.uint8] | Image.Image
+"""An image before it is resized for a network."""
 LONGEST = 16
 """Of an image longer than this many times its shorter side only the middle is looked at, where the crop lies."""
 
@@ -47,19 +49,17 @@ class Preprocessing:
             raise ValueError(f"mean and std need one value for each of {self.channels} channels, and std positive ones")
         return self
 
-    def prepare(self, image: npt.NDArray[np.uint8], box: Sequence[float] | None = None) -> Tensor:
-        """One image (H×W, or H×W×C with 1, 3 or 4 channels) as a uint8 tensor C×size×size.
+    def prepare(self, image: Picture, box: Sequence[float] | None = None) -> Tensor:
+        """One image (of Pillow, or H×W, or H×W×C with 1, 3 or 4 channels) as a uint8 tensor C×size×size.
 
         Without a box it is what the network sees at test time; with one (left, top, width and height as shares of the
         image) that part of it.
         """
         import torch
 
-        if image.dtype != np.uint8:
-            raise BranchoutError(f"images are 8-bit (uint8), not {image.dtype}")
-        if image.ndim == 3 and image.shape[2] == 1:
-            image = image[:, :, 0]
-        picture = Image.fromarray(image).convert("L" if self.channels == 1 else "RGB")
+        picture, mode = _picture(image), "L" if self.channels == 1 else "RGB"
+        if picture.mode != mode:  # converting copies
+            picture = picture.convert(mode)
         how = RESAMPLING[self.interpolation]
         if box is not None:
             width, height = picture.size
@@ -81,6 +81,14 @@ class Preprocessing:
             batch = batch.float() / 255
         mean, std = _constants(self.mean, self.std, batch.device)
         return (batch - mean) / std
+
+
+def _picture(image: Picture) -> Image.Image:
+    if isinstance(image, Image.Image):
+        return image
+    if image.dtype != np.uint8:
+        raise BranchoutError(f"images are 8-bit (uint8), not {image.dtype}")
+    return Image.fromarray(image[:, :, 0] if image.ndim == 3 and image.shape[2] == 1 else image)
 
 
 def _shortened(picture: Image.Image) -> Image.Image:

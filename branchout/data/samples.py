@@ -6,13 +6,16 @@ import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from branchout.errors import BranchoutError
 from branchout.labels import Ints as Ints
+
+if TYPE_CHECKING:
+    from branchout.data.preprocess import Picture
 
 Image = npt.NDArray[np.uint8]
 """One decoded image: height × width × channels, one channel (grey) or three (RGB)."""
@@ -46,6 +49,12 @@ class Pixels(Protocol):
         A `portable` one is the same for every copy of the data, on any machine; it may miss a change that leaves the
         sizes of the files as they were.
         """
+
+
+def picture_of(pixels: Pixels, row: int) -> Picture:
+    """A row as Pillow decoded it, where it comes from a file, or else as an array."""
+    read: Callable[[int], Picture] = getattr(pixels, "picture", pixels.read)
+    return read(row)
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,10 @@ class JoinedPixels:
     def read(self, row: int) -> Image:
         part, inner = self.locate(np.array([row]))
         return self.parts[int(part[0])].read(int(inner[0]))
+
+    def picture(self, row: int) -> Picture:
+        part, inner = self.locate(np.array([row]))
+        return picture_of(self.parts[int(part[0])], int(inner[0]))
 
     def fingerprint(self, rows: Ints, *, portable: bool = False) -> str:
         part_of, inner = self.locate(rows)
@@ -176,6 +189,10 @@ class Samples:
 
     def read(self, index: int) -> Image:
         return self.pixels.read(int(self.rows[index]))
+
+    def picture(self, index: int) -> Picture:
+        """The same for a network, which Pillow resizes it for: as few copies as possible."""
+        return picture_of(self.pixels, int(self.rows[index]))
 
     def fingerprint(self, *, portable: bool = False) -> str:
         """Changes when the pixels, the order or the labels change; a `portable` one is that of every copy."""

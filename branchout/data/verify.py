@@ -12,8 +12,9 @@ from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+from PIL.Image import Image as Pillow
 
-from branchout.data.decode import Kind, UnreadableImage, decode, measure
+from branchout.data.decode import Kind, UnreadableImage, decode, decode_picture, measure
 from branchout.data.near_duplicates import image_hash
 from branchout.data.problems import Problems
 from branchout.data.samples import Hashes, Image, Ints, Samples, content_hash, digest
@@ -90,6 +91,9 @@ class FilePixels:
     def read(self, row: int) -> Image:
         return decode(self.file(row))
 
+    def picture(self, row: int) -> Pillow:
+        return decode_picture(self.file(row))
+
     def fingerprint(self, rows: Ints, *, portable: bool = False) -> str:
         stamp = lru_cache(64)(lambda path: self._stamp(path, portable))  # an archive has many rows
         spans = b"" if self.spans is None else self.spans[rows].tobytes()
@@ -130,7 +134,7 @@ def verified(samples: Samples, problems: Problems, report: Report = silent, work
             return error
         return None
 
-    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         for start in range(0, count, 1024):  # in parts, so that an interrupt need not wait for all
             part = range(start, min(start + 1024, count))
             for row, error in zip(part, pool.map(measure_one, part), strict=True):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from branchout.api import Model, Source, samples_in
-from branchout.data.decode import UnreadableImage, decode
+from branchout.data.decode import UnreadableImage, decode_picture
 from branchout.data.images import open_images
 from branchout.disk_cache import cache_folder
 from branchout.errors import BranchoutError
@@ -98,8 +98,8 @@ class Analyzer:
             pixels: dict[str, Tensor] = {}
             for photo in new[start : start + BATCH]:
                 try:
-                    image = decode(inbox.path(photo), max_pixels=MAX_PIXELS)
-                    pixels[photo.id] = classifier.preprocessing.prepare(image)
+                    picture = decode_picture(inbox.path(photo), max_pixels=MAX_PIXELS)
+                    pixels[photo.id] = classifier.preprocessing.prepare(picture)
                 except UnreadableImage as error:
                     self._unreadable[photo.id] = reason(error)
             if pixels:

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from branchout.api import Model
-from branchout.data.decode import Kind, UnreadableImage, decode, image_size
+from branchout.data.decode import Kind, UnreadableImage, decode_picture, image_size
 from branchout.errors import BranchoutError
 from branchout.evaluate.explain import ClassScore, LogitSums, branch_shares
 from branchout.model.heads import FusedHead
@@ -66,9 +64,9 @@ class Engine:
             width, height, _ = image_size(source)
             # Large JPEGs are decoded at a reduced size that is still twice as large as needed.
             reduced = 2 * self._target if width * height > limits.small_pixels else None
-            image = decode(source, max_pixels=JPEG_PIXELS * limits.pixels, shrink=reduced)
-            self._check_shape(image, limits.pixels)
-            prepared: Tensor = self.model.classifier.preprocessing.prepare(image)
+            picture = decode_picture(source, max_pixels=JPEG_PIXELS * limits.pixels, shrink=reduced)
+            self._check_shape(*picture.size, limits.pixels)
+            prepared: Tensor = self.model.classifier.preprocessing.prepare(picture)
             return prepared
         except UnreadableImage as error:
             raise UnreadableImage(error.kind, error.detail, name) from None
@@ -81,9 +79,8 @@ class Engine:
         how = self.model.classifier.preprocessing
         return int(how.size / how.crop)
 
-    def _check_shape(self, image: npt.NDArray[np.uint8], max_pixels: int) -> None:
+    def _check_shape(self, width: int, height: int, max_pixels: int) -> None:
         """Resized by its shorter side, an image one pixel high would have as many pixels as its length squared."""
-        height, width = image.shape[:2]
         target = self._target
         if target * (target * max(height, width) // min(height, width)) > max_pixels:
             raise UnreadableImage(Kind.TOO_LARGE, f"{width:,} × {height:,} pixels are too long and thin")

@@ -50,8 +50,8 @@ def test_only_new_photos_are_computed(
     decoded = []
     from branchout.inbox import analysis
 
-    real = analysis.decode
-    monkeypatch.setattr(analysis, "decode", lambda path, **how: (decoded.append(path.name), real(path, **how))[1])
+    real = analysis.decode_picture
+    monkeypatch.setattr(analysis, "decode_picture", lambda path, **how: (decoded.append(path.name), real(path, **how))[1])
     write(train, "question mark", 1, inbox.folder, "c-")
     (inbox.folder / "broken.png").write_bytes((inbox.folder / "a-0.png").read_bytes()[:80])
     (inbox.folder / "copy.png").write_bytes((inbox.folder / "broken.png").read_bytes())

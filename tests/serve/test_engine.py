@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import BASE, LATER, NEW, untrained
+from PIL import Image
 from serving import png
 
 from branchout import api
@@ -206,12 +207,12 @@ def test_a_large_jpeg_is_decoded_at_a_reduced_size(base: api.Model, monkeypatch:
     sizes = []
     prepare = Preprocessing.prepare
 
-    def noted(self: Preprocessing, image: np.ndarray) -> torch.Tensor:
-        sizes.append(image.shape[:2])
+    def noted(self: Preprocessing, image: Image.Image) -> torch.Tensor:
+        sizes.append(image.size)
         return prepare(self, image)
 
     monkeypatch.setattr(Preprocessing, "prepare", noted)
     whole = engine.pixels(data, "a.jpg", Limits())
     reduced = engine.pixels(data, "a.jpg", Limits(small_pixels=1000))
-    assert sizes == [(1000, 1200), (125, 150)]
+    assert sizes == [(1200, 1000), (150, 125)]
     assert (whole.float() - reduced.float()).abs().mean() < 2  # of 255

@@ -131,7 +131,7 @@ def _reading(model: Classifier, split: DataSplit, count: int = 8) -> float:
     rows = range(0, len(split.new), max(1, len(split.new) // count))
     start = time.perf_counter()
     for row in rows:
-        model.preprocessing.prepare(split.new.read(row))
+        model.preprocessing.prepare(split.new.picture(row))
     return (time.perf_counter() - start) / len(rows)
 
 
