@@ -93,7 +93,7 @@ class Clock:
 
 
 def jpegs(settings: Settings) -> Rows:
-    count = settings.pick(32 * cores(), 4)
+    count = settings.pick(64 * cores(), 4)
     how = Preprocessing(224, 3, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     with tempfile.TemporaryDirectory() as folder:
         write_photos(Path(folder), count)
@@ -112,7 +112,7 @@ def jpegs(settings: Settings) -> Rows:
             loader = torchvision_loader(folder, how, train=name == "views", pin=settings.gpu)
             theirs = partial(moved, loader, settings.device)
             works = {"ours": partial(used_up, read), "theirs": partial(used_up, theirs)}
-            taken = in_turns(works, settings.pick(3, 1), settings.device)
+            taken = in_turns(works, settings.pick(5, 1), settings.device)
             yield (
                 f"pipeline-jpeg-{name}-{settings.device.type}",
                 compared(
