@@ -524,7 +524,7 @@ def test_tuning_rewrites_the_description_alone(
         raise AssertionError("tuning needs no images")
 
     monkeypatch.setattr(api.predictor, "open_images", unneeded)
-    monkeypatch.setattr(api.predictor, "decode", unneeded)
+    monkeypatch.setattr(api.predictor, "decode_picture", unneeded)
     for goal in ("base", "novel"):
         figures = model.tune(goal)
         assert figures[goal] == max(model.frontier.accuracies[goal])
