@@ -1,4 +1,4 @@
-"""The tables of docs/research.md, written from rows between two marks; a rung without a row is not yet measured."""
+"""The tables of docs/research.md, written between two marks from the rows there are."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from branchout.goals import PAPER_GOALS
 
 PAGE = Path("docs/research.md")
 START, END = "<!-- ladder: written by python -m benchmarks.steps -->", "<!-- end of ladder -->"
-EXPECTED = ("tiny-imagenet-200-resnet10", "tiny-imagenet-200-resnet18")
-"""Shown even without rows."""
 
 
 def write(page: Path, results: Path) -> None:
@@ -29,7 +27,7 @@ def write(page: Path, results: Path) -> None:
 
 def tables(results: Path) -> str:
     found = {path.name for path in results.glob("steps/*") if path.is_dir()}
-    return "\n".join(line for name in sorted({*EXPECTED, *found}) for line in lines(results, name))
+    return "\n".join(line for name in sorted(found) for line in lines(results, name))
 
 
 def lines(results: Path, experiment: str) -> Iterator[str]:
@@ -37,30 +35,32 @@ def lines(results: Path, experiment: str) -> Iterator[str]:
     folder = results / "steps" / experiment
     rows = {name: read_row(path) for name in (*LADDER, *CANDIDATES) if (path := folder / f"{name}.json").exists()}
     first = next(iter(rows.values()), None)
+    if first is None:
+        return
+    width = first["settings"].get("width")
     yield f"### {experiment}"
     yield ""
-    if first:
-        width = first["settings"].get("width")
-        yield (
-            f"{first['base_classes']} + {first['steps']} × {first['novel_classes'] // first['steps']} classes, "
-            f"{first['settings']['exemplars']} exemplars a class, seeds {', '.join(map(str, first['seeds']))}"
-            f"{f', width {width}' if width else ''}; base {number(first['base_model'])}%. "
-            f"Rows: `results/steps/{experiment}/`, commit {first['commit']}, {first['hardware']}."
-        )
-        yield ""
+    yield (
+        f"{first['base_classes']} + {first['steps']} × {first['novel_classes'] // first['steps']} classes, "
+        f"{first['settings']['exemplars']} exemplars a class, seeds {', '.join(map(str, first['seeds']))}"
+        f"{f', width {width}' if width else ''}; base {number(first['base_model'])}%. "
+        f"Rows: `results/steps/{experiment}/`, commit {first['commit']}, {first['hardware']}."
+    )
+    yield ""
     yield "| | all | balanced | avg | against ours |"
     yield "|---|---|---|---|---|"
-    ours = rows.get("ours")
-    for name, rung in (*LADDER.items(), *CANDIDATES.items()):
-        yield _line(rung.label, rows.get(name), ours)
-        if name == "perfect-dial":
-            yield _line("joint training with the same dial", _joint(results, experiment, first), ours)
+    joint = _joint(results, experiment, first)
+    shown = [(rung.label, rows.get(name)) for name, rung in (*LADDER.items(), *CANDIDATES.items())]
+    shown.insert(len(LADDER), ("joint training with the same dial", joint))
+    yield from (_line(label, row, rows.get("ours")) for label, row in shown if row is not None)
     yield ""
+    missing = [rung.label for name, rung in LADDER.items() if name not in rows]
+    if missing:
+        yield f"Not measured: {'; '.join(missing)}."
+        yield ""
 
 
-def _line(label: str, row: Mapping[str, Any] | None, ours: Mapping[str, Any] | None) -> str:
-    if row is None:
-        return f"| {label} | not yet measured | | | |"
+def _line(label: str, row: Mapping[str, Any], ours: Mapping[str, Any] | None) -> str:
     folds = row["two_fold"]
     cells = [number(folds[goal]) for goal in PAPER_GOALS]
     against = ""
@@ -69,13 +69,11 @@ def _line(label: str, row: Mapping[str, Any] | None, ours: Mapping[str, Any] | N
     return f"| {label} | {' | '.join(cells)} | {against} |"
 
 
-def _joint(results: Path, experiment: str, like: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def _joint(results: Path, experiment: str, like: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Table 2's row of joint training, if it is of the same classes."""
     dataset, arch = experiment.rsplit("-", 1)
     path = results / dataset / "multistep" / arch / "joint-dial-balanced.json"
     found = read_json(path) if path.exists() else None
-    if found is None or (
-        like is not None and (found["base_classes"], found["steps"]) != (like["base_classes"], like["steps"])
-    ):
+    if found is None or (found["base_classes"], found["steps"]) != (like["base_classes"], like["steps"]):
         return None
     return {"two_fold": found["two_fold"]}

@@ -58,6 +58,13 @@ class Engine:
             raise UnreadableImage(Kind.TOO_LARGE, detail, name)
         return width * height * (JPEG_COST if jpeg else 1)
 
+    def small_image(
+        self, source: BinaryIO | bytes, name: str, limits: Limits, left: float
+    ) -> tuple[float, Tensor | None]:
+        """The cost of an image and, if that is small and not above `left`, its pixels: one call instead of two."""
+        cost = self.pixel_cost(source, name, limits)
+        return cost, self.pixels(source, name, limits) if cost <= min(left, limits.small_pixels) else None
+
     def pixels(self, source: BinaryIO | bytes, name: str, limits: Limits) -> Tensor:
         """An uploaded image as the network sees it. Slow enough to be kept off the event loop."""
         try:

@@ -178,13 +178,13 @@ class Service:
         run = asyncio.get_running_loop().run_in_executor
         if (file.size or 0) > limits.file_bytes:
             raise UnreadableImage(Kind.TOO_LARGE, f"the limit is {megabytes(limits.file_bytes)} a file", name)
-        cost = await run(self._pools["small"], engine.pixel_cost, file.file, name, limits)
+        cost, pixels = await run(self._pools["small"], engine.small_image, file.file, name, limits, left)
         if cost > left:
             most = f"{limits.request_pixels / 1e6:,.3g} million"
             detail = f"more than {most} pixels in one request; send this image in another one"
             raise UnreadableImage(Kind.TOO_LARGE, detail, name)
-        if cost <= limits.small_pixels:
-            return cost, await run(self._pools["small"], engine.pixels, file.file, name, limits)
+        if pixels is not None:
+            return cost, pixels
         async with self._budget.reserve(cost):
             return cost, await run(self._pools["large"], engine.pixels, file.file, name, limits)
 
