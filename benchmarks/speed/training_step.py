@@ -28,7 +28,7 @@ from branchout.data.images import on_device, shuffled
 from branchout.method import stage1
 from branchout.method.new_branch import Labelled
 from branchout.method.recipes import BRANCHOUT
-from branchout.training import graphs
+from branchout.training import cuda_graphs
 from branchout.training.loop import Event, fit
 from branchout.training.optimisation import Optimisation, scale_to_dataset
 from branchout.training.pretrain import pretrain
@@ -152,15 +152,15 @@ class Notes(logging.Handler):
 
 
 def eager() -> AbstractContextManager[object]:
-    return patch.object(graphs, "FEWEST_STEPS", 10**9)
+    return patch.object(cuda_graphs, "FEWEST_STEPS", 10**9)
 
 
 def recorded() -> AbstractContextManager[object]:
-    return patch.object(graphs, "FEWEST_STEPS", 1)
+    return patch.object(cuda_graphs, "FEWEST_STEPS", 1)
 
 
 def measured(run: Run, kind: AbstractContextManager[object]) -> Measured:
-    notes, log = Notes(), logging.getLogger(graphs.__name__)
+    notes, log = Notes(), logging.getLogger(cuda_graphs.__name__)
     log.addHandler(notes)
     level, log.level = log.level, logging.INFO
     if torch.cuda.is_available():

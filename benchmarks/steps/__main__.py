@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks.steps import table
-from benchmarks.steps.rungs import LADDER, RUNGS, Run, Scores
+from benchmarks.steps.ladder import LADDER, RUNGS, Run, Scores
 from branchout.bench import rows, tables
 from branchout.bench.experiment import Experiment
 from branchout.bench.plan import Plan

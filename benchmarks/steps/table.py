@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.steps.rungs import CANDIDATES, LADDER
+from benchmarks.steps.ladder import CANDIDATES, LADDER
 from branchout.bench.rows import number, read_row
 from branchout.errors import BranchoutError
 from branchout.files import read_json, write_text
@@ -50,7 +50,9 @@ def lines(results: Path, experiment: str) -> Iterator[str]:
     yield "| | all | balanced | avg | against ours |"
     yield "|---|---|---|---|---|"
     joint = _joint(results, experiment, first)
-    shown = [(rung.label, rows.get(name)) for name, rung in (*LADDER.items(), *CANDIDATES.items())]
+    shown: list[tuple[str, Mapping[str, Any] | None]] = [
+        (rung.label, rows.get(name)) for name, rung in (*LADDER.items(), *CANDIDATES.items())
+    ]
     shown.insert(len(LADDER), ("joint training with the same dial", joint))
     yield from (_line(label, row, rows.get("ours")) for label, row in shown if row is not None)
     yield ""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.torture.files import Case, checkpoints, hostile_images, models, scenarios
-from benchmarks.torture.material import Material, make
+from benchmarks.torture.fixtures import Material, make
 from benchmarks.torture.processes import disks, kills
 from benchmarks.torture.requests import fuzzed_requests
 from benchmarks.torture.run import quiet_environment

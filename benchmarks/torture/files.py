@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.torture.material import Material
+from benchmarks.torture.fixtures import Material
 from benchmarks.torture.run import Ended, command, forked
 
 Case = tuple[str, Callable[[], str | None]]

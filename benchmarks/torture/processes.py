@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.torture.files import Case
-from benchmarks.torture.material import Material
+from benchmarks.torture.fixtures import Material
 from benchmarks.torture.run import command
 
 

@@ -1,11 +1,11 @@
 """The Python API: load or pretrain a model, then predict, extend, tune, evaluate, report and export."""
 
+from branchout.api.loading import load, pretrain
 from branchout.api.model import Model
-from branchout.api.opening import load, pretrain
 from branchout.api.predictor import Image, Prediction, Source, samples_in, some_of
 from branchout.data.samples import as_samples
-from branchout.method.running.prepared import Prepared
-from branchout.training.work import work_folder
+from branchout.method.running.prepared_extension import Prepared
+from branchout.training.work_folder import work_folder
 
 __all__ = [
     "Image",

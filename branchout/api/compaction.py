@@ -15,14 +15,14 @@ from branchout.disk_cache import cache_folder
 from branchout.method import compact as method
 from branchout.method.compact import CompactConfig, Compacted, Compaction
 from branchout.method.features import weights_digest
-from branchout.method.running.prepared import now
+from branchout.method.running.prepared_extension import now
 from branchout.metrics import Accuracies
 from branchout.model import checkpoint
 from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
 from branchout.progress import Report
 from branchout.training.progress_file import recorded
-from branchout.training.work import working_on
+from branchout.training.work_folder import working_on
 
 TIMED = 32
 """Images in a batch whose speed is measured."""

@@ -28,7 +28,7 @@ from branchout.method.results import Extended
 from branchout.method.running.effort import Plan
 from branchout.method.running.engine import engine_for, use_engine
 from branchout.method.running.plan import keep_plan, kept_plan, make_plan
-from branchout.method.running.prepared import Prepared, now
+from branchout.method.running.prepared_extension import Prepared, now
 from branchout.method.split import DataSplit
 from branchout.model import checkpoint, hub
 from branchout.model.staged import branch_point
@@ -38,7 +38,7 @@ from branchout.report.data import ReportData, collect
 from branchout.report.other_methods import read_results
 from branchout.training import processes
 from branchout.training.progress_file import recorded
-from branchout.training.work import check_out, working_on
+from branchout.training.work_folder import check_out, working_on
 
 if TYPE_CHECKING:
     from branchout.api.compaction import Outcome as CompactionOutcome

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from branchout.baselines import feature_heads, whole_network
 from branchout.baselines.networks import MakeHead, Network, OnFeatures, frozen_copy, with_scales
-from branchout.baselines.published import first, linear_head
+from branchout.baselines.published_training import first, linear_head
 from branchout.baselines.task import Baseline, Published, Task
 from branchout.data.samples import Samples, concatenate
 from branchout.model.classifier import Classifier

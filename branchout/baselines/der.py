@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from branchout.baselines import feature_heads, whole_network
 from branchout.baselines.networks import Network
-from branchout.baselines.published import first, random_rows
+from branchout.baselines.published_training import first, random_rows
 from branchout.baselines.task import Baseline, Published, Task
 from branchout.model.classifier import Classifier
 from branchout.model.heads import to_norm

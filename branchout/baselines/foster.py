@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from branchout.baselines import whole_network
 from branchout.baselines.auto_augment import auto_augmented
 from branchout.baselines.networks import Alter, Network
-from branchout.baselines.published import first, linear_head, random_rows, scaled
+from branchout.baselines.published_training import first, linear_head, random_rows, scaled
 from branchout.baselines.task import Baseline, Published, Task
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead, head_bias, new_head, to_norm

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.baselines import published, whole_network
+from branchout.baselines import published_training, whole_network
 from branchout.baselines.networks import Network
 from branchout.baselines.task import Baseline, Ints, Published, Task
 from branchout.data.memory import keep
@@ -107,20 +107,20 @@ def sigmoid_loss(z: Tensor, target: Tensor, remembered: Tensor | None, new: Tens
 
 def first_as_published(task: Task) -> NearestMean:
     loss_of = partial(sigmoid_loss, remembered=None, new=whole_network.in_step(task))
-    descent = published.scaled(DESCENT, task.pretraining)
-    network = published.first(task, loss_of, relu="but the last", bias=True, optimisation=descent)
+    descent = published_training.scaled(DESCENT, task.pretraining)
+    network = published_training.first(task, loss_of, relu="but the last", bias=True, optimisation=descent)
     return nearest_mean(network, task)
 
 
 def learn_as_published(before: NearestMean, task: Task) -> NearestMean:
-    network, teacher = whole_network.student_and_teacher(before.network, task, published.linear_head)
+    network, teacher = whole_network.student_and_teacher(before.network, task, published_training.linear_head)
     new = whole_network.in_step(task)
 
     def loss_of(pictures: Tensor, target: Tensor) -> Tensor:
         return sigmoid_loss(network(pictures), target, teacher(pictures), new)
 
     samples = whole_network.new_and_exemplars(task)
-    whole_network.train(network, task, samples, loss_of, optimisation=published.scaled(DESCENT, task.network))
+    whole_network.train(network, task, samples, loss_of, optimisation=published_training.scaled(DESCENT, task.network))
     return nearest_mean(network, task)
 
 

@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.baselines import feature_heads, published, whole_network
+from branchout.baselines import feature_heads, published_training, whole_network
 from branchout.baselines.networks import Network, frozen_copy
 from branchout.baselines.task import Baseline, Published, Task
 from branchout.errors import DoesNotApply
@@ -91,7 +91,7 @@ class PodNetwork(nn.Module):
 
     @property
     def large(self) -> bool:
-        return not published.three_stages(self.backbone)
+        return not published_training.three_stages(self.backbone)
 
     def maps_and_features(self, pictures: Tensor) -> tuple[list[Tensor], Tensor]:
         """The maps (N, C, H, W) that stages end in, but for the stem, and the features (N, k)."""
@@ -126,19 +126,19 @@ class PodNetwork(nn.Module):
 
 def first_as_published(task: Task) -> PodNetwork:
     """The base, trained with proxies and the loss of all later steps."""
-    backbone = published.untrained(task, "inside stages")
+    backbone = published_training.untrained(task, "inside stages")
     proxies = torch.randn(len(task.space.classes), PROXIES, backbone.features) / math.sqrt(backbone.features)
     network = PodNetwork(backbone, LocalSimilarity(proxies, 1.0, unit=2.0), published=True)
     network.to(task.device, memory_format=backbone.layout(task.device))  # type: ignore[call-overload]
     optimisation = descent(network, task.pretraining)
-    whole_network.train(network, task, task.new, lambda x, y: nca(network(x), y), published.BASE, optimisation)
+    whole_network.train(network, task, task.new, lambda x, y: nca(network(x), y), published_training.BASE, optimisation)
     return network
 
 
 def descent(network: PodNetwork, optimisation: Optimisation) -> Optimisation:
     """Theirs where it is trained as published; by default the given one with their rate for networks of four stages."""
     if network.published:
-        return published.scaled(DESCENT[network.large], optimisation)
+        return published_training.scaled(DESCENT[network.large], optimisation)
     if not network.large:
         return optimisation
     return replace(optimisation, lr=0.05, batch=64, weight_decay=5e-4, nesterov=False, schedule="cosine")

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from branchout.baselines import feature_heads, whole_network
 from branchout.baselines.networks import Network, OnFeatures, with_scales
-from branchout.baselines.published import first
+from branchout.baselines.published_training import first
 from branchout.baselines.task import Baseline, Ints, Published, Task
 from branchout.data.images import shuffled
 from branchout.model.classifier import Classifier

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 
-from branchout.api.bulk import dask_client
+from branchout.api.bulk_prediction import dask_client
 
 
 @contextmanager

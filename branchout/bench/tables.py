@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from branchout.baselines.published import SCHEDULE as PUBLISHED
+from branchout.baselines.published_training import SCHEDULE as PUBLISHED
 from branchout.bench.base_model import open_base
 from branchout.bench.plan import Plan
 from branchout.data.augment import PADDED

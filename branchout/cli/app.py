@@ -15,7 +15,7 @@ from rich.segment import Segment
 from rich.text import Text
 from typer.core import TyperGroup
 
-from branchout.cli import deferred_compiler, launched
+from branchout.cli import deferred_compiler, many_processes
 from branchout.cli.help import App
 from branchout.errors import BranchoutError, explain_os_error, printable
 
@@ -112,12 +112,12 @@ def main() -> None:
     resume = "; run the same command again to resume" if resumable else ""
     try:
         try:
-            with launched.one_prints(" ".join(sys.argv[1:2])):
+            with many_processes.one_prints(" ".join(sys.argv[1:2])):
                 app()
         finally:
             sys.stdout.flush()  # here, where a closed output is handled
     except (Interrupted, KeyboardInterrupt):
-        if launched.number() == 0:
+        if many_processes.number() == 0:
             say(f"interrupted{resume}", error=True)
         sys.exit(130)
     except (OutputClosed, BrokenPipeError):
@@ -126,7 +126,7 @@ def main() -> None:
             say(f"stopped: the output was closed{resume}", error=True)
         sys.exit(1 if resumable else 0)
     except Exception as error:
-        launched.let_first_speak(error)
+        many_processes.let_first_speak(error)
         message = explained(error)
         if message is None:
             raise

@@ -14,16 +14,16 @@ from rich.text import Text
 from branchout.cli import options
 from branchout.cli.app import app, console, open_dataset, say
 from branchout.cli.display import new_table, progress
-from branchout.cli.launched import several
+from branchout.cli.many_processes import several
 from branchout.errors import BranchoutError, unknown
 from branchout.files import check_output
 from branchout.goals import METRICS, STEP_METRICS
 from branchout.units import duration
 
 if TYPE_CHECKING:
+    from branchout.bench.outdated import Forecast
     from branchout.bench.request import Request
     from branchout.bench.runner import Done, Job
-    from branchout.bench.stale import Forecast
     from branchout.data.samples import Samples
 
 Name = Annotated[str | None, typer.Argument(metavar="TABLE", help="sota, fig-design-space, …, or all; see --list.")]
@@ -157,7 +157,7 @@ def bench(
 
 def _measure(request: Request, workers: int, dask: str | None, began: float) -> None:
     """Measure the rows that a request asks for; outdated ones within its minutes from `began` on."""
-    from branchout.bench.stale import Deadline, Forecast
+    from branchout.bench.outdated import Deadline, Forecast
 
     request.check()
     minutes = request.minutes
@@ -263,7 +263,7 @@ def _run(jobs: list[Job], workers: int, dask: str | None, may_start: Callable[[J
         with executor_of(workers, dask) as (executor, number):
             done = runner.run_all(jobs, executor=executor, workers=number, on_done=_say_left_out)
     elif several():
-        from branchout.bench.divided import run_divided
+        from branchout.bench.many_processes import run_divided
 
         with progress() as report:
             done = run_divided(jobs, report=report, on_done=_say_left_out)

@@ -36,7 +36,7 @@ def compact(
 
     Classes and goals stay as they are. If it is interrupted, the same command resumes it.
     """
-    from branchout.training.work import check_out
+    from branchout.training.work_folder import check_out
 
     check_out(out)
     loaded = open_model(model, device=device)

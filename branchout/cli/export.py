@@ -65,7 +65,7 @@ def pull(
     """Download a model from the Hugging Face hub into a folder."""
     from branchout import api
     from branchout.model import hub
-    from branchout.training.work import check_out
+    from branchout.training.work_folder import check_out
 
     check_out(out)
     loaded = api.load(hub.PREFIX + name.removeprefix(hub.PREFIX))

@@ -76,7 +76,7 @@ def predict(
         raise BranchoutError("--dask writes a table. Name it: --out answers.parquet")
     files = [file for given in images for file in images_in(given)]
     if out is not None:
-        from branchout.api.bulk import Settings, predict_files
+        from branchout.api.bulk_prediction import Settings, predict_files
 
         with progress() as report:
             unread = predict_files(Settings(model, top, flip, device), files, out, dask=dask, report=report)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from branchout.cli import launched
+from branchout.cli import many_processes
 from branchout.cli.app import explained
 from branchout.errors import printable
 from branchout.progress import Event
@@ -50,7 +50,7 @@ def errors_as_events(as_json: bool) -> Iterator[None]:
         yield
     except Exception as error:
         message = explained(error)
-        if not as_json or message is None or isinstance(error, BrokenPipeError) or launched.number() > 0:
+        if not as_json or message is None or isinstance(error, BrokenPipeError) or many_processes.number() > 0:
             raise
         emit("error", message=message)
         raise typer.Exit(1) from None

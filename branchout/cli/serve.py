@@ -187,7 +187,7 @@ def _reading() -> Report:
 def _open(model: str | None, watch: Path | None, device: str | None) -> tuple[Model | None, Path | None]:
     """The model, or None while it is being trained; and the folder to watch, if there is one."""
     from branchout.model.manifest import is_saved_model
-    from branchout.training.work import work_folder
+    from branchout.training.work_folder import work_folder
 
     for folder in (watch, None if model is None else Path(model)):
         if folder is not None and not folder.name:

@@ -163,7 +163,7 @@ def extend(
             memory_limit=memory_limit,
         )
         check_folders(new, memory, val, classes_from=classes_from)
-        from branchout.training.work import check_out
+        from branchout.training.work_folder import check_out
 
         check_out(out)
         boards.check(tensorboard)

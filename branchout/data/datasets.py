@@ -51,7 +51,7 @@ def resolve(text: str, *, problems: list[str] | None = None, classes_from: str |
     What was wrong with the files of an ordinary folder is added to `problems`; those of published datasets are only
     listed. `classes_from` says how nested class folders are read, as in `folders.scan`.
     """
-    from branchout.data import published
+    from branchout.data import published_datasets
     from branchout.data.tar_shards import are_shards
 
     if text == "glyphs":
@@ -64,13 +64,13 @@ def resolve(text: str, *, problems: list[str] | None = None, classes_from: str |
     if root.is_file():
         raise BranchoutError(f"{root} is a file; a dataset is a folder with one folder per class, or 'glyphs'")
     if not root.is_dir():
-        layouts = "\n".join(f"  {layout}" for layout in (*published.LAYOUTS, _OWN))
+        layouts = "\n".join(f"  {layout}" for layout in (*published_datasets.LAYOUTS, _OWN))
         raise BranchoutError(
             f"no dataset {text!r}: it is not built in, and there is no folder {root.absolute()}\n"
             "Built in: glyphs\n"
             f"Any other dataset is given by its folder:\n{layouts}"
         )
-    return published.open_published(root) or folder(root, problems=problems, classes_from=classes_from)
+    return published_datasets.open_published(root) or folder(root, problems=problems, classes_from=classes_from)
 
 
 def folder(

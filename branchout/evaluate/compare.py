@@ -17,7 +17,7 @@ from branchout.model.classifier import Classifier
 from branchout.progress import Event, Report, silent
 from branchout.training.device import giving_back
 from branchout.training.forward import in_full_batches
-from branchout.training.memory import in_parts
+from branchout.training.out_of_memory import in_parts
 
 
 def part_names(space: LabelSpace) -> list[str]:

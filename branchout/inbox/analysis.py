@@ -21,7 +21,7 @@ from branchout.inbox.folder import Inbox, Photo, reason
 from branchout.inbox.groups import Analysis, SeenPhoto
 from branchout.method.features import extract
 from branchout.training.loop import Event, Report, silent
-from branchout.training.memory import in_parts
+from branchout.training.out_of_memory import in_parts
 
 BATCH = 16
 MAX_PIXELS = 50_000_000

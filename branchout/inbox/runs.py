@@ -245,7 +245,7 @@ def plan(
     test: Path | None = None,
 ) -> Run:
     """Write down a run with all decided photos. An unfinished run with the same settings is returned instead."""
-    from branchout.training.work import check_out, work_folder
+    from branchout.training.work_folder import check_out, work_folder
 
     with lock(inbox.state / "lock"):
         asked = Settings(
@@ -337,7 +337,7 @@ def accept(run: Run) -> Run:
 
 def discard(run: Run) -> Run:
     """Remove the model of a run, finished or not. The decisions about its photos stay."""
-    from branchout.training.work import work_folder
+    from branchout.training.work_folder import work_folder
 
     if run.state() in ("running", "live", "discarded"):
         raise BranchoutError(f"Run {run.number} is {run.state()}; it cannot be discarded.")
@@ -363,7 +363,7 @@ def _write(run: Run) -> None:
 
 def next_name(model: str) -> Path:
     """A free name beside a model for the next one: v2 → v3."""
-    from branchout.training.work import work_folder
+    from branchout.training.work_folder import work_folder
 
     place = Path(model)
     if not place.name or not is_saved_model(place):

@@ -22,7 +22,7 @@ from branchout.training import processes
 from branchout.training.device import giving_back
 from branchout.training.forward import in_full_batches
 from branchout.training.loop import precision
-from branchout.training.memory import in_parts
+from branchout.training.out_of_memory import in_parts
 
 Ints = npt.NDArray[np.int64]
 

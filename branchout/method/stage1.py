@@ -28,10 +28,11 @@ from torch import Tensor, nn
 
 from branchout.data.augment import Augmentation
 from branchout.data.images import forward_batch, in_order, on_device, shuffled
+from branchout.method.compressed_maps import as_cached, as_computed
 from branchout.method.frozen import Frozen
 from branchout.method.new_branch import Ints, Labelled, NewBranch, initial_branch
 from branchout.method.recipes import Stage1
-from branchout.method.trunk_cache import CHUNK, TrunkOutputs, as_cached, as_computed
+from branchout.method.trunk_cache import CHUNK, TrunkOutputs
 from branchout.model.classifier import Classifier, Step
 from branchout.model.staged import branch_point
 from branchout.training import processes

@@ -26,7 +26,7 @@ from branchout.model.classifier import Classifier
 from branchout.model.heads import Pooler, sources, to_norm
 from branchout.training import processes
 from branchout.training.loop import learning_rate, seed_for
-from branchout.training.memory import in_parts
+from branchout.training.out_of_memory import in_parts
 
 MEMORY_LIMIT = {"cpu": 256 << 20, "cuda": 2 << 30}
 """Bytes that one pass may take; a larger grid is trained in several. With more, a CPU is a third slower."""

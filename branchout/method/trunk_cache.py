@@ -17,17 +17,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from branchout.data.images import Images, ResidentImages, forward_batch, in_order, on_device, part_of
 from branchout.disk_cache import cache_folder, cache_limit, scratch_array, scratch_room
 from branchout.errors import BranchoutError
 from branchout.files import read_json, write_json
+from branchout.method.compressed_maps import as_cached, as_computed
 from branchout.method.frozen import Frozen
 from branchout.training import processes
 from branchout.training.device import give_back_memory
 from branchout.training.loop import Event, Report, seed_for, silent
+from branchout.training.out_of_memory import empty_cache, out_of_memory
 from branchout.units import size
 
 Ints = npt.NDArray[np.int64]
@@ -173,7 +174,7 @@ class TrunkOutputs:
                 filling = self.frozen.live(images, order, seed, full_batches=True)
                 for batch, found in zip(order, filling, strict=True):
                     outputs = [as_cached(output, compressed=self.compressed) for output in found]
-                    table = table or [self._empty(views * len(images), output) for output in outputs]
+                    table = table or self._empty_table(views * len(images), outputs)
                     own = slice(filled + processes.rank(), filled + len(batch), processes.count())
                     for whole, part in zip(table, outputs, strict=True):
                         whole[own] = part
@@ -189,35 +190,25 @@ class TrunkOutputs:
         small = isinstance(images, ResidentImages) and self.frozen.device.type == "cuda"
         return forward_batch(images, ON_GPU if small else CHUNK)
 
-    def _empty(self, rows: int, like: Tensor) -> Tensor:
-        """A table for `rows` outputs; feature maps have the network's memory layout."""
+    def _empty_table(self, rows: int, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Room for `rows` outputs; on disk where other programs have left too little of the GPU's memory."""
+        try:
+            return [self._empty(rows, output, on_disk=self.on_disk) for output in outputs]
+        except RuntimeError as error:
+            needed = rows * sum(output[0].nbytes for output in outputs)
+            if not out_of_memory(error) or processes.count() > 1 or needed > scratch_room():
+                raise
+        empty_cache()
+        _log.info("The GPU has too little free memory for %s of frozen features: kept on disk.", size(needed))
+        return [self._empty(rows, output, on_disk=True) for output in outputs]
+
+    def _empty(self, rows: int, like: Tensor, *, on_disk: bool) -> Tensor:
+        """One of its columns; feature maps have the network's memory layout."""
         layout = self.frozen.model.backbone.layout(like.device) if like.ndim == 4 else torch.contiguous_format
-        if self.on_disk:
+        if on_disk:
             return _on_disk(rows, like, layout)
         table = torch.empty((rows, *like.shape[1:]), dtype=like.dtype, device=like.device, memory_format=layout)
         return table if processes.count() == 1 else table.zero_()  # the other processes' rows will be added
-
-
-def as_cached(output: Tensor, *, compressed: bool) -> Tensor:
-    """With `compressed`, feature maps (n, channels, height, width) in 8 bits.
-
-    Each channel of an image is stored as 127ths of its largest value, and that as the first bytes of one more row.
-    """
-    if not compressed or output.ndim != 4 or output.shape[3] < 4:
-        return output
-    scale = output.float().abs().amax((2, 3), keepdim=True).clamp(1e-30, 1e30) / 127
-    rounded = (output / scale).round().clamp(-127, 127).to(torch.int8)
-    packed = F.pad(rounded, (0, 0, 0, 1))
-    packed[:, :, -1, :4] = scale.flatten(2).view(torch.int8)
-    return packed
-
-
-def as_computed(cached: Tensor) -> Tensor:
-    """What was cached, in the precision that networks compute in."""
-    if cached.dtype != torch.int8:
-        return cached
-    scale = cached[:, :, -1, :4].contiguous().view(torch.float32)
-    return cached[:, :, :-1] * scale[..., None]
 
 
 def default_limit(device: torch.device) -> int:

@@ -17,7 +17,7 @@ from branchout.model.heads import FusedHead
 from branchout.serve.limits import JPEG_COST, JPEG_PIXELS, Limits
 from branchout.serve.model_info import branch_name
 from branchout.serve.operating_points import OperatingPoint, OperatingPoints
-from branchout.training.memory import in_parts
+from branchout.training.out_of_memory import in_parts
 
 Result = dict[str, Any]
 """`answers`, `before` and `branches` of schema.Prediction."""

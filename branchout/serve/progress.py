@@ -13,7 +13,7 @@ from branchout.files import is_running
 from branchout.model.manifest import is_saved_model
 from branchout.serve.schema import Progress, Work
 from branchout.training.progress_file import NOTE
-from branchout.training.work import work_folder
+from branchout.training.work_folder import work_folder
 
 SILENT_FOR = 600.0
 """Seconds without an update after which a run on another machine counts as stopped."""

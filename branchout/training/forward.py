@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor
 
-from branchout.training.memory import in_parts
+from branchout.training.out_of_memory import in_parts
 
 MULTIPLE = {"cuda": 256}
 """The number of images in a forward pass is a multiple of this; elsewhere any number."""

@@ -17,7 +17,7 @@ from branchout.progress import Event as Event
 from branchout.progress import Report as Report
 from branchout.progress import silent as silent
 from branchout.training import checkpoints, processes
-from branchout.training.graphs import EagerStep, Split, fastest
+from branchout.training.cuda_graphs import EagerStep, Split, fastest
 from branchout.training.optimisation import Optimisation
 
 Batch = TypeVar("Batch")

@@ -23,7 +23,7 @@ from branchout.cli.json_events import print_json
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.goals import GOALS
-from branchout.training.work import work_folder, working_on
+from branchout.training.work_folder import work_folder, working_on
 
 COMMANDS = [name for names in GROUPS.values() for name in names]
 HOSTILE = "red \x1b[31m \x9b2J \u202e bird"

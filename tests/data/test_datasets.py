@@ -17,7 +17,7 @@ from PIL import Image
 
 from branchout.data.datasets import folder, resolve
 from branchout.data.decode import Kind
-from branchout.data.published import download_cifar100
+from branchout.data.published_datasets import download_cifar100
 from branchout.errors import BranchoutError
 
 GOLDFISH, PEMBROKE, CARDIGAN_DOG, CARDIGAN = "n01443537", "n02113023", "n02113186", "n02963159"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from inbox_case import UNKNOWN, make, write
+from PIL.Image import Image
 
 from branchout import api
 from branchout.data.samples import Samples
@@ -51,7 +52,12 @@ def test_only_new_photos_are_computed(
     from branchout.inbox import analysis
 
     real = analysis.decode_picture
-    monkeypatch.setattr(analysis, "decode_picture", lambda path, **how: (decoded.append(path.name), real(path, **how))[1])
+
+    def noted(path: Path, **how: int) -> Image:
+        decoded.append(path.name)
+        return real(path, **how)
+
+    monkeypatch.setattr(analysis, "decode_picture", noted)
     write(train, "question mark", 1, inbox.folder, "c-")
     (inbox.folder / "broken.png").write_bytes((inbox.folder / "a-0.png").read_bytes()[:80])
     (inbox.folder / "copy.png").write_bytes((inbox.folder / "broken.png").read_bytes())

@@ -20,7 +20,7 @@ from branchout.files import read_json, write_json
 from branchout.inbox import runs, teach
 from branchout.inbox.folder import Inbox
 from branchout.inbox.teach import execute
-from branchout.training.work import work_folder
+from branchout.training.work_folder import work_folder
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from branchout.method import trunk_cache
 from branchout.method.frozen import Frozen
 from branchout.method.recipes import BRANCHOUT, PAPER, Stage1
 from branchout.method.stage1 import train_branch
-from branchout.method.trunk_cache import TrunkOutputs, as_cached, as_computed
+from branchout.method.trunk_cache import TrunkOutputs
 from branchout.model.classifier import Classifier
 from branchout.training.loop import seed_for
 
@@ -58,6 +58,31 @@ def test_views_that_memory_cannot_hold_are_kept_on_disk(
     assert same(trained(model, train, recipe, views=2, limit=1000), in_memory)
     assert f"kept on disk, in {tmp_path}" in caplog.text
     assert not list(tmp_path.iterdir())  # the files have no names
+
+
+def test_tables_that_the_device_has_no_memory_for_are_kept_on_disk(
+    models: dict[str, Classifier],
+    train: Samples,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("BRANCHOUT_CACHE", str(tmp_path))
+    in_memory = trained(models["base"], train, BRANCHOUT.stage_one, views=2)
+    real = TrunkOutputs._empty
+
+    def full(self: TrunkOutputs, rows: int, like: torch.Tensor, *, on_disk: bool) -> torch.Tensor:
+        if not on_disk and like.ndim == 2:  # the feature maps still fit
+            raise torch.OutOfMemoryError
+        return real(self, rows, like, on_disk=on_disk)
+
+    monkeypatch.setattr(TrunkOutputs, "_empty", full)
+    assert same(trained(models["base"], train, BRANCHOUT.stage_one, views=2), in_memory)
+    assert "too little free memory" in caplog.text
+    monkeypatch.setattr(trunk_cache, "scratch_room", lambda: 1000)
+    with pytest.raises(torch.OutOfMemoryError):
+        trained(models["base"], train, BRANCHOUT.stage_one, views=2)
 
 
 def test_a_run_that_resumes_sees_the_same_views_whatever_disk_space_is_free(
@@ -109,22 +134,6 @@ def test_as_many_views_as_fit_are_cached_and_else_the_trunk_runs_live(
     assert not same(trained(model, train, recipe, views=2, limit=2 * one_view), live)
     four = trained(model, train, recipe, views=4, limit=1 << 30)
     assert same(trained(model, train, recipe, views=6, limit=5 * one_view - 1), four)
-
-
-def test_compressed_maps_take_a_quarter_of_the_memory_and_stay_close() -> None:
-    maps = torch.randn(3, 6, 4, 5, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 6, 6).view(-1, 1, 1)
-    maps[1, 2] = 0
-    for layout in (torch.contiguous_format, torch.channels_last):
-        kept = as_cached(maps, compressed=True).contiguous(memory_format=layout)
-        assert kept.dtype == torch.int8
-        assert kept.nbytes == maps.numel() * 5 / 4  # and one more row for the scales
-        back = as_computed(kept)
-        assert back.is_contiguous(memory_format=layout)
-        assert ((back - maps).abs() <= maps.abs().amax((2, 3), keepdim=True) / 253).all()
-        assert torch.equal(as_computed(kept[[2, 0]]), back[[2, 0]])
-    for other in (maps[0], maps[..., :3]):  # tokens, and maps too narrow to hold a scale
-        assert as_computed(as_cached(other, compressed=True)) is other
-    assert as_cached(maps, compressed=False) is maps
 
 
 def test_the_cache_holds_what_the_frozen_network_makes_of_views(models: dict[str, Classifier], train: Samples) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import BASE, CPU, NEW, SIZES, exemplars, tiles, untrained
-from several import in_processes
+from in_processes import in_processes
 from torch import Tensor, nn
 
 from branchout import api
@@ -23,7 +23,7 @@ from branchout.training import processes
 from branchout.training.batch_norm import WholeBatchNorm
 from branchout.training.loop import Event, fit, precision
 from branchout.training.optimisation import Optimisation
-from branchout.training.work import work_folder
+from branchout.training.work_folder import work_folder
 
 State = dict[str, Tensor]
 

@@ -11,7 +11,7 @@ import torch
 from branchout.method.config import ExtendConfig
 from branchout.method.extend import needs_deltas
 from branchout.method.running.effort import Plan
-from branchout.method.running.prepared import Prepared
+from branchout.method.running.prepared_extension import Prepared
 from branchout.method.split import DataSplit, listed
 from branchout.model.classifier import Classifier
 from branchout.model.heads import sources

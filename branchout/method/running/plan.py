@@ -30,7 +30,7 @@ from branchout.method.running.effort import (
     usual_effort,
 )
 from branchout.method.running.engine import engine_for
-from branchout.method.running.measuring import measure_speeds
+from branchout.method.running.measure_speed import measure_speeds
 from branchout.method.running.speeds import Counts, Speeds, frozen_passes, seconds_for, table_rows
 from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier

@@ -1,4 +1,4 @@
-"""How long an extension takes at the speeds of a machine, which `measuring.py` measures."""
+"""How long an extension takes at the speeds of a machine, which `measure_speed.py` measures."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.steps import __main__ as ladder
-from benchmarks.steps import rungs, table
-from benchmarks.steps.rungs import CANDIDATES, LADDER, RUNGS, Run
+from benchmarks.steps import __main__ as command
+from benchmarks.steps import ladder, table
+from benchmarks.steps.ladder import CANDIDATES, LADDER, RUNGS, Run
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
 
@@ -25,7 +25,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ladder")
     page = folder / "page.md"
     page.write_text(f"# Title\n\n{table.START}\nold\n{table.END}\n\nAfter.\n")
-    ladder.main([*SMALL, *SHORT, *EVERY, "--out", str(folder / "results"), "--page", str(page)])
+    command.main([*SMALL, *SHORT, *EVERY, "--out", str(folder / "results"), "--page", str(page)])
     return folder
 
 
@@ -63,11 +63,11 @@ def test_oracles_on_the_same_logits_are_no_worse(measured: Path) -> None:
 def test_existing_rows_are_kept_and_others_refused(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(measured / "results"), "--page", str(measured / "page.md")]
     before = (measured / "page.md").read_text()
-    ladder.main([*SMALL, *SHORT, *out])
+    command.main([*SMALL, *SHORT, *out])
     assert "rows exist" in capsys.readouterr().out
     assert (measured / "page.md").read_text() == before
     with pytest.raises(BranchoutError, match="other settings"):
-        ladder.main([*SMALL, *SHORT, "--seeds", "1", "2", *out])
+        command.main([*SMALL, *SHORT, "--seeds", "1", "2", *out])
 
 
 def test_without_rows_nothing_is_claimed(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_one_offset_moves_all_new_classes_alike() -> None:
 
     rng = np.random.default_rng(0)
     halves = [(rng.normal(size=(40, 4)), rng.integers(4, size=40)) for _ in range(2)]
-    scores = rungs.one_offset(Run(Fixed()), (halves[0], halves[1]))  # type: ignore[arg-type]
+    scores = ladder.one_offset(Run(Fixed()), (halves[0], halves[1]))  # type: ignore[arg-type]
     for goal, scored in scores.items():
         (b,) = scored.setting
         said = (halves[1][0] + np.array([0, 0, b, b])).argmax(1)

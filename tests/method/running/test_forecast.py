@@ -10,7 +10,7 @@ from branchout.data.samples import Samples
 from branchout.method.config import ExtendConfig
 from branchout.method.running.effort import SMALL_INPUTS, Plan
 from branchout.method.running.forecast import forecast
-from branchout.method.running.prepared import Prepared
+from branchout.method.running.prepared_extension import Prepared
 from branchout.method.split import DataSplit
 
 

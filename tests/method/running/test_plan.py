@@ -16,7 +16,7 @@ from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.method.config import ExtendConfig
 from branchout.method.extend import Extension
-from branchout.method.running import measuring
+from branchout.method.running import measure_speed
 from branchout.method.running import plan as planning
 from branchout.method.running.effort import BRANCHES, FULL, HEADS, LARGE_INPUTS, SMALL_INPUTS, Effort, Plan
 from branchout.method.running.forecast import added_bytes
@@ -235,22 +235,22 @@ def test_training_is_measured_in_batches_as_large_as_those_of_stage_one(
         steps.append(work)
         return 0.5 if len(steps) == 5 else 0.01
 
-    monkeypatch.setattr(measuring, "_timed", timed)
-    monkeypatch.setattr(measuring, "scale_to_dataset", lambda *_: Optimisation(1, batch=30))
-    assert measuring._training(linear, split, "last", CPU) == 0.01 / 32  # 16, 32; 64 is more than 30 + 30
-    monkeypatch.setattr(measuring, "scale_to_dataset", lambda *_: Optimisation(1, batch=3000))
-    assert measuring._training(linear, split, "last", CPU) == 0.5 / 64  # 16, 32 and 64, which takes too long to go on
+    monkeypatch.setattr(measure_speed, "_timed", timed)
+    monkeypatch.setattr(measure_speed, "scale_to_dataset", lambda *_: Optimisation(1, batch=30))
+    assert measure_speed._training(linear, split, "last", CPU) == 0.01 / 32  # 16, 32; 64 is more than 30 + 30
+    monkeypatch.setattr(measure_speed, "scale_to_dataset", lambda *_: Optimisation(1, batch=3000))
+    assert measure_speed._training(linear, split, "last", CPU) == 0.5 / 64  # 16, 32 and 64: too long to go on
 
 
 def test_measuring_training_on_a_cpu_takes_little_memory(
     linear: Classifier, train: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split = DataSplit.of(linear.space, train.of_classes(NEW), exemplars(train), None, 0)
-    monkeypatch.setattr(measuring, "_timed", lambda *_: 0.01)
-    monkeypatch.setattr(measuring, "scale_to_dataset", lambda *_: Optimisation(1, batch=3000))
-    monkeypatch.setattr(measuring, "kept_bytes", lambda *_: 16 * 1000)
-    monkeypatch.setattr(measuring, "MOST_KEPT", 32 * 1000)
-    assert measuring._training(linear, split, "last", CPU) == 0.01 / 32  # 64 images would keep 64,000 bytes
+    monkeypatch.setattr(measure_speed, "_timed", lambda *_: 0.01)
+    monkeypatch.setattr(measure_speed, "scale_to_dataset", lambda *_: Optimisation(1, batch=3000))
+    monkeypatch.setattr(measure_speed, "kept_bytes", lambda *_: 16 * 1000)
+    monkeypatch.setattr(measure_speed, "MOST_KEPT", 32 * 1000)
+    assert measure_speed._training(linear, split, "last", CPU) == 0.01 / 32  # 64 images would keep 64,000 bytes
 
 
 def test_what_a_step_keeps_is_counted_once() -> None:
@@ -259,9 +259,9 @@ def test_what_a_step_keeps_is_counted_once() -> None:
     def step() -> None:
         (x * x).exp().sum().backward()
 
-    assert measuring.kept_bytes(step) == 2 * 10 * 3 * 4  # x and the result of exp
+    assert measure_speed.kept_bytes(step) == 2 * 10 * 3 * 4  # x and the result of exp
 
 
 def test_weights_are_not_counted_as_kept_for_each_image() -> None:
     layer, x = nn.Linear(3, 1000, bias=False), torch.ones(10, 3, requires_grad=True)
-    assert measuring.kept_bytes(lambda: layer(x).sum().backward(), [layer]) == 10 * 3 * 4
+    assert measure_speed.kept_bytes(lambda: layer(x).sum().backward(), [layer]) == 10 * 3 * 4

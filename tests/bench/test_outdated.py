@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from helpers import BASE, NEW
 
-from branchout.bench import stale
+from branchout.bench import outdated
+from branchout.bench.outdated import OPENING, Deadline, Forecast
 from branchout.bench.plan import Plan
 from branchout.bench.runner import Job
-from branchout.bench.stale import OPENING, Deadline, Forecast
 from branchout.data.datasets import Dataset
 from branchout.data.samples import Samples
 from branchout.model.manifest import MANIFEST
@@ -25,7 +25,7 @@ def dataset(train: Samples, val: Samples) -> Dataset:
     return Dataset("letters", train.of_classes([*BASE, *NEW]), val.of_classes([*BASE, *NEW]), "glyph")
 
 
-def outdated(out: Path, table: str, plan: Plan, method: str, seconds: float, seeds: int = 1) -> Job:
+def outdated_job(out: Path, table: str, plan: Plan, method: str, seconds: float, seeds: int = 1) -> Job:
     """A job whose rows exist and took so many seconds for each seed."""
     job = Job("letters", "letters", table, plan, method, tuple(range(seeds)), out)
     row = {"settings": {}, "seeds": [1], "metrics": {}, "hardware": "a GPU", "seconds": {"train": seconds}}
@@ -39,10 +39,10 @@ def outdated(out: Path, table: str, plan: Plan, method: str, seconds: float, see
 def test_the_cheapest_job_comes_next_and_the_first_of_an_experiment_trains_its_base(
     dataset: Dataset, tmp_path: Path
 ) -> None:
-    slow = outdated(tmp_path, "one", PLAN, "ranpac", 40.0, seeds=3)
-    quick = outdated(tmp_path, "one", PLAN, "ncm", 5.0)
-    joint = outdated(tmp_path, "one", PLAN, "joint", 110.0)
-    other = outdated(tmp_path, "two", OTHER, "ncm", 30.0)
+    slow = outdated_job(tmp_path, "one", PLAN, "ranpac", 40.0, seeds=3)
+    quick = outdated_job(tmp_path, "one", PLAN, "ncm", 5.0)
+    joint = outdated_job(tmp_path, "one", PLAN, "joint", 110.0)
+    other = outdated_job(tmp_path, "two", OTHER, "ncm", 30.0)
     forecast = Forecast([slow, joint, other, quick], dataset)
     base = 110 * 8 / 11
     expected = [(other, 30 + OPENING), (quick, 5 + base + OPENING), (joint, 110), (slow, 120)]
@@ -57,8 +57,8 @@ def test_the_cheapest_job_comes_next_and_the_first_of_an_experiment_trains_its_b
 
 def test_a_base_on_disk_is_not_trained(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRANCHOUT_CACHE", str(tmp_path / "cache"))
-    job = outdated(tmp_path, "one", PLAN, "joint", 110.0)
-    place = stale._base_folder(job, dataset)
+    job = outdated_job(tmp_path, "one", PLAN, "joint", 110.0)
+    place = outdated._base_folder(job, dataset)
     assert place is not None
     place.mkdir(parents=True)
     (place / MANIFEST).write_text("{}")
@@ -66,16 +66,16 @@ def test_a_base_on_disk_is_not_trained(dataset: Dataset, tmp_path: Path, monkeyp
 
 
 def test_a_split_that_is_not_drawn_yet_trains_nothing_for_its_forecast(dataset: Dataset, tmp_path: Path) -> None:
-    job = outdated(tmp_path, "one", CLUSTERED, "joint", 100.0)
+    job = outdated_job(tmp_path, "one", CLUSTERED, "joint", 100.0)
     assert Forecast([job], dataset).seconds(job) == pytest.approx(100 + 100 * 8 / 10 + OPENING)
 
 
 def test_no_job_starts_that_would_end_too_late_at_the_pace_so_far(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs = [outdated(tmp_path, "one", PLAN, name, 20.0) for name in ("ncm", "fecam", "ranpac")]
+    jobs = [outdated_job(tmp_path, "one", PLAN, name, 20.0) for name in ("ncm", "fecam", "ranpac")]
     clock = [0.0]
-    monkeypatch.setattr(stale.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(outdated.time, "monotonic", lambda: clock[0])
     deadline = Deadline(Forecast(jobs, dataset), end=105.0)
     assert deadline(jobs[0])
     clock[0] = 60.0  # twice what it should take

@@ -17,7 +17,7 @@ from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples
 from branchout.data.scenarios import Scenario
 from branchout.disk_cache import cache_folder
-from branchout.method.running.prepared import now
+from branchout.method.running.prepared_extension import now
 from branchout.model import architectures, bases, checkpoint, hub
 from branchout.model.checkpoint import SavedModel
 from branchout.model.manifest import is_saved_model
@@ -27,7 +27,7 @@ from branchout.training import processes
 from branchout.training.device import Device, device_named
 from branchout.training.optimisation import Optimisation, settings_dict
 from branchout.training.progress_file import recorded
-from branchout.training.work import check_out, working_on
+from branchout.training.work_folder import check_out, working_on
 
 
 def load(

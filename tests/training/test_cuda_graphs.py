@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.training import graphs, processes
-from branchout.training.graphs import EagerStep, GraphStep, fastest
+from branchout.training import cuda_graphs, processes
+from branchout.training.cuda_graphs import EagerStep, GraphStep, fastest
 
 CPU = torch.device("cpu")
 STEPS = 12
@@ -87,7 +87,7 @@ def test_recorded_steps_train_as_ordinary_ones_do(caplog: pytest.LogCaptureFixtu
     caplog.set_level(logging.INFO)
     recorder = Replays()
     assert_same(Training(recorder), Training(), [5] * STEPS)
-    assert recorder.repeated == STEPS - graphs.WARM_UP
+    assert recorder.repeated == STEPS - cuda_graphs.WARM_UP
     assert caplog.text.count("CUDA graph") == 1
 
 
@@ -95,7 +95,7 @@ def test_a_batch_of_another_shape_is_an_ordinary_step_among_recorded_ones() -> N
     recorder = Replays()
     sizes = [5] * 8 + [3] + [5] * 3
     assert_same(Training(recorder), Training(), sizes)
-    assert recorder.repeated == len(sizes) - graphs.WARM_UP - 1
+    assert recorder.repeated == len(sizes) - cuda_graphs.WARM_UP - 1
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_loss_that_python_changes_is_found_out_and_the_wrong_step_undone(caplo
     for each in pair:
         # The fourth step, which is the first that is repeated, has another factor.
         def loss(batch: Batch, each: Training = each) -> Tensor:
-            late = each.network[1].num_batches_tracked.item() >= graphs.WARM_UP  # type: ignore[union-attr,operator]
+            late = each.network[1].num_batches_tracked.item() >= cuda_graphs.WARM_UP  # type: ignore[union-attr,operator]
             return Training.loss(each, batch) * factors.get("frozen", 2.0 if late else 1.0)
 
         each.loss = loss  # type: ignore[method-assign]
@@ -187,8 +187,8 @@ def test_the_kind_of_step_follows_from_device_and_length(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(graphs, "CudaRecorder", lambda _: Replays())
-    monkeypatch.setattr(graphs.torch, "zeros", lambda *_, **__: Tensor())  # this machine may have no such device
+    monkeypatch.setattr(cuda_graphs, "CudaRecorder", lambda _: Replays())
+    monkeypatch.setattr(cuda_graphs.torch, "zeros", lambda *_, **__: Tensor())  # this machine may have no such device
     training = Training()
     eager = EagerStep(training.network, list(training.network.parameters()), training.optimiser, training.loss)
     step = fastest(eager, torch.device(device), steps)
@@ -270,7 +270,7 @@ def test_too_little_memory_for_a_recording_does_not_divide_batches(caplog: pytes
     optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
     given = (network, list(network.parameters()), optimiser, loss, None, halves)
     step = GraphStep(*given, recorder=recorder, device=CPU)
-    for _ in range(graphs.WARM_UP + 2):
+    for _ in range(cuda_graphs.WARM_UP + 2):
         step(Batch(torch.randn(8, 6), torch.arange(8) % 3, None, 8), 0.1)
     assert (step.parts, step.refused, step.may_divide) == (1, True, True)
     assert "out of memory" in caplog.text

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from branchout.data.images import cores
+from branchout.method.compressed_maps import as_cached
 from branchout.method.config import ExtendConfig
 from branchout.method.recipes import BRANCHOUT
 from branchout.method.running.effort import CPU_BATCH
 from branchout.method.running.engine import use_engine
 from branchout.method.running.speeds import Speeds
 from branchout.method.split import DataSplit
-from branchout.method.trunk_cache import as_cached
 from branchout.model.classifier import Classifier
 from branchout.model.staged import Branch, branch_point
 from branchout.training.device import give_back_memory

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.baselines import bic, der, feature_heads, foster, icarl, podnet, published, wa, whole_network
+from branchout.baselines import bic, der, feature_heads, foster, icarl, podnet, published_training, wa, whole_network
 from branchout.baselines.networks import scores_of
 from branchout.baselines.registry import baselines
 from branchout.baselines.task import Task
@@ -86,7 +86,7 @@ def test_a_base_of_its_own_then_a_step(name: str, base_task: Task, step: Task, m
 
 def test_without_a_network_to_start_from_the_task_says_so(base_task: Task) -> None:
     with pytest.raises(Exception, match="set `untrained`"):
-        published.first(replace(base_task, untrained=None))
+        published_training.first(replace(base_task, untrained=None))
 
 
 def test_icarl_distils_sigmoids(base_task: Task, step: Task, losses) -> None:
@@ -124,8 +124,8 @@ def test_a_class_that_comes_again_is_learned_from_its_labels() -> None:
 
 
 def test_icarls_means_are_of_as_many_exemplars_as_the_memory_has_room_for(base_task: Task, step: Task) -> None:
-    network = published.first(base_task).eval()
-    network.widened(16, published.linear_head)
+    network = published_training.first(base_task).eval()
+    network.widened(16, published_training.linear_head)
     found = icarl.nearest_mean(network, replace(step, after=2))
     assert set(found.kept.counts().values()) == {2}
     name = step.memory.classes[3]
@@ -181,7 +181,7 @@ def test_heads_start_at_random_once_more_after_the_warm_up(name: str, base_task:
             seen.append(drawn.copy())
 
     monkeypatch.setattr(whole_network, "fit", noted)
-    long = replace(published.SCHEDULE, epochs=34)  # of which 2 are the warm-up
+    long = replace(published_training.SCHEDULE, epochs=34)  # of which 2 are the warm-up
     method = baselines()[name].published
     first = method.first(replace(base_task, pretraining=long))
     method.learn(first, replace(step, network=long))
@@ -193,7 +193,7 @@ def test_der_adds_an_auxiliary_loss_and_divides_its_last_logits_by_five(
 ) -> None:
     last = []
     monkeypatch.setattr(feature_heads, "train", lambda head, task, data, scores: last.append((head, scores)))
-    before = published.first(base_task)
+    before = published_training.first(base_task)
     network = der.learn(before, step, published=True)
     modules, loss_of, _ = losses[1]
     pictures, target = batch(step)
@@ -213,7 +213,7 @@ def test_der_starts_every_head_at_random_and_sees_a_view_for_each_last_epoch(
 ) -> None:
     last = []
     monkeypatch.setattr(feature_heads, "train", lambda head, task, data, scores: last.append((task.heads, data)))
-    before = published.first(base_task)
+    before = published_training.first(base_task)
     network = der.learn(before, step, published=True)
     assert not torch.equal(network.head.weight[:12, : before.head.in_features], before.head.weight)
     heads, data = last[0]
@@ -283,7 +283,7 @@ def test_podnets_new_proxies_are_as_long_as_its_old_ones(base_task: Task, step: 
 
 @pytest.mark.parametrize(("relu", "without"), [("always", 0), ("but the last", 1), ("inside stages", 15)])
 def test_blocks_of_the_literatures_resnet32(relu: str, without: int, base_task: Task) -> None:
-    network = published.untrained(replace(base_task, untrained=lambda: resnet.build("resnet32")), relu)
+    network = published_training.untrained(replace(base_task, untrained=lambda: resnet.build("resnet32")), relu)
     assert sum(each.numel() for each in network.parameters()) == 464_154 - 64 * 10 - 10  # of the original, 10 classes
     blocks = [block for block in network.modules() if isinstance(block, resnet.BasicBlock)]
     assert [block.last_relu for block in blocks] == [True] * (15 - without) + [False] * without
@@ -294,17 +294,17 @@ def test_blocks_of_the_literatures_resnet32(relu: str, without: int, base_task: 
 
 
 def test_blocks_of_other_networks_start_by_adding_nothing(base_task: Task) -> None:
-    network = published.untrained(base_task)
+    network = published_training.untrained(base_task)
     blocks = [block for block in network.modules() if isinstance(block, resnet.BasicBlock)]
     assert all((block.bn2.weight == 0).all() and block.last_relu for block in blocks)
     assert isinstance(blocks[1].downsample, nn.Sequential)
 
 
 def test_each_method_has_its_authors_epochs_and_fewer_are_shared_out(base_task: Task, step: Task, losses) -> None:
-    whole = replace(base_task, pretraining=published.SCHEDULE, network=published.SCHEDULE)
+    whole = replace(base_task, pretraining=published_training.SCHEDULE, network=published_training.SCHEDULE)
     for asked, expected in ((170, (70, 200, 170, 130)), (85, (35, 100, 85, 65))):
         losses.clear()
-        epochs = replace(published.SCHEDULE, epochs=asked)
+        epochs = replace(published_training.SCHEDULE, epochs=asked)
         task = replace(whole, pretraining=epochs, network=epochs)
         icarl.first_as_published(task)
         first = foster.first_as_published(task)

@@ -49,7 +49,7 @@ _CIFAR_FOLDER = "cifar-100-python"
 _GET_CIFAR = (
     "CIFAR-100: a folder that holds cifar-100-python/, with train, test and meta in it. It is the archive "
     "cifar-100-python.tar.gz of the CIFAR page at the University of Toronto; to download it: "
-    "python -c \"from branchout.data.published import download_cifar100; download_cifar100('DIR')\""
+    "python -c \"from branchout.data.published_datasets import download_cifar100; download_cifar100('DIR')\""
 )
 _CIFAR_ANIMATE = frozenset(
     {"aquatic_mammals", "fish", "insects", "large_carnivores", "large_omnivores_and_herbivores", "medium_mammals"}

@@ -15,7 +15,7 @@ from helpers import BASE, NEW, exemplars, run, well
 from PIL import Image
 
 from branchout import api
-from branchout.cli import launched
+from branchout.cli import many_processes
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError, LostProcess
 from branchout.training import processes
@@ -73,7 +73,7 @@ def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     for name, value in {"RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(launched, "SECONDS_TO_END", 0.2)
+    monkeypatch.setattr(many_processes, "SECONDS_TO_END", 0.2)
     monkeypatch.setattr(processes, "_launch", processes.Launch())  # restored afterwards, whatever begins meanwhile
     before = signal.getsignal(signal.SIGTERM)
     yield
@@ -82,7 +82,7 @@ def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("second_of_two")
 def test_only_the_first_process_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    with launched.one_prints("extend"):
+    with many_processes.one_prints("extend"):
         print("progress")
         print("a warning", file=sys.stderr)
     assert capsys.readouterr() == ("", "")
@@ -92,7 +92,7 @@ def test_only_the_first_process_prints(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_command_of_one_process_is_refused() -> None:
     with (
         pytest.raises(BranchoutError, match=r"branchout predict.*one process.*extend"),
-        launched.one_prints("predict"),
+        many_processes.one_prints("predict"),
     ):
         raise AssertionError("it ran")
 
@@ -104,7 +104,7 @@ def test_an_error_waits_for_that_of_the_first_process_but_not_for_one_that_has_e
     took = []
     for error in (BranchoutError("no such folder"), LostProcess("it has ended")):
         begun = time.monotonic()
-        launched.let_first_speak(error)
+        many_processes.let_first_speak(error)
         took.append(time.monotonic() - begun)
     assert took[0] >= 0.2
     assert took[1] < took[0]

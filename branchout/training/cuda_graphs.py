@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from branchout.errors import BranchoutError, first_line
 from branchout.training import processes
-from branchout.training.memory import empty_cache, out_of_memory
+from branchout.training.out_of_memory import empty_cache, out_of_memory
 
 Batch = TypeVar("Batch")
 

@@ -15,7 +15,7 @@ from branchout.data.samples import Samples
 from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
 from branchout.serve.engine import Engine, Question
-from branchout.training.memory import in_parts
+from branchout.training.out_of_memory import in_parts
 
 
 def test_a_batch_too_large_for_the_device_is_computed_in_parts() -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from several import in_processes
+from in_processes import in_processes
 from test_runner import PLAN, folder, job  # noqa: F401 – a fixture
 
 from branchout.bench import measure as measuring
-from branchout.bench.divided import run_divided
+from branchout.bench.many_processes import run_divided
 from branchout.bench.runner import Job, run_all
 
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from branchout.api.opening import load
+from branchout.api.loading import load
 from branchout.data.decode import UnreadableImage, decode
 from branchout.data.samples import digest
 from branchout.data.verify import ImageFile
@@ -25,7 +25,7 @@ from branchout.errors import BranchoutError, printable
 from branchout.files import atomic_write, check_output, checksum, read_json, write_json
 from branchout.model.manifest import MANIFEST, is_saved_model
 from branchout.progress import Event, Report, silent
-from branchout.training.work import working_on
+from branchout.training.work_folder import working_on
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -8,7 +8,7 @@ import pytest
 
 from branchout.errors import BranchoutError
 from branchout.model.manifest import MANIFEST
-from branchout.training.work import check_out, work_folder, working_on
+from branchout.training.work_folder import check_out, work_folder, working_on
 
 
 def test_a_run_that_ends_leaves_nothing_and_one_that_fails_can_resume(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_settings_that_are_not_valid_are_a_sentence(text: str, tmp_path: Path) -
 
 
 def test_a_second_process_learns_of_the_first_at_once(tmp_path: Path) -> None:
-    code = "import sys, pathlib; from branchout.training.work import working_on\n" \
+    code = "import sys, pathlib; from branchout.training.work_folder import working_on\n" \
            "with working_on(pathlib.Path(sys.argv[1]), {}): print('held', flush=True); sys.stdin.read()"  # fmt: skip
     command = [sys.executable, "-c", code, str(tmp_path / "m")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:

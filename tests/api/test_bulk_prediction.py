@@ -12,8 +12,8 @@ from helpers import refused, run, well
 from PIL import Image
 
 from branchout import api
-from branchout.api import bulk
-from branchout.api.bulk import Settings, predict_files
+from branchout.api import bulk_prediction
+from branchout.api.bulk_prediction import Settings, predict_files
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.training.loop import Event
@@ -72,11 +72,11 @@ def test_a_table_of_a_folder(ending: str, extended: api.Model, photos: Path, tmp
 def test_a_stopped_run_resumes_and_answers_nothing_twice(
     extended: api.Model, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "PART", 8)
+    monkeypatch.setattr(bulk_prediction, "PART", 8)
     answered: list[str] = []
-    inner = bulk.answer_part
+    inner = bulk_prediction.answer_part
 
-    def counted(settings: Settings, files: list[str]) -> list[bulk.Answer]:
+    def counted(settings: Settings, files: list[str]) -> list[bulk_prediction.Answer]:
         answered.extend(files)
         return inner(settings, files)
 
@@ -84,7 +84,7 @@ def test_a_stopped_run_resumes_and_answers_nothing_twice(
         if event.done >= 24:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(bulk, "answer_part", counted)
+    monkeypatch.setattr(bulk_prediction, "answer_part", counted)
     out = tmp_path / "answers.csv"
     with pytest.raises(KeyboardInterrupt):
         predict_files(Settings(str(extended.folder)), files_of(photos), out, report=stop)
@@ -100,7 +100,7 @@ def test_a_stopped_run_resumes_and_answers_nothing_twice(
 def test_a_cluster_whose_worker_dies_answers_every_file_once(
     extended: api.Model, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "PART", 2)
+    monkeypatch.setattr(bulk_prediction, "PART", 2)
     out = tmp_path / "answers.csv"
     with two_workers(tmp_path) as (address, workers):
         os.kill(workers[0].pid, signal.SIGSTOP)  # it is given parts, and will never answer them
