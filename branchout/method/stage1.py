@@ -157,6 +157,10 @@ def train_branch(
     return Step(tuple(names), where, start, trained.branch, trained.head), losses
 
 
+AT_ONCE = 64
+"""Held-out images in one forward pass: with more, tensors do not fit into memory that training has freed."""
+
+
 class HeldOut:
     """The cross-entropy of stage I on images that are not trained with; `compressed` keeps feature maps in 8 bits."""
 
@@ -182,7 +186,7 @@ class HeldOut:
     @torch.no_grad()
     def __call__(self) -> float:
         self.trained.eval()
-        chunks = (as_computed(x) for x in torch.split(self.batch.x, CHUNK))
+        chunks = (as_computed(x) for x in torch.split(self.batch.x, AT_ONCE))
         z_n = torch.cat([self.trained.head(self.trained.features(x)) for x in chunks])
         loss = cross_entropy(z_n, self.batch, self.trained).item()
         self.trained.train()
