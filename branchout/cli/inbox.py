@@ -22,6 +22,17 @@ SHOWN = 8
 """Files of a group that are printed."""
 
 
+Named = Annotated[
+    list[str] | None,
+    typer.Option("--name", metavar="WHICH=CLASS", help="Name a group (its number) or a photo (its file)."),
+]
+Dismissed = Annotated[list[str] | None, typer.Option("--dismiss", metavar="WHICH", help="Dismiss a group or a photo.")]
+Undone = Annotated[
+    list[str] | None,
+    typer.Option("--undo", metavar="WHICH", help="Undo what was decided about a group or a photo, or 'last'."),
+]
+
+
 @app.command(epilog="Example: branchout inbox photos/ --model v2/ --memory old_photos/")
 def inbox(
     photos: Annotated[Path, typer.Argument(metavar="PHOTOS", help="A folder in which new photos arrive.")],
@@ -41,20 +52,12 @@ def inbox(
         typer.Option(min=0.001, max=0.999, help="Share of known images that may count as unknown; it is kept."),
     ] = None,
     classes_from: options.ClassesFrom = None,
-    name: Annotated[
-        list[str] | None,
-        typer.Option("--name", metavar="WHICH=CLASS", help="Name a group (its number) or a photo (its file)."),
-    ] = None,
-    dismiss: Annotated[
-        list[str] | None, typer.Option("--dismiss", metavar="WHICH", help="Dismiss a group or a photo.")
-    ] = None,
+    name: Named = None,
+    dismiss: Dismissed = None,
     new_class: Annotated[
         bool, typer.Option("--new-class", help="Allow --name to add a class whose name is similar to a known one.")
     ] = False,
-    undo: Annotated[
-        list[str] | None,
-        typer.Option("--undo", metavar="WHICH", help="Undo what was decided about a group or a photo, or 'last'."),
-    ] = None,
+    undo: Undone = None,
     teach: Annotated[
         Path | None, typer.Option("--teach", metavar="OUT", help="Extend the model by all named photos.")
     ] = None,

@@ -152,18 +152,11 @@ def extend(
 
     with errors_as_events(as_json):
         config = ExtendConfig(
-            recipe,
-            branch,
-            goal,
-            fuse,
-            epochs=epochs,
-            seed=seed,
-            pooler=pooler,
-            minutes=minutes,
+            recipe, branch, goal, fuse, epochs=epochs, seed=seed, pooler=pooler, minutes=minutes,
             memory_limit=memory_limit,
-        )
+        )  # fmt: skip
         check_folders(new, memory, val, classes_from=classes_from)
-        from branchout.training.work_folder import check_out
+        from branchout.training.work_folder import check_out  # imports torch, which folder errors need not wait for
 
         check_out(out)
         boards.check(tensorboard)

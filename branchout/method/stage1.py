@@ -117,17 +117,15 @@ def train_branch(
 
     `views` > 0 caches the trunk's outputs for that many augmented views of each new image, and for `exemplar_views` of
     each exemplar; 0 runs the trunk live. A batch has `exemplar_share` exemplars for every new image, or more where new
-    images are few (`batch_sizes`). With `held_out` images, of new and of old classes, training ends once the
-    loss on them stops improving.
+    images are few (`batch_sizes`). Training ends once the loss on `held_out` images, new and old, stops improving.
     """
     start = branch_point(model.backbone, where).start
     trained = initial_branch(model, names, new, where, settings=settings, seed=seed, device=device, report=report)
     sources = [new, exemplars] if settings.replay and exemplars is not None else [new]
     frozen = Frozen(model, start, settings, augmentation=augmentation, device=device)
-    images = [source.images for source in sources]
     trunk = TrunkOutputs(
-        frozen, images, views, exemplar_views, limit=cache_limit, compressed=compressed, checkpoint=checkpoint,
-        seed=seed, report=report,
+        frozen, [source.images for source in sources], views, exemplar_views, limit=cache_limit, compressed=compressed,
+        checkpoint=checkpoint, seed=seed, report=report,
     )  # fmt: skip
     labels = [torch.from_numpy(source.labels).to(device) for source in sources]
     sizes = [len(source.labels) for source in sources]
