@@ -91,14 +91,18 @@ def _bars(console: Console) -> Iterator[Report]:
 
 
 def _lines(console: Console) -> Report:
-    said: dict[str, float] = {}
+    said: dict[str, tuple[float, int, bool]] = {}  # when, how much was done, whether a line was printed
 
     def report(event: Event) -> None:
         now = time.monotonic()
-        recent = now - said.setdefault(event.work, now) < QUIET_SECONDS
-        if recent and (event.done < event.total or not event.figures):
+        since, done, begun = said.get(event.work, (now, 0, False))
+        if event.done < done:  # the same work again, with other images
+            since, begun = now, False
+        ends = event.done >= event.total and (begun or bool(event.figures))
+        speaks = ends or now - since >= QUIET_SECONDS
+        said[event.work] = now if speaks else since, event.done, begun or speaks
+        if not speaks:
             return
-        said[event.work] = now
         line = f"{event.work} {event.done:,}/{event.total:,}  {_figures(event)}"
         console.print(line.rstrip(), highlight=False, soft_wrap=True)
 

@@ -147,7 +147,7 @@ def compare(
     """Run both models over the images once. `labels` are class indices of the newer model."""
     batches = in_order(len(images), forward_batch(images, 256))
     answers, old_answers, columns = [], [], []
-    for number, batch in enumerate(giving_back(images.plain(batches))):
+    for order, batch in zip(batches, giving_back(images.plain(batches)), strict=True):
         batch = model.backbone.arrange(batch)
         seen = [in_full_batches(model.features, view) for view in ([batch, batch.flip(3)] if flip else [batch])]
         answers.append(_answers(model, seen))
@@ -156,7 +156,7 @@ def compare(
             # The older model has the first of the same branches.
             count = 1 + max(before.fused.feature_of)
             old_answers.append(_answers(before, [h[:count] for h in seen]))
-        report(Event("evaluate", number + 1, len(batches)))
+        report(Event("Evaluating images", int(order[-1]) + 1, len(images)))
     old = None
     if before is not None:
         known = np.isin(labels, np.arange(len(before.space.classes)))  # old classes keep their indices

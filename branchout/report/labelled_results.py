@@ -86,7 +86,13 @@ def labelled_results(
     images = open_images(samples, model.preprocessing, device, cache=cache)
     # Features are cached: a report after `tune`, or on images that `extend` has seen, runs no network.
     features = extract(
-        model, images, device=device, cache=cache, fingerprint=samples.fingerprint(), work="evaluate", report=report
+        model,
+        images,
+        device=device,
+        cache=cache,
+        fingerprint=samples.fingerprint(),
+        work="Evaluating images",
+        report=report,
     )[0]
     answers, branches = answers_by_point(saved, model, features, labels)
     known = _known_classes(saved)

@@ -8,6 +8,7 @@ import logging
 import pytest
 from rich.console import Console
 
+from branchout.cli import display
 from branchout.cli.display import progress
 from branchout.training.loop import Event
 
@@ -24,3 +25,17 @@ def test_what_the_package_logs_is_printed_once_beside_the_progress(terminal: boo
     assert shown.count("No CUDA graph: [20 steps] are too few.") == 1
     assert "Training" in shown
     assert "nobody" not in shown
+
+
+def test_a_log_file_has_the_end_of_work_that_it_has_the_beginning_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
+    console = Console(file=io.StringIO(), force_terminal=False)
+    with progress(console) as report:
+        for at, done in ((0, 10), (20, 50), (40, 90), (41, 100)):  # long work
+            clock[0] = at
+            report(Event("Computing", done, 100))
+        for at, done in ((100, 1), (101, 8)):  # the same, quickly done with other images
+            clock[0] = at
+            report(Event("Computing", done, 8))
+    assert console.file.getvalue().split("\n") == ["Computing 90/100", "Computing 100/100", ""]  # type: ignore[attr-defined]

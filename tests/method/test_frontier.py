@@ -61,6 +61,12 @@ def test_it_can_be_told_how_a_goal_was_read(goal: str, understood: str) -> None:
     assert read_as(goal) == understood
 
 
+@pytest.mark.parametrize("written", ["novell>=0.8", "novel=0.8", "Novel > 0.8", "novl≥0.8"])
+def test_a_condition_with_a_slip_is_answered_with_the_condition(written: str) -> None:
+    with pytest.raises(BranchoutError, match="novel>=0.8'"):
+        check_goal(written)
+
+
 @pytest.mark.parametrize("number", ["2", "1.5", "8.0", "9.99"])
 def test_a_number_that_may_be_a_slip_is_not_guessed(number: str) -> None:
     with pytest.raises(BranchoutError, match=f"{number} is neither.*0.80, or {number}%"):

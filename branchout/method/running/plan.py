@@ -40,8 +40,8 @@ _log = logging.getLogger(__name__)
 FILE = "plan.json"
 DEFAULT_MINUTES = 7.0
 """An extension of photos on a CPU takes at most eight minutes in all, with imports and reading the folders."""
-MOST_CACHED = 210_000_000
-"""Bytes of cached outputs on a CPU, so that an extension takes about 1.5 GB in all."""
+MOST_CACHED = 180_000_000
+"""Bytes of cached outputs on a CPU, so that an extension takes at most 1.5 GB in all."""
 MEMORY_SHORT = f"for a branch, more than {MOST_CACHED // 10**6} MB of outputs would be cached"
 
 
@@ -116,7 +116,8 @@ def choose_plan(timed: list[Plan], config: ExtendConfig) -> Plan:
     asked = 0.0 if config.minutes is None else 60 * minutes
     needed = math.ceil(max(60, asked, _seconds(chosen), min(map(_seconds, better))) / 60)
     following = [plan for plan in timed if _seconds(plan) <= 60 * needed][-1]
-    return replace(chosen, more=f"--minutes {needed} would train {following.described()}")
+    deeper = "" if following in allowed else ", which also allows a deeper branch,"
+    return replace(chosen, more=f"--minutes {needed}{deeper} would train {following.described()}")
 
 
 def _seconds(plan: Plan) -> float:

@@ -154,7 +154,7 @@ def test_what_takes_too_much_memory_on_a_cpu_is_no_option(
     monkeypatch.setattr(planning, "measure_speeds", lambda *_, **__: found)
     plan = make_plan(linear, split, ExtendConfig(minutes=1000), CPU)
     assert (plan.branch, plan.effort) == ("fc", HEADS[-1])
-    assert "210 MB" in plan.more
+    assert "180 MB" in plan.more
     assert "--branch layer4" in plan.more
 
 
