@@ -116,8 +116,8 @@ def choose_plan(timed: list[Plan], config: ExtendConfig) -> Plan:
     asked = 0.0 if config.minutes is None else 60 * minutes
     needed = math.ceil(max(60, asked, _seconds(chosen), min(map(_seconds, better))) / 60)
     following = [plan for plan in timed if _seconds(plan) <= 60 * needed][-1]
-    deeper = "" if following in allowed else ", which also allows a deeper branch,"
-    return replace(chosen, more=f"--minutes {needed}{deeper} would train {following.described()}")
+    why = "" if following in allowed else "; without --minutes no more than the last stage is trained"
+    return replace(chosen, more=f"--minutes {needed} would train {following.described()}{why}")
 
 
 def _seconds(plan: Plan) -> float:
