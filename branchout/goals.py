@@ -52,7 +52,7 @@ CHOSEN_ON = {
 """The images an operating point was chosen on, by the key that a frontier keeps."""
 
 CONDITION = re.compile(rf"^\s*({'|'.join(METRICS)})\s*>=\s*([0-9.]+)\s*(%?)\s*$")
-ATTEMPT = re.compile(r"^\s*(\w+)\s*[<>=≥]+\s*([0-9.]+\s*%?)\s*$")
+ATTEMPT = re.compile(r"^\s*(\w+)\s*[>=≥]+\s*([0-9.]+\s*%?)\s*$")
 """What was probably meant as a condition."""
 UNCLEAR = 10
 """In a condition, a number up to 1 is a fraction and one from here on a percentage; between the two it is refused."""
@@ -70,10 +70,12 @@ def check_goal(goal: str) -> tuple[str, float] | None:
         metric, number, percent = condition.groups()
         return metric, _fraction(number, percent)
     if goal not in GOALS:
-        attempt = ATTEMPT.match(goal)
+        attempt = ATTEMPT.match(goal.lower())
         near = get_close_matches(attempt[1], METRICS, n=1) if attempt else []
         if attempt and near:
-            raise BranchoutError(f"no goal is called {printable(goal)!r}. Did you mean '{near[0]}>={attempt[2]}'?")
+            meant = f"{near[0]}>={attempt[2]}"
+            check_goal(meant)
+            raise BranchoutError(f"no goal is called {printable(goal)!r}. Did you mean '{meant}'?")
         raise unknown("goal", goal, [*GOALS, "or a condition such as 'novel>=0.80'"])
     return None
 

@@ -17,7 +17,15 @@ settings.register_profile("branchout", deadline=None, derandomize=True, max_exam
 settings.load_profile("branchout")
 
 
-LONGEST = ("test_demo", "test_inbox_page", "test_look", "test_processes", "test_export", "test_method", "test_runner")
+LONGEST = (
+    "test_demo",
+    "test_inbox_page",
+    "test_appearance",
+    "test_processes",
+    "test_export",
+    "test_whole_path",
+    "test_runner",
+)
 """Files that take longest. They come first: at the end one process would run them while the others have nothing."""
 
 

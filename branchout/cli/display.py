@@ -91,16 +91,16 @@ def _bars(console: Console) -> Iterator[Report]:
 
 
 def _lines(console: Console) -> Report:
-    said: dict[str, tuple[float, int, bool]] = {}  # when, how much was done, whether a line was printed
+    said: dict[str, tuple[float, Event, bool]] = {}  # when, the last event, whether a line was printed
 
     def report(event: Event) -> None:
         now = time.monotonic()
-        since, done, begun = said.get(event.work, (now, 0, False))
-        if event.done < done:  # the same work again, with other images
+        since, last, begun = said.get(event.work, (now, event, False))
+        if event.done < last.done or (last.done >= last.total and last is not event):  # again, with other images
             since, begun = now, False
         ends = event.done >= event.total and (begun or bool(event.figures))
         speaks = ends or now - since >= QUIET_SECONDS
-        said[event.work] = now if speaks else since, event.done, begun or speaks
+        said[event.work] = now if speaks else since, event, begun or speaks
         if not speaks:
             return
         line = f"{event.work} {event.done:,}/{event.total:,}  {_figures(event)}"

@@ -156,7 +156,7 @@ def train_branch(
 
 
 AT_ONCE = 64
-"""Held-out images in one forward pass: with more, tensors do not fit into memory that training has freed."""
+"""Held-out images in one forward pass on a CPU: with more, tensors do not fit into memory that training has freed."""
 
 
 class HeldOut:
@@ -184,7 +184,8 @@ class HeldOut:
     @torch.no_grad()
     def __call__(self) -> float:
         self.trained.eval()
-        chunks = (as_computed(x) for x in torch.split(self.batch.x, AT_ONCE))
+        size = AT_ONCE if self.batch.x.device.type == "cpu" else CHUNK
+        chunks = (as_computed(x) for x in torch.split(self.batch.x, size))
         z_n = torch.cat([self.trained.head(self.trained.features(x)) for x in chunks])
         loss = cross_entropy(z_n, self.batch, self.trained).item()
         self.trained.train()

@@ -196,7 +196,8 @@ class TrunkOutputs:
             return [self._empty(rows, output, on_disk=self.on_disk) for output in outputs]
         except RuntimeError as error:
             needed = rows * sum(output[0].nbytes for output in outputs)
-            if not out_of_memory(error) or processes.count() > 1 or needed > scratch_room():
+            room = min(cache_limit(), scratch_room())
+            if not (out_of_memory(error) and self.live and processes.count() == 1 and needed <= room):
                 raise
         empty_cache()
         _log.info("The GPU has too little free memory for %s of frozen features: kept on disk.", size(needed))

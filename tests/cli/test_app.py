@@ -184,7 +184,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_loaded(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api, "load", lambda *_, **__: pytest.fail("the base was loaded"))
-    monkeypatch.setattr(api.opening, "resolve", lambda *_, **__: pytest.fail("the data was read"))
+    monkeypatch.setattr(api.loading, "resolve", lambda *_, **__: pytest.fail("the data was read"))
     (tmp_path / "file").write_text("")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     before = sorted(tmp_path.iterdir())

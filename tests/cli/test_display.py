@@ -35,7 +35,7 @@ def test_a_log_file_has_the_end_of_work_that_it_has_the_beginning_of(monkeypatch
         for at, done in ((0, 10), (20, 50), (40, 90), (41, 100)):  # long work
             clock[0] = at
             report(Event("Computing", done, 100))
-        for at, done in ((100, 1), (101, 8)):  # the same, quickly done with other images
+        for at, done in ((100, 1), (101, 8), (102, 8), (103, 8)):  # the same, quickly done with other images
             clock[0] = at
             report(Event("Computing", done, 8))
     assert console.file.getvalue().split("\n") == ["Computing 90/100", "Computing 100/100", ""]  # type: ignore[attr-defined]

@@ -61,10 +61,16 @@ def test_it_can_be_told_how_a_goal_was_read(goal: str, understood: str) -> None:
     assert read_as(goal) == understood
 
 
-@pytest.mark.parametrize("written", ["novell>=0.8", "novel=0.8", "Novel > 0.8", "novl≥0.8"])
+@pytest.mark.parametrize("written", ["novell>=0.8", "novel=0.8", "NOVEL >= 0.8", "Novel > 0.8", "novl≥0.8"])
 def test_a_condition_with_a_slip_is_answered_with_the_condition(written: str) -> None:
     with pytest.raises(BranchoutError, match=r"novel>=0\.8'"):
         check_goal(written)
+
+
+def test_the_opposite_of_a_condition_is_not_suggested() -> None:
+    with pytest.raises(BranchoutError) as raised:
+        check_goal("novel<=0.3")
+    assert "novel>=0.3" not in str(raised.value)
 
 
 @pytest.mark.parametrize("number", ["2", "1.5", "8.0", "9.99"])

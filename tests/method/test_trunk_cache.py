@@ -80,9 +80,11 @@ def test_tables_that_the_device_has_no_memory_for_are_kept_on_disk(
     monkeypatch.setattr(TrunkOutputs, "_empty", full)
     assert same(trained(models["base"], train, BRANCHOUT.stage_one, views=2), in_memory)
     assert "too little free memory" in caplog.text
-    monkeypatch.setattr(trunk_cache, "scratch_room", lambda: 1000)
-    with pytest.raises(torch.OutOfMemoryError):
-        trained(models["base"], train, BRANCHOUT.stage_one, views=2)
+    for limit in ("scratch_room", "cache_limit"):
+        with monkeypatch.context() as short:
+            short.setattr(trunk_cache, limit, lambda: 1000)
+            with pytest.raises(torch.OutOfMemoryError):
+                trained(models["base"], train, BRANCHOUT.stage_one, views=2)
 
 
 def test_a_run_that_resumes_sees_the_same_views_whatever_disk_space_is_free(
