@@ -46,7 +46,7 @@ CHANGES = [
     ("results/claims.md", r"to −0\.(\d) \|"),
     ("results/claims.md", r"\[(7)1\.5\]"),
     ("results/cases.md", r"\| (\d)\.\d to \d"),
-    ("results/photos.md", r"\| 9(0)\.3 ± "),
+    ("results/photos.md", r"\| 9(0)\.\d ± "),
     ("results/photos.md", r" ± 0\.(8) "),
     ("results/table-1.md", r"\| 61\.(0) \|"),
     ("results/table-1.md", r"\| (3)0\.3 \|"),  # of the paper
