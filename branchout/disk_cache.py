@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import math
+import mmap
 import os
 import shutil
 import tempfile
@@ -124,6 +125,14 @@ def scratch_array(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
             f"{explain_os_error(OSError(error.errno, error.strerror))}. Or name a folder on a larger disk: "
             "BRANCHOUT_CACHE=/path/to/folder branchout …"
         ) from None
+
+
+def forget_pages(*arrays: npt.NDArray[Any]) -> None:
+    """Take scratch arrays out of this process's memory. Their values stay in the files, which the system caches."""
+    for array in arrays:
+        if isinstance(array.base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            with suppress(OSError):  # a process that locks its memory keeps it
+                array.base.madvise(mmap.MADV_DONTNEED)
 
 
 def _crc(array: npt.NDArray[Any]) -> bytes:

@@ -8,7 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from branchout.disk_cache import cache_folder, cache_limit, load_cached, scratch_array, scratch_room, store_cached
+from branchout.disk_cache import (
+    cache_folder,
+    cache_limit,
+    forget_pages,
+    load_cached,
+    scratch_array,
+    scratch_room,
+    store_cached,
+)
 from branchout.errors import BranchoutError
 
 
@@ -114,6 +122,23 @@ def test_a_full_disk_is_said_before_a_scratch_array_is_used(tmp_path: Path, monk
         scratch_array((2_500_000, 1000))
     assert str(tmp_path) in str(raised.value)
     assert "--memory-limit" not in str(raised.value)  # a run that resumes must keep its own
+
+
+def test_forgotten_pages_take_no_memory_and_keep_their_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRANCHOUT_CACHE", str(tmp_path))
+    array = scratch_array((1000, 32_000))
+    array[:] = np.arange(1000)[:, None] % 251
+    before = resident()
+    forget_pages(array, np.zeros(3))  # an array that is in no file stays as it is
+    if before is not None:
+        assert before - resident() > 30_000_000
+    np.testing.assert_array_equal(array[:, 7], np.arange(1000) % 251)
+
+
+def resident() -> int | None:
+    """Bytes of this process in memory; None where the system does not say it this way."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else None
 
 
 def test_space_is_checked_where_the_system_cannot_reserve_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,7 @@ def verified(samples: Samples, problems: Problems, report: Report = silent, work
             return error
         return None
 
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:  # more wait for Python's lock
         for start in range(0, count, 1024):  # in parts, so that an interrupt need not wait for all
             part = range(start, min(start + 1024, count))
             for row, error in zip(part, pool.map(measure_one, part), strict=True):

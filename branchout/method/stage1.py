@@ -189,6 +189,7 @@ class HeldOut:
         z_n = torch.cat([self.trained.head(self.trained.features(x)) for x in chunks])
         loss = cross_entropy(z_n, self.batch, self.trained).item()
         self.trained.train()
+        give_back_memory()  # or the heap grows from epoch to epoch
         return loss
 
 

@@ -9,6 +9,7 @@ Symbols: h(x; Φ_s) → `outputs[0]`, what enters the new branch · z_b, z_n1, �
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -20,10 +21,10 @@ import torch
 from torch import Tensor
 
 from branchout.data.images import Images, ResidentImages, forward_batch, in_order, on_device, part_of
-from branchout.disk_cache import cache_folder, cache_limit, scratch_array, scratch_room
+from branchout.disk_cache import cache_folder, cache_limit, forget_pages, scratch_array, scratch_room
 from branchout.errors import BranchoutError
 from branchout.files import read_json, write_json
-from branchout.method.compressed_maps import as_cached, as_computed
+from branchout.method.compressed_maps import as_cached, as_computed, table_in
 from branchout.method.frozen import Frozen
 from branchout.training import processes
 from branchout.training.device import give_back_memory
@@ -48,8 +49,8 @@ class TrunkOutputs:
 
     `views` > 0 caches that many augmented views of each new image, or as many as fit under `limit` bytes. Where fewer
     than `FEWEST_VIEWS` fit, they are kept on disk, or else the trunk runs live; without `live`, at least one view is
-    cached in memory. The first epoch fills the cache. `compressed` keeps feature maps in 8 bits. A file beside
-    `checkpoint` keeps the number of views for a run that resumes when another amount of disk space is free.
+    cached in memory. The first epoch fills the cache. `compressed` keeps feature maps in 8 bits, on a CPU on disk.
+    A file beside `checkpoint` keeps the number of views for a run that resumes with another amount of free disk.
     """
 
     def __init__(
@@ -76,6 +77,8 @@ class TrunkOutputs:
         self.checkpoint = checkpoint if processes.count() == 1 else None  # several processes never use the disk
         self.seed = seed
         self.report = report
+        self.scratch: list[npt.NDArray[np.uint8]] = []
+        """The memory of tables that are kept on disk."""
 
     def batches(self, epoch: int, orders: Sequence[Sequence[Ints]]) -> Iterator[list[Tensor]]:
         """The outputs for one epoch's batches; `orders` holds, for each source, the images of every batch.
@@ -93,6 +96,7 @@ class TrunkOutputs:
                 for n, (images, order) in enumerate(zip(self.sources, orders, strict=True))
             ]
         for parts in zip(*streams, strict=True):
+            forget_pages(*self.scratch)
             yield [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
 
     def _live(self, images: Images, order: Sequence[Ints], seed: int) -> Iterator[list[Tensor]]:
@@ -142,6 +146,10 @@ class TrunkOutputs:
     @cached_property
     def on_disk(self) -> bool:
         needed = self._bytes(self.cached_views)
+        # On a CPU training needs the memory. Space that cannot be reserved might be gone later: that ends the process.
+        alone = processes.count() == 1 and self.frozen.device.type == "cpu" and hasattr(os, "posix_fallocate")
+        if self.compressed and alone and needed <= min(cache_limit(), scratch_room()):
+            return True
         if not self.live or needed <= self.limit:
             return False
         _log.info("Frozen features take %s, above the memory limit: kept on disk, in %s.", size(needed), cache_folder())
@@ -178,6 +186,7 @@ class TrunkOutputs:
                     own = slice(filled + processes.rank(), filled + len(batch), processes.count())
                     for whole, part in zip(table, outputs, strict=True):
                         whole[own] = part
+                    forget_pages(*self.scratch)
                     filled += len(batch)
                     self.report(Event("Computing frozen features", done + filled, total))
             done += filled
@@ -194,6 +203,10 @@ class TrunkOutputs:
         """Room for `rows` outputs; on disk where other programs have left too little of the GPU's memory."""
         try:
             return [self._empty(rows, output, on_disk=self.on_disk) for output in outputs]
+        except BranchoutError:  # a disk with a quota, or a file system without shared memory
+            if self._bytes(self.cached_views) > self.limit:
+                raise
+            return [self._empty(rows, output, on_disk=False) for output in outputs]
         except RuntimeError as error:
             needed = rows * sum(output[0].nbytes for output in outputs)
             room = min(cache_limit(), scratch_room())
@@ -206,8 +219,9 @@ class TrunkOutputs:
     def _empty(self, rows: int, like: Tensor, *, on_disk: bool) -> Tensor:
         """One of its columns; feature maps have the network's memory layout."""
         layout = self.frozen.model.backbone.layout(like.device) if like.ndim == 4 else torch.contiguous_format
-        if on_disk:
-            return _on_disk(rows, like, layout)
+        if on_disk and like.numel():
+            self.scratch.append(scratch_array((rows, like[0].numel() * like.element_size())))
+            return table_in(self.scratch[-1], like, layout)
         table = torch.empty((rows, *like.shape[1:]), dtype=like.dtype, device=like.device, memory_format=layout)
         return table if processes.count() == 1 else table.zero_()  # the other processes' rows will be added
 
@@ -222,15 +236,6 @@ def views_per_source(views: int, sizes: Sequence[int], exemplar_views: int | Non
     """How many views of each new image are cached, and of each exemplar: unless a number is given, as many as give both
     about as many rows, because exemplars are few and drawn often."""
     return [views] + [exemplar_views or max(1, round(views * sizes[0] / size)) for size in sizes[1:]]
-
-
-def _on_disk(rows: int, like: Tensor, layout: torch.memory_format) -> Tensor:
-    """A memory-mapped table; made of bytes, because numpy does not know bfloat16."""
-    raw = scratch_array((rows, like[0].numel() * like.element_size()))
-    table = torch.from_numpy(raw).view(like.dtype)
-    if layout != torch.channels_last:
-        return table.view(rows, *like.shape[1:])
-    return table.view(rows, *like.shape[2:], like.shape[1]).permute(0, 3, 1, 2)
 
 
 def _rows(table: Sequence[Tensor], order: Sequence[Ints], device: torch.device) -> Iterator[list[Tensor]]:

@@ -24,7 +24,7 @@ def labelled(model: Classifier, names: tuple[str, ...], samples: Samples) -> Lab
 
 
 def trained(
-    model: Classifier, train: Samples, recipe: Stage1, views: int, limit: int | None = None
+    model: Classifier, train: Samples, recipe: Stage1, views: int, limit: int | None = None, *, compressed: bool = False
 ) -> dict[str, Tensor]:
     step, losses = train_branch(
         model,
@@ -34,6 +34,7 @@ def trained(
         exemplars=labelled(model, NEW, exemplars(train)),
         views=views,
         cache_limit=limit,
+        compressed=compressed,
         device=CPU,
     )
     return {"losses": torch.tensor(losses)} | snapshot(step.branch) | snapshot(step.head)

@@ -14,6 +14,8 @@ from branchout.data import augment
 from branchout.data.augment import Augmentation
 from branchout.data.images import in_order, open_images
 from branchout.data.samples import Samples
+from branchout.disk_cache import scratch_array
+from branchout.errors import BranchoutError
 from branchout.method import trunk_cache
 from branchout.method.frozen import Frozen
 from branchout.method.recipes import BRANCHOUT, PAPER, Stage1
@@ -43,7 +45,9 @@ def test_small_images_on_a_gpu_are_computed_in_larger_batches(models: dict[str, 
         assert TrunkOutputs(frozen, [images], 1, limit=0)._chunk(images) == size
 
 
+@pytest.mark.parametrize("recipe", [PAPER.stage_one, BRANCHOUT.stage_one], ids=["paper", "branchout"])
 def test_views_that_memory_cannot_hold_are_kept_on_disk(
+    recipe: Stage1,
     models: dict[str, Classifier],
     train: Samples,
     monkeypatch: pytest.MonkeyPatch,
@@ -52,12 +56,41 @@ def test_views_that_memory_cannot_hold_are_kept_on_disk(
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setenv("BRANCHOUT_CACHE", str(tmp_path))
-    model, recipe = models["base"], BRANCHOUT.stage_one
+    model = models["base"]
     in_memory = trained(model, train, recipe, views=2)
     assert "on disk" not in caplog.text
     assert same(trained(model, train, recipe, views=2, limit=1000), in_memory)
     assert f"kept on disk, in {tmp_path}" in caplog.text
     assert not list(tmp_path.iterdir())  # the files have no names
+
+
+def test_compressed_tables_are_kept_on_disk_where_there_is_room(
+    models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[tuple[int, ...]] = []
+    forgotten: list[int] = []
+
+    def counted(shape: tuple[int, ...]) -> np.ndarray:
+        taken.append(shape)
+        return scratch_array(shape)
+
+    def refused(shape: tuple[int, ...]) -> np.ndarray:
+        raise BranchoutError("the disk quota is exceeded")
+
+    monkeypatch.setattr(trunk_cache, "scratch_array", counted)
+    monkeypatch.setattr(trunk_cache, "forget_pages", lambda *arrays: forgotten.append(len(arrays)))
+    on_disk = trained(models["base"], train, BRANCHOUT.stage_one, views=2, compressed=True)
+    assert len(taken) == 4  # feature maps and logits, of new images and of exemplars
+    assert forgotten.count(4) >= 6  # after every batch of training
+    monkeypatch.setattr(trunk_cache, "scratch_array", refused)
+    assert same(trained(models["base"], train, BRANCHOUT.stage_one, views=2, compressed=True), on_disk)
+    with pytest.raises(BranchoutError, match="quota"):
+        trained(models["base"], train, BRANCHOUT.stage_one, views=2, limit=1000, compressed=True)
+    for limit in ("scratch_room", "cache_limit"):
+        with monkeypatch.context() as short:
+            short.setattr(trunk_cache, limit, lambda: 1000)
+            assert same(trained(models["base"], train, BRANCHOUT.stage_one, views=2, compressed=True), on_disk)
+    assert len(taken) == 4
 
 
 def test_tables_that_the_device_has_no_memory_for_are_kept_on_disk(
