@@ -80,6 +80,7 @@ class ServedInbox:
         self._notes: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._changing = threading.Lock()
+        self._replacing = threading.Lock()  # apart from the other: the state can be read during slower changes
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="inbox", daemon=True)
 
@@ -140,6 +141,11 @@ class ServedInbox:
     # What the page shows.
 
     def info(self) -> InboxInfo:
+        """The state of the inbox. A run whose model goes live is closed once that model is served, not before."""
+        with self._replacing:
+            return self._info()
+
+    def _info(self) -> InboxInfo:
         found = self._analysis or Analysis(threshold=0, known_images=0, photos=[], groups=[])
         decisions, done = self.inbox.decisions(), runs.taught(self.inbox, self._known)
         open_ = {each.photo: each for each in found.photos if each.photo not in done and each.photo not in decisions}
@@ -292,8 +298,9 @@ class ServedInbox:
                 runs.discard(run)
             else:
                 model = api.load(run.out, device=self.service.device)  # before it is recorded: it may be damaged
-                runs.accept(run)
-                self.service.replace(model)
+                with self._replacing:
+                    runs.accept(run)
+                    self.service.replace(model)
         return self.info()
 
 

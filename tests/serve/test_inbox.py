@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,9 @@ from branchout.inbox import runs
 from branchout.inbox.folder import Inbox
 from branchout.inbox.teach import execute
 from branchout.serve.app import create_app
-from branchout.serve.inbox import InboxSettings, RunAction, router
+from branchout.serve.inbox import InboxSettings, RunAction, ServedInbox, router
 from branchout.serve.limits import Refused
+from branchout.serve.service import Service
 
 
 @pytest.fixture
@@ -179,7 +183,24 @@ def test_a_server_without_an_inbox_says_how_to_get_one(base: api.Model) -> None:
         assert "--inbox" in reply.json["error"]
 
 
-def test_a_model_that_goes_live_answers_at_once(server: Caller, case: Case, val: Samples) -> None:
+def test_a_model_that_goes_live_answers_at_once(
+    server: Caller, case: Case, val: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace, info, meanwhile, asked = Service.replace, ServedInbox.info, [], threading.Event()
+
+    def replace_while_asked(service: Service, model: api.Model) -> None:
+        asked.clear()
+        meanwhile.append(pool.submit(lambda: server.get("/inbox/state").json))
+        assert asked.wait(20)
+        time.sleep(0.3)  # an answer that waits for nothing would be given now
+        replace(service, model)
+
+    def info_when_asked(inbox: ServedInbox) -> object:
+        asked.set()
+        return info(inbox)
+
+    monkeypatch.setattr(ServedInbox, "info", info_when_asked)
+    monkeypatch.setattr(Service, "replace", replace_while_asked)
     inbox = Inbox(case.photos)
     for name in UNKNOWN:
         inbox.decide([photo for photo in inbox.photos() if case.truth[photo.file] == name], name)
@@ -188,8 +209,10 @@ def test_a_model_that_goes_live_answers_at_once(server: Caller, case: Case, val:
     execute(run)
     before = server.get("/model").json
     assert post(server, "/inbox/runs", {}).status == 409
-    found = post(server, "/inbox/run", {"action": "accept"}).json
-    assert (found["run"], found["model"], found["next"], found["taught"]) == (None, "v2", "v3", 10)
+    with ThreadPoolExecutor(1) as pool:
+        found = post(server, "/inbox/run", {"action": "accept"}).json
+    for each in (found, meanwhile[0].result()):  # never the closed run beside the earlier model
+        assert (each["run"], each["model"], each["next"], each["taught"]) == (None, "v2", "v3", 10)
     after = server.get("/model").json
     assert len(after["classes"]) == len(before["classes"]) + 2
     picture = ("a.png", png(val.read(int(np.flatnonzero(val.names == "infinity")[0]))))
