@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from branchout import cli
@@ -188,3 +189,12 @@ def scores(space: LabelSpace, seed: int, images: int = 40) -> tuple[np.ndarray, 
     """Random logits of every column, and random labels."""
     rng = np.random.default_rng(seed)
     return rng.normal(size=(images, space.columns)) * 2, rng.integers(0, len(space.classes), images)
+
+
+def class_folders(samples: Samples, folder: Path, names: Sequence[str], most: int) -> Path:
+    """A folder with one folder for each class, with at most so many images."""
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        for number in np.flatnonzero(samples.names == name)[:most]:
+            Image.fromarray(samples.read(int(number))[:, :, 0]).save(folder / name / f"{number}.png")
+    return folder

@@ -15,10 +15,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from helpers import NEW
-from PIL import Image
+from helpers import NEW, class_folders
 
 from branchout import api
 from branchout.data.samples import Samples
@@ -35,13 +33,6 @@ def example(name: str, *words: str | Path, status: int = 0) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def pictures(samples: Samples, folder: Path, names: tuple[str, ...], most: int) -> None:
-    for name in names:
-        (folder / name).mkdir(parents=True)
-        for number in np.flatnonzero(samples.names == name)[:most]:
-            Image.fromarray(samples.read(int(number))[:, :, 0]).save(folder / name / f"{number}.png")
-
-
 def test_api_in_15_lines() -> None:
     told, _ = example("api_in_15_lines.py")
     assert "800 classes, now 805" in told
@@ -54,7 +45,7 @@ def test_api_in_15_lines() -> None:
 
 def test_extend_timm(base: api.Model, train: Samples, tmp_path: Path) -> None:
     """With a base of ours: a real one takes a minute, and goes the same way."""
-    pictures(train, tmp_path / "new", NEW, 6)
+    class_folders(train, tmp_path / "new", NEW, 6)
     told, _ = example(
         "extend_timm.py", tmp_path / "new", "--base", base.folder, "--out", tmp_path / "v2", "--epochs", "2"
     )

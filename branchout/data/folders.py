@@ -149,7 +149,12 @@ def _class_folders(root: Path, above: Above, problems: Problems) -> list[str]:
         else:
             problems.add(Kind.COMPANION, name)
     if not folders:
-        found = f"images directly in it: {len(strays):,}, such as {strays[0]}" if strays else "none in it"
+        found = "none in it"
+        if strays:
+            found = (
+                f"images directly in it: {len(strays):,}, such as {strays[0]}. If they are all of one class, give the "
+                f"folder that contains this one: {root.absolute().parent}"
+            )
         raise _layout_error(root, f"expected one folder per class, found {found}")
     if all(name.lower() in SPLITS for name in folders):
         nested = [name for name in folders if any(is_folder for _, is_folder in _entries(root / name, "", Problems()))]
@@ -201,12 +206,14 @@ def _require_one_reading(root: Path, tops: Sequence[str], nested: Mapping[str, S
     if alike or len(names) <= 1 or not any(letter.isalpha() for name in names for letter in name):
         return
     leaves = [leaf.rpartition("/")[2] for top in tops for leaf in nested.get(top, [top])]
+    most = max(nested, key=lambda top: len(nested[top]))
     raise BranchoutError(
         f"{printable(root)} has folders in its class folders, such as {printable(next(iter(nested.values()))[0])}/. "
         "They can be read in two ways:\n"
         f"  --classes-from folders: {_classes(tops)}; the outermost folder names the class\n"
         f"  --classes-from leaves: {_classes(leaves)}; the innermost folder names the class\n"
-        "Run the command again with one of these options."
+        "Run the command again with one of these options. If only one of these folders holds classes, give that "
+        f"folder instead, such as {printable(root / most)}"
     )
 
 

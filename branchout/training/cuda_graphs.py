@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -125,7 +126,8 @@ class CudaRecorder:
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
         try:
-            torch.cuda.set_sync_debug_mode("error" if strict else before)
+            with warnings.catch_warnings(action="ignore", category=UserWarning):  # it is "a prototype feature"
+                torch.cuda.set_sync_debug_mode("error" if strict else before)
             with torch.cuda.stream(self.stream):
                 yield
         finally:

@@ -359,6 +359,15 @@ def test_another_layout_is_answered_with_the_one_expected(tmp_path: Path, make: 
     assert "    thrush/\n" in str(caught.value)
 
 
+def test_a_class_folder_is_answered_with_the_folder_that_contains_it(tmp_path: Path) -> None:
+    put(tmp_path / "pool/x1/1.jpg", jpeg())
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/robin").symlink_to(tmp_path / "pool/x1")
+    with pytest.raises(BranchoutError) as caught:
+        scan(tmp_path / "photos/robin")
+    assert f"{tmp_path / 'photos'}\n" in str(caught.value)
+
+
 def test_a_folder_that_does_not_exist_is_answered_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(BranchoutError, match=r"There is no folder .*/photos$"):
         scan(tmp_path / "photos")
@@ -383,22 +392,25 @@ def nested(root: Path, *folders: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("folders", "outer", "inner"),
+    ("folders", "outer", "inner", "most"),
     [
-        (("birds/robin", "birds/wren", "mammals/fox"), 2, 3),
-        (("birds/robin", "mammals/fox"), 2, 2),
-        (("photos/robin", "photos/wren"), 1, 2),
-        (("cat", "birds/robin", "birds/wren"), 2, 3),
-        (("birds/songbirds/robin", "birds/songbirds/wren"), 1, 2),
+        (("mammals/robin", "mammals/wren", "birds/fox"), 2, 3, "mammals"),
+        (("birds/robin", "mammals/fox"), 2, 2, "birds"),
+        (("photos/robin", "photos/wren"), 1, 2, "photos"),
+        (("cat", "birds/robin", "birds/wren"), 2, 3, "birds"),
+        (("birds/songbirds/robin", "birds/songbirds/wren"), 1, 2, "birds"),
     ],
 )
-def test_nested_class_folders_are_asked_about(tmp_path: Path, folders: tuple[str, ...], outer: int, inner: int) -> None:
+def test_nested_class_folders_are_asked_about(
+    tmp_path: Path, folders: tuple[str, ...], outer: int, inner: int, most: str
+) -> None:
     nested(tmp_path, *folders)
     with pytest.raises(BranchoutError) as caught:
         scan(tmp_path)
     count = {n: f"{n} class" + ("es" if n > 1 else "") for n in (outer, inner)}
     assert f"--classes-from folders: {count[outer]} (" in str(caught.value)
     assert f"--classes-from leaves: {count[inner]} (" in str(caught.value)
+    assert str(caught.value).endswith(str(tmp_path / most))
     assert scan(tmp_path, classes_from="folders")[0].classes == tuple(sorted({f.split("/")[0] for f in folders}))
     leaves = scan(tmp_path, classes_from="leaves")[0]
     assert leaves.classes == tuple(sorted(f.split("/")[-1] for f in folders))
