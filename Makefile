@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 LOCK   := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
           --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" pyproject.toml
+# pip compiles nothing here, so the first import must: without these files every process compiles torch again, for 8 s.
+unexport PYTHONDONTWRITEBYTECODE
 EXTRAS := --extra lite --extra serve --extra export --extra cluster --extra dev
 
 .PHONY: help setup demo test lint types docs format lock lowest newest torture clean
