@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.torture.files import Case
 from benchmarks.torture.fixtures import Material
-from benchmarks.torture.run import command
+from benchmarks.torture.run import command, forked
 
 
 def kills(material: Material, seed: int) -> Iterator[Case]:
@@ -51,16 +51,28 @@ def _killed(material: Material, kind: str, share: float) -> str | None:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    if kind in ("extend", "pretrain", "extend again") and out.exists():
-        whole = command("predict", out, material.photo)  # what bears the name is whole
-        return "a damaged model" if whole.status else None
-    if kind == "tune" and command("predict", out, material.photo).status:
+    if out.exists() and command("predict", out, material.photo).status:  # what bears the name is whole
         return "a damaged model"
+    exported = out.with_suffix(".onnx")
+    if exported.exists() and not _opens(exported):
+        return "a damaged ONNX file"
+    if kind != "tune" and (out.exists() or exported.exists()):
+        return None  # the kill came after the last step, and the same command would not replace what it wrote
     again = command(*words, seconds=60)
     if again.status:
         return again.fault(60) or f"not resumed: {again.err[-300:]}"
     left = [path.name for path in out.parent.rglob("*.partial")]
     return f"left behind: {left}" if left else None
+
+
+def _opens(exported: Path) -> bool:
+    def body() -> int:
+        import onnxruntime
+
+        onnxruntime.InferenceSession(exported, providers=["CPUExecutionProvider"])
+        return 0
+
+    return forked(body, seconds=20).status == 0
 
 
 def _words(material: Material, kind: str, out: Path) -> Sequence[str | Path]:
