@@ -142,6 +142,17 @@ def photos(audit: Audit, page: Path) -> None:
         audit.same(page.name, str(facts in page.read_text(encoding="utf-8")), "True")
     every = [path for path, row in audit.rows.items() if row.get("scenario") == "photos"]
     audit.same(page.name, str(sorted(files)), str(sorted(every)))
+    for path, row in audit.files.items():
+        if path.parts[0] == "commands":
+            (told,) = (line for line in page.read_text(encoding="utf-8").splitlines() if f"/{path})" in line)
+            for name in ("check", "extend", "evaluate"):
+                seconds, gigabytes = re.findall(rf"`{name}` (\d+) s and ([\d.]+) GB", told)[0]
+                audit.same(f"{page.name}, {name}, seconds", seconds, f"{row[name]['seconds']:.0f}")
+                memory = round(row[name]["peak_memory_bytes"] / 10**9, 2)
+                audit.same(f"{page.name}, {name}, memory", gigabytes, f"{memory:.2f}")
+            audit.same(
+                f"{page.name}, forecast", told.partition("says “")[2].partition("”")[0], row["check"]["forecast"]
+            )
 
 
 def recipe(audit: Audit, page: Path) -> None:

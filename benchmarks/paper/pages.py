@@ -271,7 +271,25 @@ def lines_table(write: Writer, lines: Sequence[Line]) -> str:
     return table(heading, body)
 
 
-def photos_page(rows: Rows) -> str:
+def commands_part(results: Path, dataset: str, arch: str, write: Writer) -> list[str]:
+    """A sentence for each machine on which whole commands were measured."""
+    parts = []
+    for path in sorted((results / "commands").glob("*.json")):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if (data["dataset"], data["arch"]) != (dataset, arch):
+            continue
+        typed = ", ".join(
+            f"`{name}` {data[name]['seconds']:.0f} s and {data[name]['peak_memory_bytes'] / 1e9:.2f} GB"
+            for name in ("check", "extend", "evaluate")
+        )
+        parts.append(
+            f"[Typed as commands]({write.results}/commands/{quote(path.name)}) on {plain(data['hardware'])}, seconds "
+            f"and peak memory: {typed}. `check` says “{plain(data['check']['forecast'])}”."
+        )
+    return parts
+
+
+def photos_page(rows: Rows, results: Path) -> str:
     write = Writer("../../results")
     parts = ["# A strong base and someone's photos", write.text("photos")]
     photos = [row for row in rows.values() if row.data.get("scenario") == "photos"]
@@ -289,6 +307,7 @@ def photos_page(rows: Rows) -> str:
         folders = "--new new/ --memory old/ --test test/"
         command = f"`branchout bench photos {folders} --base {arch} --name {dataset}`"
         parts += [f"## {dataset}, `{arch}`", f"{facts} {command}", table(heading, body)]
+        parts += commands_part(results, dataset, arch, write)
     return footnotes("\n\n".join([*parts, write.text("photos-selection")]))
 
 
@@ -363,7 +382,7 @@ def pages(rows: Rows, results: Path, drawn: Mapping[str, Sequence[str]]) -> dict
         "results.md": screen(rows),
         "results/claims.md": claims_page(rows),
         "results/cases.md": cases_page(rows),
-        "results/photos.md": photos_page(rows),
+        "results/photos.md": photos_page(rows, results),
         **{f"results/{name}.md": text for name, text in table_pages(rows).items()},
         "results/figures.md": figures_page(rows, drawn),
         "results/recipe.md": recipe_page(rows),

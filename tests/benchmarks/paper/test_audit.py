@@ -51,7 +51,7 @@ CHANGES = [
     ("results/table-1.md", r"\| 61\.(0) \|"),
     ("results/table-1.md", r"\| (3)0\.3 \|"),  # of the paper
     ("results/table-2.md", r"base model (\d)"),
-    ("results/table-5.md", r"\[(\d)\d\.\d ± 0\.0\]\(\S+dial-avg"),
+    ("results/table-5.md", r"\[(\d)\d\.\d ± \d\.\d\]\(\S+dial-avg"),
     ("results/table-9.md", r"joint-(p)lain"),
     ("results/recipe.md", r"\[(6)1\.6"),
     ("results/speed.md", r"\[0\.0(6)9\]"),
