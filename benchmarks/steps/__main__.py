@@ -2,11 +2,12 @@
 
     python -m benchmarks.steps --data DIR/tiny-imagenet-200 --arch resnet10 --one-branch-epochs 10
     python -m benchmarks.steps --data DIR/tiny-imagenet-200 --split 2 --rungs compact joint-head corrections mixed flip
+    python -m benchmarks.steps --data DIR/tiny-imagenet-200 --base-classes 180 --novel-classes 20 --steps 1
     python -m benchmarks.steps --data glyphs --base-classes 40 --novel-classes 8 --steps 10 --width 8 --base-epochs 20
 
 With `--data` and nothing else it is the ladder in Table 2's experiment of the dataset; `--rungs` names candidates too.
-Rows go to results/steps/DATASET-ARCH[-splitN]/RUNG.json, and the tables of docs/research.md are written from all rows
-there are; `--table` does only that.
+Rows go to results/steps/DATASET-ARCH[-one-step][-splitN]/RUNG.json, and the tables of docs/research.md are written from
+all rows there are; `--table` does only that.
 """
 
 from __future__ import annotations
@@ -74,8 +75,9 @@ def plan_of(asked: argparse.Namespace, dataset: Dataset) -> Plan:
 def measure(asked: argparse.Namespace) -> None:
     dataset = resolve(asked.data)
     plan = plan_of(asked, dataset)
+    one_step = "-one-step" if plan.steps == 1 else ""
     split = "" if plan.split == 1 else f"-split{plan.split}"
-    folder = asked.out / "steps" / f"{dataset.name}-{plan.arch}{split}"
+    folder = asked.out / "steps" / f"{dataset.name}-{plan.arch}{one_step}{split}"
     names = [name for name in asked.rungs if not (RUNGS[name].photos_only and dataset.kind == "glyph")]
     missing = [name for name in names if not exists(folder / f"{name}.json", plan, asked.seeds)]
     if not missing:

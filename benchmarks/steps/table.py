@@ -49,7 +49,7 @@ def lines(results: Path, experiment: str) -> Iterator[str]:
     yield ""
     yield "| | all | balanced | avg | against ours |"
     yield "|---|---|---|---|---|"
-    joint = _joint(results, experiment, first)
+    joint = _joint(results, first)
     shown: list[tuple[str, Mapping[str, Any] | None]] = [
         (rung.label, rows.get(name)) for name, rung in (*LADDER.items(), *CANDIDATES.items())
     ]
@@ -71,11 +71,12 @@ def _line(label: str, row: Mapping[str, Any], ours: Mapping[str, Any] | None) ->
     return f"| {label} | {' | '.join(cells)} | {against} |"
 
 
-def _joint(results: Path, experiment: str, like: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Table 2's row of joint training, if it is of the same classes."""
-    dataset, arch = experiment.rsplit("-", 1)
-    path = results / dataset / "multistep" / arch / "joint-dial-balanced.json"
+def _joint(results: Path, like: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The row of joint training in Table 2, or in Table 1 for one step, if it is of the same classes."""
+    table = "multistep" if like["steps"] > 1 else "disjoint-40"
+    path = results / like["dataset"] / table / like["arch"] / "joint-dial-balanced.json"
     found = read_json(path) if path.exists() else None
-    if found is None or (found["base_classes"], found["steps"]) != (like["base_classes"], like["steps"]):
+    same = ("base_classes", "novel_classes", "steps")
+    if found is None or like["settings"]["split"] != 1 or any(found[key] != like[key] for key in same):
         return None
     return {"two_fold": found["two_fold"]}
