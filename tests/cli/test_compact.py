@@ -1,24 +1,62 @@
 """`branchout compact`, as a user types it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers import BASE, LATER, NEW, exemplars, refused, run, well
-from PIL import Image
+import torch
+from helpers import BASE, CPU, LATER, NEW, class_folders, exemplars, fixed_batch, logits, refused, run, well
+from torch import nn
 
 from branchout import api
 from branchout.data.samples import Samples
+from branchout.model.classifier import Classifier
+from branchout.model.heads import CosineHead
 
 
 @pytest.fixture(scope="module")
 def kept(train: Samples, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five images of every class, in folders."""
-    folder = tmp_path_factory.mktemp("kept")
-    samples = exemplars(train, [*BASE, *NEW, *LATER])
-    for n, name in enumerate(samples.names):
-        (folder / name).mkdir(exist_ok=True)
-        Image.fromarray(samples.read(n)[..., 0]).save(folder / name / f"{n}.png")
-    return folder
+    names = [*BASE, *NEW, *LATER]
+    return class_folders(exemplars(train, names), tmp_path_factory.mktemp("kept"), names, 5)
+
+
+def with_linear_head(base: api.Model) -> api.Model:
+    """The same predictions by a linear head: rows of one length on features of one length, almost."""
+    model, rows = base.classifier, base.classifier.base_head.weight
+    head = nn.Linear(rows.shape[1], len(rows), bias=False)
+    head.load_state_dict({"weight": nn.functional.normalize(rows) * 8})
+    changed = Classifier(model.arch, model.backbone, head, BASE, model.preprocessing, model.kind)
+    return api.Model(replace(base.saved, classifier=changed), None, CPU)
+
+
+@pytest.mark.parametrize("shared", [(), (BASE[0], NEW[0])], ids=["disjoint", "overlapping"])
+@pytest.mark.parametrize("kind", [CosineHead, nn.Linear])
+def test_both_kinds_of_heads_with_and_without_shared_classes(
+    kind: type[nn.Module],
+    shared: tuple[str, ...],
+    base: api.Model,
+    train: Samples,
+    val: Samples,
+    kept: Path,
+    tmp_path: Path,
+) -> None:
+    large, small, validation = tmp_path / "large", tmp_path / "small", tmp_path / "val"
+    class_folders(val, validation, [*BASE, *NEW, *LATER], 8)
+    start = base if kind is CosineHead else with_linear_head(base)
+    first = start.extend(train.of_classes(NEW), memory=exemplars(train), epochs=8)
+    before = first.extend(
+        train.of_classes([*LATER, *shared]), memory=exemplars(train, [*BASE, *NEW]), out=large, epochs=8
+    )
+    well(run("compact", large, "--memory", kept, "--val", validation, "--out", small, "--epochs", "20"))
+    after = api.load(small)
+    assert after.classes == before.classes
+    assert [type(step.head) for step in after.classifier.steps] == [kind]
+    assert after.classifier.space.overlap == shared[:1]  # the other one is in the one new branch only
+    assert after.evaluate(val).after.all > before.evaluate(val).after.all - 0.12
+    called = api.load(large).compact(kept, val=validation, epochs=20)
+    assert torch.equal(logits(called.classifier, fixed_batch()), logits(after.classifier, fixed_batch()))
+    assert "novel" in well(run("tune", small, "--goal", "novel"))
 
 
 def test_it_prints_size_speed_and_accuracy_and_the_model_can_be_used(

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from helpers import BASE, CPU, LATER, NEW, exemplars, fixed_batch, logits, same, snapshot, some, untrained
-from torch import nn
 
 from branchout import api
 from branchout.data.samples import Samples
@@ -27,7 +26,7 @@ from branchout.method.distil import (
 )
 from branchout.method.recipes import BRANCHOUT
 from branchout.model.checkpoint import SavedModel, StepPoints
-from branchout.model.classifier import Classifier, Step
+from branchout.model.classifier import Step
 from branchout.training.loop import Event
 
 ALL = (*BASE, *NEW, *LATER)
@@ -100,24 +99,6 @@ def test_the_goal_of_the_model_stays_unless_it_is_out_of_reach(
     assert lost.saved.step_points[-1].goal == "balanced"
     assert lost.compaction is not None
     assert any("all>=0.9999" in line for line in lost.compaction.warnings)
-
-
-def test_a_model_with_linear_heads(extended_twice: api.Model, memory: Samples, val: Samples) -> None:
-    model = extended_twice.classifier
-
-    def linear(head: nn.Module) -> nn.Linear:
-        made = nn.Linear(head.weight.shape[1], len(head.weight))
-        made.load_state_dict({"weight": nn.functional.normalize(head.weight) * 8, "bias": torch.zeros(len(made.bias))})
-        return made
-
-    steps = [replace(step, head=linear(step.head)) for step in model.steps]
-    changed = Classifier(
-        model.arch, model.backbone, linear(model.base_head), BASE, model.preprocessing, model.kind, steps
-    )
-    saved = replace(extended_twice.saved, classifier=changed)
-    small = api.Model(saved, None, CPU).compact(memory, val=val, epochs=3)
-    assert isinstance(small.classifier.steps[0].head, nn.Linear)
-    assert small.classes == extended_twice.classes
 
 
 def test_no_overlap_and_two_of_three_branches(extended: api.Model, train: Samples, val: Samples) -> None:
