@@ -240,18 +240,19 @@ def growth_part(rows: Rows) -> str:
                 peak,
             )
         )
-    steps = rows.get("many-steps")
-    if steps is not None and "exponents" in steps:
-        expected = steps.get("expected_exponents", {"seconds": 1.0, "bytes": 1.0})
+    for name, deltas in (("many-steps", ""), ("many-steps-deltas", ", with deltas")):
+        steps = rows.get(name)
+        if steps is None:
+            continue
+        last = steps["steps"][-1]
         for key, told in (("seconds", "a step"), ("bytes", "a saved model")):
-            last = steps["steps"][-1]
             lines.append(
                 (
-                    f"{told}, with deltas",
+                    told + deltas,
                     DEVICES["cpu"],
                     f"1 to {last['step']} steps",
-                    number(expected[key]),
-                    link("many-steps", f"{steps['exponents'][key]:.2f}"),
+                    number(steps["expected_exponents"][key]),
+                    link(name, f"{steps['exponents'][key]:.2f}"),
                     f"{last['seconds']:.2f} s",
                     f"{last['bytes'] / 1e6:.1f} MB on disk",
                 )
