@@ -27,8 +27,8 @@ METRICS = {
     "all": Metric("accuracy on all images"),
     "base": Metric("accuracy on classes that only the base knows", of_part=True, of_old=True),
     "novel": Metric("accuracy on classes that only new branches know", of_part=True),
-    "overlap": Metric("accuracy on base classes that have new images too", of_part=True, of_old=True),
-    "avg": Metric("mean of the accuracies on base, new and overlapping classes"),
+    "overlap": Metric("accuracy on classes that several branches know", of_part=True, of_old=True),
+    "avg": Metric("mean of the accuracies on base classes, on each step's new classes and on overlapping classes"),
 }
 """What is measured after each step, in the order of columns."""
 PARTS_FIRST = tuple(sorted(METRICS, key=lambda name: not METRICS[name].of_part))
@@ -47,7 +47,7 @@ PAPER_GOALS = ("all", "balanced", "avg")
 CHOSEN_ON = {
     "dev": "validation images",
     "held-out": "images held out from training",
-    "pseudo": "pseudo-exemplars, computed from the classifier's weights: not a measurement of base accuracy",
+    "pseudo": "new images and pseudo-exemplars of old classes; base accuracy is only estimated",
 }
 """The images an operating point was chosen on, by the key that a frontier keeps."""
 

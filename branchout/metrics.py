@@ -32,7 +32,7 @@ class Accuracies:
 
     @property
     def balanced(self) -> float:
-        """What the goal `balanced` maximises."""
+        """The mean of `all` and `avg`. The recipe `reference` chooses by their product instead."""
         return (self.all + self.avg) / 2
 
 
@@ -88,10 +88,10 @@ def weighted_by_class(
 ) -> dict[str, Floats]:
     """`all` and `avg` for choosing an operating point with few validation images, unevenly spread over the classes.
 
-    Acc_all weighs each part by its number of classes instead of images: two old images for a thousand classes and ten
-    new ones for a hundred must not count half each. Acc_avg leaves out an overlap with fewer than `FEWEST` images: one
-    image of a single overlapping class would otherwise count a third. Steps count in it by their number of classes: a
-    class of a step of ten counts no more than one of a step of ninety. Shapes are those of `from_counts`.
+    Acc_all weighs each part by its number of classes instead of images: 200 held-out images of 1,000 old classes and
+    200 of 100 new ones would otherwise count the same. Acc_avg leaves out an overlap with fewer than `FEWEST` images:
+    one image of a single overlapping class would otherwise count a third. Steps count in it by their number of classes:
+    a class of a step of ten counts no more than one of a step of ninety. Shapes are those of `from_counts`.
     """
     classes = np.bincount(part_of_class(space), minlength=len(total))
     present = total > 0

@@ -207,17 +207,17 @@ def test_the_python_page_has_the_functions_and_arguments_of_the_api() -> None:
     assert shown >= {"load", "pretrain", "extend", "predict", "tune", "evaluate", "report", "export", "save"}
 
 
-# Rooms and versions.
+# Layers and versions.
 
 
-def test_the_rooms_of_the_page_are_the_layers_of_the_contract() -> None:
+def test_the_layers_of_the_page_are_those_of_the_contract() -> None:
     page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    table = page.split("| room | what it holds |", 1)[1].split("\n\n", 1)[0]
-    rooms = [re.sub(r"/|\.py", "", room) for room in re.findall(r"^\| `([\w./]+)`", table, re.MULTILINE)]
+    table = page.split("| layer | what it holds |", 1)[1].split("\n\n", 1)[0]
+    named = [re.sub(r"/|\.py", "", name) for name in re.findall(r"^\| `([\w./]+)`", table, re.MULTILINE)]
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
     layers = reversed(settings["contracts"][0]["layers"])
-    assert rooms == [room for layer in layers for room in layer.strip("()").split(" | ")]
-    assert set(rooms) >= {path.name for path in (ROOT / "branchout").iterdir() if (path / "__init__.py").exists()}
+    assert named == [name for layer in layers for name in layer.strip("()").split(" | ")]
+    assert set(named) >= {path.name for path in (ROOT / "branchout").iterdir() if (path / "__init__.py").exists()}
 
 
 def test_changelog_citation_and_package_have_one_version() -> None:

@@ -1,8 +1,8 @@
 """Predict very many images into one table, on this machine or on a Dask cluster.
 
-Images are answered in parts. Every finished part is a file in a work folder beside the table: a run that was stopped
-resumes, and no image is answered twice. Rows are in the order of the files, whoever answered them. The workers of a
-cluster need the same paths: a shared file system, and Branchout installed.
+Images are predicted in parts. Every finished part is a file in a work folder beside the table: a run that was stopped
+resumes, and no image is predicted twice. Rows are in the order of the files, whichever worker predicted them. The
+workers of a cluster need the same paths: a shared file system, and Branchout installed.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from branchout.data.datasets import Dataset
     from branchout.data.verify import ImageFile
 
-RESUMABLE = ("pretrain", "extend", "compact", "inbox")
-"""Commands that resume when they are run again after an interruption."""
+RESUMABLE = ("pretrain", "extend", "compact", "inbox", "demo", "bench")
+"""Commands that resume when they are run again after an interruption. `predict --out` does too."""
 GROUPS = {
     "Create and extend models": ("demo", "bases", "pretrain", "check", "extend", "compact", "tune"),
     "Use models": ("predict", "evaluate", "explain", "report", "serve", "inbox"),
@@ -145,7 +145,7 @@ def explained(error: Exception) -> str | None:
     if isinstance(error, RuntimeError):
         text = str(error)
         if "CUDA out of memory" in text or "MPS backend out of memory" in text:
-            return "The GPU has not enough memory; close other programs that use it, or use --device cpu"
+            return "The GPU does not have enough memory. Close other programs that use it, or use --device cpu"
         if "allocate memory" in text or "not enough memory" in text:
             return explain_os_error(MemoryError())
     return None

@@ -143,7 +143,7 @@ def bench(
         )
     if several() and (table == "photos" or workers > 1 or dask or minutes is not None):
         raise BranchoutError(
-            "accelerate launch divides tables among its processes: without photos, --workers, --dask or --minutes"
+            "Under accelerate launch, bench runs tables only: leave out photos, --workers, --dask and --minutes."
         )
     from branchout.bench.request import Request, seed_numbers
 
@@ -168,8 +168,8 @@ def _measure(request: Request, workers: int, dask: str | None, began: float) -> 
     for reason in reasons:
         say(reason, "left out:")
     if not jobs:
-        named = " of the methods and the network named" if request.methods or request.arch else ""
-        say(f"no row{named} of a table on '{dataset.name}' in {request.out} is marked as outdated")
+        named = ", for the methods and network given" if request.methods or request.arch else ""
+        say(f"No outdated rows of '{dataset.name}' in {request.out}{named}.")
         return
     check_output(request.out, folder=True)
     request.out.mkdir(parents=True, exist_ok=True)
@@ -195,7 +195,7 @@ def _show_forecast(forecast: Forecast) -> list[Job]:
         jobs.append(job)
         shown.add_row(job.folder.parent.name, job.plan.arch, job.method, duration(seconds), duration(total))
     console.print(shown)
-    say(f"expected by old rows from: {'; '.join(forecast.hardware)}")
+    say(f"times are those of earlier rows, measured on: {'; '.join(forecast.hardware)}")
     return jobs
 
 

@@ -118,8 +118,8 @@ def _why_not(expected: Expected, winner: str, has_dial: bool) -> str:
     """Where an expected class stands, and what the dial would change."""
     name = expected.score.name
     if expected.place == 1:
-        return f"{name} is the answer, as expected"
-    said = f"{name} is in place {expected.place:,} with {100 * expected.score.probability:.1f}%"
+        return f"{name} is predicted, as expected"
+    said = f"{name} is ranked {expected.place:,} with {100 * expected.score.probability:.1f}%"
     if not has_dial:
         return said
     if expected.dial_change is None:

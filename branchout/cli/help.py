@@ -29,7 +29,7 @@ OPTION_GROUPS = {
 """Options by their heading, all others under Run; after the name of a command, the option of this command only."""
 GROUP_OF = {option: heading for heading, options in OPTION_GROUPS.items() for option in options.split(", ")}
 FEW = 5
-"""Up to as many options, --help among them, stand in one list."""
+"""A command with at most this many options, --help included, lists them under one heading."""
 VALUES = {"int": "N", "float": "X", "str": "TEXT", "path": "PATH"}
 """What stands for a value that has no name of its own."""
 

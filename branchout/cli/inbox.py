@@ -268,7 +268,7 @@ def sentences(result: Result) -> list[str]:
     """Before → after in words."""
     where = {"test": "the images of --test", "held-out": "images that did not train"}
     return [
-        f"{result.photos_right} of the {result.photos} taught photos are answered right",
+        f"{result.photos_right} of the {result.photos} taught photos are classified correctly",
         *(f"on {where[part.on or result.measured_on]}: {part}" for part in result.parts),
         result.verdict(),
     ]
@@ -280,7 +280,7 @@ def _finish(box: Inbox, run: Run, memory: Path | None) -> None:
         return
     out = quoted(run.out)
     count, kept = len(run.settings.photos), memory or run.settings.memory
-    say(f"{run.out} is used from now on; its {count} photos are listed no more and kept as exemplars")
+    say(f"{run.out} is used from now on; its {count} photos are no longer listed and are kept as exemplars")
     also = f" --memory {quoted(kept)}" if kept else ""
     then(
         f"branchout inbox {quoted(box.folder)} --model {out}{also}",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def print_json(content: dict[str, object]) -> None:
-    """One line, at once. Control characters in names are escaped, and numbers that are none become null."""
+    """One line, at once. Control characters in names are escaped, and NaN and infinite numbers become null."""
     text = json.dumps(_finite(content), ensure_ascii=False, allow_nan=False)
     print("".join(c if printable(c) == c else f"\\u{ord(c):04x}" for c in text), flush=True)
 

@@ -14,7 +14,7 @@ from branchout.errors import BranchoutError, LostProcess
 
 COMMANDS = ("pretrain", "extend", "bench")
 SECONDS_TO_END = 5.0
-"""How long a process keeps its error back: if the first one fails too, the launcher ends the others within them."""
+"""How long other processes hold an error back: if the first one fails too, the launcher ends them meanwhile."""
 
 
 def several() -> bool:

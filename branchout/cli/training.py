@@ -130,7 +130,7 @@ def extend(
     branch: options.Where = "last",
     goal: options.Goal = "balanced",
     recipe: options.Recipe = "branchout",
-    fuse: Annotated[bool, typer.Option("--fuse", help="Learn deltas even if no class overlaps.")] = False,
+    fuse: Annotated[bool, typer.Option("--fuse", help="Train deltas even if few classes overlap.")] = False,
     pooler: Pooler = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of stage I, if not the recipe's.")] = None,
     minutes: options.Minutes = None,
@@ -181,7 +181,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="The folder to write in; a demo in it is replaced.")] = Path("demo"),
     device: options.Device = None,
 ) -> None:
-    """Run everything on built-in data: 800 characters, then 40 more."""
+    """Run everything on built-in data: 800 known characters, 35 new ones."""
     from branchout import demo as demonstration
 
     with progress() as report:

@@ -110,7 +110,7 @@ class Compaction:
         cache: Path | None = None,
         report: Report = silent,
     ) -> None:
-        """`unlabelled` images are distilled on too; `work` is a folder for checkpoints, `cache` one for features."""
+        """`unlabelled` images are distilled on too; `work` is for checkpoints, `cache` for decoded images."""
         self.old, self.points = saved.model().placed(device), saved.step_points[-1]
         self.config, self.device, self.work, self.cache, self.report = config, device, work, cache, report
         self.unlabelled = unlabelled

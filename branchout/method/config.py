@@ -1,4 +1,4 @@
-"""The settings of an extension. It imports neither numpy nor torch: a wrong word is answered at once."""
+"""The settings of an extension. Imports neither numpy nor torch, so that a typo in an option is reported at once."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ POOLERS = ("max", "average")
 
 @dataclass(frozen=True)
 class ExtendConfig:
-    """All that, with the images and the base, decides the result. Unknown names are refused when it is made."""
+    """All that, with the images and the base, decides the result. An unknown recipe, goal or pooler is an error; the
+    branch is checked against the network later."""
 
     recipe: str = "branchout"
     branch: str = "last"
     """Where the network is cloned from: `last`, a stage, a module, or `fc` for a new head alone."""
     goal: str = "balanced"
     fuse: bool = False
-    """Learn deltas even when no classes overlap (the paper's recipes always do)."""
+    """Train deltas even if at most a tenth of the new classes is known already. The paper's recipes always do."""
     exemplars: int = 10
     """How many images of each class stage II sees in an epoch."""
     epochs: int | None = None
@@ -43,13 +44,13 @@ class ExtendConfig:
         return None if self.memory_limit is None else int(self.memory_limit * 1e9)
 
     def as_dict(self) -> dict[str, Any]:
-        """As runs and histories keep it; they had no memory limit at first."""
+        """For work folders and histories. `memory_limit` is left out when it is not set: older files do not have it."""
         found = asdict(self)
         return found if self.memory_limit else {key: value for key, value in found.items() if key != "memory_limit"}
 
     def full_recipe(self, epochs: int | None = None, batch: int | None = None) -> Recipe:
-        """The recipe with these epochs; where ours is used, with `epochs` if none are set, and with at most `batch`
-        images in a batch."""
+        """The recipe with these settings. `epochs`, used if none are set, and `batch`, the largest one, come from the
+        plan; recipes without replay ignore both."""
         recipe = recipe_named(self.recipe)
         stage_one, usual = recipe.stage_one, recipe.stage_one.optimisation
         changed = replace(usual, epochs=self.epochs or (epochs if stage_one.replay else None) or usual.epochs)

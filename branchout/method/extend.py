@@ -146,7 +146,7 @@ class Extension(StepData):
             seed=config.seed,
             per_class=config.exemplars,
             memory_limit=config.memory_bytes,
-            on_epoch=lambda done, total: self.report(Event("Learning cross-connections", done, total)),
+            on_epoch=lambda done, total: self.report(Event("Training the deltas", done, total)),
         )
 
     def choose_and_measure(
@@ -165,7 +165,8 @@ class Extension(StepData):
             halves.append((self.features(model, self.split.test)[0], self.labels(self.split.test)))
         features, labels = torch.cat([half[0] for half in halves]), np.concatenate([half[1] for half in halves])
         held_new = self.held_new(model)
-        # Kept images of earlier steps trained those. Deltas change all logits, so that earlier biases mean nothing.
+        # Earlier steps keep their biases: kept images trained them, so their logits on those are too large. Deltas
+        # change all logits; biases are then found anew, unless only new images can place them.
         keeps = self.base.steps and chosen_on != "dev" and (trained is None or held_new is not None)
         earlier = self.earlier if keeps else None
         points, frontier = choose_point(
@@ -225,15 +226,14 @@ class Extension(StepData):
 
 
 def needs_deltas(base: Classifier, space: LabelSpace, split: DataSplit, config: ExtendConfig) -> bool:
-    """Always in the paper's recipes; in ours if classes overlap, old classes lack images, or deltas exist.
-
-    Linear heads of a thousand classes make stage II slow, and the dial alone serves them where images lack. `space` is
-    the label space after this step.
+    """Always in the paper's recipes. In ours if more than `few_shared` of the new classes overlap, if the model already
+    has deltas, or if old classes lack images and the head is cosine: with a linear head the dial alone does as well,
+    and stage II over a thousand classes is slow. `space` is the label space after this step.
     """
     settings = recipe_named(config.recipe).stage_two
     always = settings.when == "always" or config.fuse
     lacking = (split.chosen_on == "pseudo" or split.memory is None) and not isinstance(base.base_head, nn.Linear)
-    # Heads that were balanced with deltas have other scales without them.
+    # Deltas of earlier steps changed the scale of the logits, so later steps train them too.
     begun = any(delta is not None for delta in base.fused.deltas)
     shared = len(space.overlap) > settings.few_shared * len(split.new.classes)
     return always or lacking or begun or shared

@@ -102,7 +102,7 @@ def _cache_key(model: Classifier, fingerprint: str, settings: str) -> str:
 
 
 def _finite(features: Tensor) -> Tensor:
-    """Features, unless some are NaN or infinite."""
+    """The features; an error if any is NaN or infinite."""
     broken = int((~torch.isfinite(features)).flatten(2).any(2).any(0).sum())
     if broken:
         raise BranchoutError(

@@ -29,7 +29,7 @@ class Stage1:
 
     optimisation: Optimisation
     replay: bool
-    """Train on exemplars too, with distillation; the clone carries a head over all classes."""
+    """Train on exemplars too, against the frozen logits. The clone gets copies of the old heads, for `distillation`."""
     distillation: float = 0.0
     """Weight of T²·KL from the frozen logits to the clone's own rows of the old classes."""
     temperature: float = 2.0
@@ -55,7 +55,8 @@ class Stage2:
     learned_router: bool
     """W_r,aux is learned; otherwise the router reads the raw maxima."""
     beta_on_head: bool
-    """β also scales what enters a new branch's own frozen head."""
+    """For base samples, β also scales new branches' features where they enter their own frozen heads, and the deltas
+    between new branches."""
     zero_start: bool
     """Deltas start at zero instead of torch's default for a linear layer."""
     views: int
@@ -115,13 +116,14 @@ BRANCHOUT = Recipe(
 RECIPES = {recipe.name: recipe for recipe in (PAPER, REFERENCE, BRANCHOUT)}
 
 HEAD_ITERATIONS = 150
-"""Of L-BFGS, where a head alone is trained."""
+"""L-BFGS iterations of a head that is trained alone."""
 HEAD_DECAY = 3e-3
-"""There: weight of the mean squared length of W_n's rows, which keeps them short where images are few."""
+"""L2 penalty of a head that is trained alone: weight of the mean squared norm of W_n's rows."""
 TIE = 0.002
-"""Scores that differ by less are equal where an operating point is chosen on few images."""
+"""Where an operating point is chosen on few images, scores closer than this count as equal."""
 RIDGE = 0.1
-"""Of the regression that gives pseudo-exemplars the features of other branches, as a share of the mean variance."""
+"""Ridge penalty, as a share of the mean variance, of the regression that predicts pseudo-exemplars' features in other
+branches."""
 HELD_OUT = 0.2
 """Share of each class held out where no validation images are given."""
 ENOUGH_OLD = 100

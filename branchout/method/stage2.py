@@ -1,7 +1,7 @@
 """Stage II: train the deltas W_dd' of all grid points from cached features; all else is frozen (paper, section 4.2).
 
 Only the deltas differ between the points of an α×β grid, so the whole grid is trained in one pass: points are columns
-of one matrix product and exemplar seeds its batch dimension. Every point is trained exactly as it would be alone.
+of one matrix product, exemplar seeds can be its batch dimension. Every point is trained exactly as it would be alone.
 
 Symbols: W_dd' → `deltas` · W_r,aux → `router` · (α, β) → `grid` · E ∪ D_n → `data` · the class-balanced subset B →
 `class_balanced`

@@ -41,7 +41,7 @@ FEWEST_VIEWS = 4
 CHUNK = 256
 """Images per forward pass while the cache is filled."""
 ON_GPU = 1024
-"""The same for small images on a GPU, which crops 256 of them before the next kernel is launched."""
+"""The same for small images on a GPU: with 256, it would wait for the next kernel launch."""
 
 
 class TrunkOutputs:

@@ -120,7 +120,7 @@ def test_outdated_rows_of_tables_are_measured_again(folder: Path, tmp_path: Path
     assert "--exemplars" in complained
     status, told, _ = run(*words, "--stale")
     assert status == 0
-    assert "no row" in told
+    assert "No outdated rows" in told
     assert run(*words, "disjoint-40", "--exemplars", "4", "--method", "ncm", "--method", "pretrained")[0] == 0
     place = next(tmp_path.rglob("ncm-plain.json"))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}

@@ -86,13 +86,13 @@ def test_explain_compares_an_expected_class(extended_twice: api.Model, photos: P
     told = well(run("explain", extended_twice.folder, picture, "--expect", last))
     expected = extended_twice.explain(picture, expect=last).expected
     assert f"{why.winner.name} leads {last} by" in told
-    assert f"{last} is in place {len(extended_twice.classes)} with {100 * expected.score.probability:.1f}%" in told
+    assert f"{last} is ranked {len(extended_twice.classes)} with {100 * expected.score.probability:.1f}%" in told
     change = expected.dial_change
     assert (
         "no position of the dial" if change is None else f"{abs(change):.2f} {'higher' if change > 0 else 'lower'}"
     ) in told
     told = well(run("explain", extended_twice.folder, picture, "--expect", why.winner.name))
-    assert f"{why.winner.name} is the answer" in told
+    assert f"{why.winner.name} is predicted" in told
     status, _, wrong = run("explain", extended_twice.folder, picture, "--expect", f"{last}x")
     assert status == 1
     assert last in wrong

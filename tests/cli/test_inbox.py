@@ -50,7 +50,7 @@ def test_from_ten_photos_to_a_model_that_knows_both_classes(case: Case, drawn: t
     well(run("inbox", case.photos, *(w for file, name in case.truth.items() for w in ("--name", f"{file}={name}"))))
     assert {each.file: each.name for each in Inbox(case.photos).decisions().values()} == case.truth
     said = well(run("inbox", case.photos, "--model", case.model, "--memory", case.old, "--teach", out))
-    assert "of the 10 taught photos are answered right" in said
+    assert "of the 10 taught photos are classified correctly" in said
     assert "base classes: " in said
     assert " of 20 images right" in said  # a fifth of five images of each of twenty classes
     assert "worse" in said  # got worse, or did not

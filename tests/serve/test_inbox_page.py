@@ -108,7 +108,7 @@ def test_from_ten_photos_to_a_model_that_knows_both_classes(
     with visited(browser, address(server)) as page:  # the page was closed meanwhile
         until(page, "document.getElementById('run').dataset.state === 'finished'", 180)
         said = page.locator("#result").inner_text()
-        assert "of the 10 photos are answered right" in said
+        assert "of the 10 photos are classified correctly" in said
         assert "worse" in said  # got worse, or did not
         heads = page.locator("#result tbody th").all_inner_texts()
         assert heads == ["base classes", f"new classes: {', '.join(sorted(UNKNOWN_GLYPHS))}"]

@@ -381,7 +381,7 @@ def test_why_not_is_asked_about_another_class_in_the_window(
         field.fill(other)
         page.keyboard.press("Enter")
         page.wait_for_selector("#view .why")
-        assert f"is in place {why.place}" in page.locator("#view .why").text_content()
+        assert f"is ranked {why.place}" in page.locator("#view .why").text_content()
         link = page.url
     with visited(browser, link) as page:
         page.wait_for_selector("#view .why")
@@ -403,7 +403,7 @@ def test_why_not_is_asked_about_an_uploaded_image(
         page.get_by_role("button", name="Show why").click()
         page.wait_for_selector("#answers .why")
         told = page.locator("#answers .why").text_content()
-        assert f"is in place {why.place}" in told
+        assert f"is ranked {why.place}" in told
         page.get_by_label("Why not").fill(BASE[3][:-2])
         page.keyboard.press("Enter")
         page.wait_for_selector("#answers .warn")

@@ -31,7 +31,7 @@ from branchout.model.staged import Backbone
 
 ENGINES = ("auto", "torch", "onnxruntime")
 ENOUGH = 500
-"""Forward passes from which on the export, which takes a few seconds once for each base, is won back."""
+"""From this many forward passes on, onnxruntime saves more time than its export takes (once for each base)."""
 ALLOWED = 1e-3
 """The largest difference from torch's outputs, as a share of the largest of them."""
 OPSET = 17

@@ -27,7 +27,7 @@ def forecast(prepared: Prepared, plan: Plan, *, device: torch.device, base_bytes
     added = Branch.clone(model.backbone, branch_point(model.backbone, where)).parameter_count
     base = sum(p.numel() for p in model.backbone.parameters())
     yield f"branch {where}: {parameters(added)} parameters; the base has {parameters(base)}"
-    yield f"time: about {duration(plan.seconds or 0.0)} on this {device.type}"
+    yield f"time: about {duration(plan.seconds or 0.0)} on this {'CPU' if device.type == 'cpu' else 'GPU'}"
     more = added_bytes(model, split, prepared.config, where)
     free = shutil.disk_usage(Path.cwd()).free
     yield f"disk: about {size(base_bytes + more)} for the model, {size(more)} of it new; {size(free)} free"
@@ -61,7 +61,11 @@ def _old_images(model: Classifier, split: DataSplit) -> Iterator[str]:
             yield f"  only held-out images of: {listed(sorted(held_out))}"
     if split.chosen_on == "pseudo":
         yield "  base accuracy cannot be measured: most old classes have no images to measure it on"
-    how = {"dev": "from --val", "held-out": "held out from the images above", "pseudo": "of new classes only"}
+    how = {
+        "dev": "from --val",
+        "held-out": "held out from the images above",
+        "pseudo": "held out; too few are of old classes",
+    }
     yield f"validation images: {len(split.dev):,} to choose with, {len(split.test):,} to test, {how[split.chosen_on]}"
 
 

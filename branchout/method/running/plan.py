@@ -1,8 +1,8 @@
 """What an extension trains in the time it is given: which branch, with how many views and epochs.
 
 Without `minutes`, networks with large inputs on a CPU get seven, and clone their last stage or less; everything else is
-trained as `effort_for` says, without a measurement. The plan of a run is kept in its work folder: it rests on measured
-times, and a run that was stopped must resume with the same one.
+trained as `usual_effort` says, without a measurement. The plan of a run is kept in its work folder: it depends on
+measured times, and a run that was stopped must resume with the same one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DEFAULT_MINUTES = 7.0
 """An extension of photos on a CPU takes at most eight minutes in all, with imports and reading the folders."""
 MOST_CACHED = 180_000_000
 """Bytes of cached outputs on a CPU, so that an extension takes at most 1.5 GB in all."""
-MEMORY_SHORT = f"for a branch, more than {MOST_CACHED // 10**6} MB of outputs would be cached"
+MEMORY_SHORT = f"a branch would cache more than {MOST_CACHED // 10**6} MB of frozen features"
 
 
 def make_plan(
@@ -74,7 +74,7 @@ def make_plan(
     if chosen.more or any(plan.branch == config.branch for plan in choices):
         return chosen
     stage = base.backbone.names[-1]
-    return replace(chosen, more=f"{MEMORY_SHORT}; --branch {stage} would train the last stage nevertheless")
+    return replace(chosen, more=f"{MEMORY_SHORT}; to train the last stage anyway: --branch {stage}")
 
 
 def _fits_memory(plan: Plan, counts: Counts, speeds: Speeds) -> bool:
@@ -97,7 +97,7 @@ def options(base: Classifier, config: ExtendConfig, device: torch.device) -> lis
 
 
 def _with_given(effort: Effort, config: ExtendConfig) -> Effort:
-    """All epochs are trained where the user sets their number."""
+    """The effort with the user's views and epochs. Epochs that the user sets are all trained."""
     if effort in HEADS:
         return effort
     effort = effort if config.views is None else replace(effort, views=config.views)

@@ -26,8 +26,9 @@ class Counts:
     new: int
     memory: int
     held: int
-    """Held-out images; those of old classes are seen by the base alone, too."""
+    """Dev and test images."""
     old_held: int
+    """Those of old classes: the base alone predicts them too, for before → after."""
     new_classes: int
     old_classes: int
     fused: bool

@@ -280,7 +280,7 @@ const whyTable = ({ winner, expected, place, dial_change: dialChange }) => {
   const lead = parts(winner).map((value, n) => value - parts(expected)[n]);
   const [own, delta, dial] = lead.map(signedNumber);
   const words = element("p", undefined, "note");
-  words.append(name(), ` is in place ${grouped(place)} with ${percent(expected.probability)}%. `);
+  words.append(name(), ` is ranked ${grouped(place)} with ${percent(expected.probability)}%. `);
   words.append(element("bdi", winner.class), ` leads by ${number(sum(lead))}: own logits ${own}, deltas ${delta}, dial ${dial}. `);
   if (dialChange) words.append(`With the dial more than ${number(Math.abs(dialChange))} ${dialChange > 0 ? "higher" : "lower"} it would win.`);
   else if (dialChange === null) words.append("No position of the dial makes it win.");

@@ -160,7 +160,7 @@ function resultTable(result) {
 
 function resultOf(run) {
   const { result } = run;
-  const right = `${result.photos_right} of the ${photos(result.photos)} are answered right; nearly all of them were used to train.`;
+  const right = `${result.photos_right} of the ${photos(result.photos)} are classified correctly; nearly all of them were used to train.`;
   return [element("p", { className: result.parts.some(worse) ? "warn" : "", textContent: run.verdict }),
     result.parts.length ? element("div", { className: "scroll" }, resultTable(result)) : "", element("p", { textContent: right }),
     ...result.warnings.map((line) => element("p", { className: "note", textContent: line }))].filter((each) => each !== "");
