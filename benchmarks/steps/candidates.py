@@ -18,10 +18,11 @@ from branchout.method import stage1
 from branchout.method.frozen import Frozen
 from branchout.method.new_branch import NewBranch, initial_branch
 from branchout.method.recipes import Stage1
-from branchout.method.stage1 import Batch, cross_entropy, distillation
+from branchout.method.stage1 import Batch, cross_entropy
 from branchout.model.classifier import Classifier
 from branchout.model.heads import to_norm
 from branchout.training.loop import precision
+from branchout.training.losses import softened_kl
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def changed_loss(batch: Batch, new: NewBranch, settings: Stage1, candidate: Cand
     corrected = z + to_norm(h) @ correction_of(new) if candidate.corrections else z
     terms = [share * cross_entropy(z_n, Batch(each.x, corrected, each.y, each.new), new) for share, each in pairs]
     loss = torch.stack(terms).sum()
-    return loss + settings.distillation * settings.temperature**2 * distillation(h, pairs[0][1], new, settings)
+    kl = softened_kl(z, new.copied_logits(h), settings.temperature)
+    return loss + settings.distillation * settings.temperature**2 * kl
 
 
 def mixed_in_pairs(batch: Batch) -> list[tuple[Tensor, Batch]]:

@@ -21,13 +21,13 @@ from branchout.data.images import in_order
 from branchout.data.samples import Samples, concatenate
 from branchout.evaluate.two_fold import Scored, score_dial
 from branchout.goals import PAPER_GOALS
+from branchout.labels import Floats, Ints
 from branchout.method.choose import choose_point
 from branchout.method.compact import CompactConfig, Compaction
 from branchout.method.config import ExtendConfig
 from branchout.method.dial import dial_frontier, predict
 from branchout.method.extend import Extension
 from branchout.method.features import logit_columns
-from branchout.method.frontier import Floats, Ints
 from branchout.method.recipes import BRANCHOUT
 from branchout.method.split import DataSplit
 from branchout.model.checkpoint import SavedModel

@@ -26,6 +26,7 @@ from branchout.training.work_folder import working_on
 
 TIMED = 32
 """Images in a batch whose speed is measured."""
+ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -126,12 +127,12 @@ def _side(saved: SavedModel, found: Accuracies | None, device: torch.device) -> 
 
 
 @torch.no_grad()
-def images_per_second(model: Classifier, device: torch.device, rounds: int = 5) -> float:
+def images_per_second(model: Classifier, device: torch.device) -> float:
     """Images classified in a second, in batches of 32, without decoding: the best of some rounds."""
     sizes = model.preprocessing
     images = model.backbone.arrange(torch.zeros(TIMED, sizes.channels, sizes.size, sizes.size, device=device))
     times = []
-    for _ in range(1 + rounds):
+    for _ in range(1 + ROUNDS):  # the first one warms up
         start = time.perf_counter()
         model(images).argmax(1).tolist()  # waits for the device
         times.append(time.perf_counter() - start)

@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from branchout.baselines.task import Ints, Task
+from branchout.baselines.task import Task
 from branchout.data.images import class_balanced, on_device
 from branchout.data.memory import keep
 from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
+from branchout.labels import Ints
 from branchout.method.features import extract
 from branchout.model.classifier import Classifier
 from branchout.model.heads import NORM, CosineHead, Head, to_norm

@@ -25,9 +25,10 @@ from torch import Tensor, nn
 
 from branchout.baselines import published_training, whole_network
 from branchout.baselines.networks import Network
-from branchout.baselines.task import Baseline, Ints, Published, Task
+from branchout.baselines.task import Baseline, Published, Task
 from branchout.data.memory import keep
 from branchout.data.samples import Samples, concatenate
+from branchout.labels import Ints
 from branchout.model.classifier import Classifier
 from branchout.model.heads import NORM
 from branchout.training.optimisation import Optimisation

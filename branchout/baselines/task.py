@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +20,7 @@ from branchout.data.augment import Augmentation
 from branchout.data.images import Images
 from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples
-from branchout.labels import LabelSpace
+from branchout.labels import Ints, LabelSpace
 from branchout.method.new_branch import Labelled
 from branchout.method.recipes import BRANCHOUT, PAPER
 from branchout.model.classifier import Classifier
@@ -30,8 +28,6 @@ from branchout.model.staged import Backbone
 from branchout.training.loop import Report, best_device, silent
 from branchout.training.optimisation import Optimisation
 from branchout.training.pretrain import FAST
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

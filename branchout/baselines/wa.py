@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from branchout.baselines import feature_heads, whole_network
 from branchout.baselines.networks import Network, OnFeatures, with_scales
 from branchout.baselines.published_training import first
-from branchout.baselines.task import Baseline, Ints, Published, Task
+from branchout.baselines.task import Baseline, Published, Task
 from branchout.data.images import shuffled
+from branchout.labels import Ints
 from branchout.model.classifier import Classifier
 from branchout.model.heads import NORM, CosineHead, FusedHead, Head, to_norm
 from branchout.training.loop import seed_for

@@ -18,6 +18,7 @@ from branchout.data.samples import Samples, concatenate
 from branchout.model.classifier import Classifier
 from branchout.model.heads import new_head
 from branchout.training.loop import fit, seed_for, warm_up_epochs
+from branchout.training.losses import softened_kl
 from branchout.training.optimisation import Optimisation, scale_to_dataset
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -71,10 +72,9 @@ def old_share(task: Task) -> float:
     return known / (known + len(task.space.branches[-1]))
 
 
-def distillation(student: Tensor, teacher: Tensor, temperature: float = TEMPERATURE) -> Tensor:
-    """KL from the teacher's softened predictions to the student's; its gradient equals that of their cross-entropy."""
-    log_p, log_q = F.log_softmax(student / temperature, dim=1), F.log_softmax(teacher / temperature, dim=1)
-    return F.kl_div(log_p, log_q, reduction="batchmean", log_target=True)
+def distillation(student: Tensor, teacher: Tensor) -> Tensor:
+    """KL from the teacher's softened predictions to the student's."""
+    return softened_kl(teacher, student, TEMPERATURE)
 
 
 def distillation_loss(student: nn.Module, teacher: nn.Module, task: Task) -> Loss:

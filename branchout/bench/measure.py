@@ -19,7 +19,7 @@ from branchout.data.samples import Samples, concatenate
 from branchout.errors import DoesNotApply
 from branchout.evaluate.two_fold import Scored, score_dial, score_grid
 from branchout.goals import PAPER_GOALS
-from branchout.labels import LabelSpace
+from branchout.labels import Ints, LabelSpace
 from branchout.method.config import ExtendConfig
 from branchout.method.dial import dial_frontier, own_columns
 from branchout.method.extend import Extension
@@ -31,7 +31,6 @@ from branchout.method.split import DataSplit
 from branchout.method.stage2 import grid_answers, train_grid
 from branchout.model.classifier import Classifier
 
-Ints = npt.NDArray[np.int64]
 Half = tuple[npt.NDArray[np.float64], Ints]
 """Scores (images × classes or columns) and labels."""
 

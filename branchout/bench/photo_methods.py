@@ -18,17 +18,16 @@ from torch import Tensor, nn
 from branchout.api.model import Model
 from branchout.baselines.networks import Network, scores_of
 from branchout.baselines.registry import baselines
-from branchout.baselines.task import Ints, Task
+from branchout.baselines.task import Task
 from branchout.baselines.whole_network import new_and_exemplars, student_and_teacher, train
 from branchout.data.images import Gallery, forward_batch
 from branchout.data.memory import keep
 from branchout.data.samples import Samples, concatenate
 from branchout.errors import BranchoutError
-from branchout.labels import LabelSpace
+from branchout.labels import Floats, Ints, LabelSpace
 from branchout.method.config import ExtendConfig
 from branchout.method.dial import balanced_without_old, dial_frontier, own_columns, predict
 from branchout.method.features import extract, logit_columns, predictions
-from branchout.method.frontier import Floats
 from branchout.method.new_branch import imprint
 from branchout.method.recipes import BRANCHOUT as RECIPE
 from branchout.method.running.effort import Effort, Plan

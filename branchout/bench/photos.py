@@ -19,12 +19,12 @@ import numpy as np
 import torch
 
 from branchout.api.model import Model
-from branchout.baselines.task import Ints
 from branchout.bench.photo_methods import METHODS, Answers, Case, last_classes
 from branchout.bench.rows import provenance, read_row, write
 from branchout.bench.runner import forget_peak_memory, peak_of_process
 from branchout.data.samples import Samples, concatenate, digest
 from branchout.errors import BranchoutError
+from branchout.labels import Ints
 from branchout.method.dial import dial_frontier, predict, step_offsets, with_bias
 from branchout.method.features import predictions
 from branchout.method.running.effort import CPU_BATCH, Effort

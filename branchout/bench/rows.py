@@ -19,16 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from branchout.errors import BranchoutError
 from branchout.files import atomic_write, read_json, write_json
 from branchout.goals import METRICS
+from branchout.labels import Bools
 from branchout.metrics import Accuracies
 from branchout.training.optimisation import settings_dict
 
 PACKAGE = Path(__file__).parents[1]
-Bools = npt.NDArray[np.bool_]
 
 
 def percent(value: float | None) -> float | None:

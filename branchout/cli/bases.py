@@ -60,7 +60,6 @@ def bases(
 
 
 def _show(found: list[ListedBase]) -> None:
-
     rows = []
     for base in found:
         classes = f"{base.classes:,}" if base.classes else "none (give --head)"
@@ -69,7 +68,6 @@ def _show(found: list[ListedBase]) -> None:
 
 
 def _show_families(found: list[ListedBase]) -> None:
-
     families: dict[str, list[ListedBase]] = {}
     for base in found:
         families.setdefault(base.family, []).append(base)

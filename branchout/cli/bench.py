@@ -187,7 +187,6 @@ def _measure(request: Request, workers: int, dask: str | None, began: float) -> 
 
 def _show_forecast(forecast: Forecast) -> list[Job]:
     """The jobs in their order, with the time that each will take, and when it will end."""
-
     shown = new_table("experiment", "network", "method", "expected", "ends after", left=("network", "method"))
     total, jobs = 0.0, []
     for job, seconds in forecast.cheapest_first():

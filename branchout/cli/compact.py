@@ -63,7 +63,6 @@ def compact(
 
 def comparison(found: Outcome) -> Table:
     """Size, speed and accuracy before → after."""
-
     table = new_table("", "before", "after", title="compaction")
     sides = (found.before, found.after)
     table.add_row("step branches", *(str(side.branches) for side in sides))

@@ -169,8 +169,8 @@ def before_after(before: Accuracies | None, after: Accuracies, images: str) -> T
     return table
 
 
-def forgotten(found: Comparison, most: int = 10) -> Table:
-    """The classes whose accuracy fell, worst first."""
+def forgotten(found: Comparison) -> Table:
+    """The ten classes whose accuracy fell most."""
     losses = [row for row in found.classes() if row.before is not None and row.after < row.before]
-    rows = [(Text(row.name), str(row.images), percent(row.before), percent(row.after)) for row in losses[:most]]
+    rows = [(Text(row.name), str(row.images), percent(row.before), percent(row.after)) for row in losses[:10]]
     return new_table("class", "images", "before", "after", rows=rows, title="forgotten, worst first")

@@ -36,7 +36,6 @@ BATCH_IMAGES, BATCH_PIXELS = 64, 64_000_000
 @app.command(epilog="Example: branchout tune v2/ --goal 'novel>=0.80'")
 def tune(model: options.Saved, goal: options.Goal = "balanced") -> None:
     """Choose another operating point, without training."""
-
     understood = read_as(goal)  # a typo is answered before anything is imported or read
     if model.startswith(HUB):
         raise BranchoutError(
@@ -122,7 +121,6 @@ def evaluate(
     device: options.Device = None,
 ) -> None:
     """Measure the accuracy before and after the last step."""
-
     check_folders(test, classes_from=classes_from)
     given = {"classes.csv": csv, "images.csv": images_csv, "results.json": json}
     asked = [file for file in given.values() if file is not None]
@@ -159,7 +157,6 @@ def evaluate(
 
 
 def _show_comparison(model: Model, found: Comparison, test: Path) -> None:
-
     console.print(before_after(found.before, found.after, f"{len(found.labels):,} images of {printable(test)}"))
     point = _operating_point(model)
     if point is not None:
@@ -182,7 +179,6 @@ def _operating_point(model: Model) -> dict[str, str | float] | None:
 
 
 def _two_fold(model: Model, found: Comparison) -> dict[str, Scored]:
-
     if not model.classifier.steps:
         say("--two-fold chooses operating points, and a base model has none")
         return {}

@@ -18,7 +18,7 @@ from branchout.errors import printable
 from branchout.progress import Event
 
 if TYPE_CHECKING:
-    from branchout.api import Model, Prepared
+    from branchout.api import Model
 
 
 def print_json(content: dict[str, object]) -> None:
@@ -56,7 +56,7 @@ def errors_as_events(as_json: bool) -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def emit_extension(model: Model, prepared: Prepared, out: Path) -> None:
+def emit_extension(model: Model, out: Path) -> None:
     """The result of an extension: where it is, what was counted, and every operating point."""
     assert model.outcome is not None
     event = model.saved.history[-1]

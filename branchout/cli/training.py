@@ -172,8 +172,10 @@ def extend(
             announce = (lambda line: emit("plan", message=line)) if as_json else say
             grown = model.extend_prepared(prepared, out=out, report=both(report, kept), announce=announce)
             boards.write_goals(grown, kept)
-        show = emit_extension if as_json else _show_extension
-        show(grown, prepared, out)
+        if as_json:
+            emit_extension(grown, out)
+        else:
+            _show_extension(grown, prepared, out)
 
 
 @app.command(epilog="Example: branchout demo --out demo/")
@@ -194,7 +196,6 @@ def _show_extension(
     model: Model, prepared: Prepared, out: Path, photo: str = "photo.jpg", test: str = "TEST/", served_with: str = ""
 ) -> None:
     """The end of an extension: the table of operating points, and what to run next with which images."""
-
     assert model.outcome is not None
     measured, chosen_on = model.outcome.measured, prepared.split.chosen_on
     if chosen_on == "pseudo":

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from branchout.data.datasets import Dataset
-from branchout.data.samples import Ints, Samples
+from branchout.data.samples import Samples
 from branchout.data.scenarios import CLUSTERED, FROM_GIVEN, NAMES, Scenario, members_in_id_order, sample_digest
 from branchout.errors import BranchoutError, some, unknown
 from branchout.files import open_regular
+from branchout.labels import Ints
 
 Floats = npt.NDArray[np.floating]
 Item = TypeVar("Item")

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from branchout.data.datasets import Dataset
-from branchout.data.samples import Image, Ints, Samples, digest
+from branchout.data.samples import Image, Samples, digest
 from branchout.errors import BranchoutError, unknown
+from branchout.labels import Ints
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from branchout.data.samples import Image, ImageHashes, Ints, Samples
+from branchout.data.samples import Image, ImageHashes, Samples
+from branchout.labels import Ints
 
 MOST_BITS = 20
 """Two near-duplicates differ in at most this many bits, …"""

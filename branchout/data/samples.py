@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from branchout.errors import BranchoutError
-from branchout.labels import Ints as Ints
+from branchout.labels import Ints
 
 if TYPE_CHECKING:
     from branchout.data.preprocess import Picture

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from branchout.data.datasets import Dataset
-from branchout.data.samples import UNASSIGNED, Ints, Samples, concatenate, digest
+from branchout.data.samples import UNASSIGNED, Samples, concatenate, digest
 from branchout.errors import BranchoutError, explain_invalid, unknown
 from branchout.files import read_json, write_json
-from branchout.labels import LabelSpace, branch_name
+from branchout.labels import Ints, LabelSpace, branch_name
 
 NAMES = (
     "disjoint",

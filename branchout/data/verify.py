@@ -17,8 +17,9 @@ from PIL.Image import Image as Pillow
 from branchout.data.decode import Kind, UnreadableImage, decode, decode_picture, measure
 from branchout.data.near_duplicates import image_hash
 from branchout.data.problems import Problems
-from branchout.data.samples import Hashes, Image, Ints, Samples, content_hash, digest
+from branchout.data.samples import Hashes, Image, Samples, content_hash, digest
 from branchout.files import open_regular
+from branchout.labels import Ints
 from branchout.progress import Event, Report, silent
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")

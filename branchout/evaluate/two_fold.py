@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from branchout.goals import GOALS
-from branchout.labels import LabelSpace
+from branchout.labels import Floats, Ints, LabelSpace
 from branchout.method.dial import dial_frontier, predict, step_offsets, with_bias
-from branchout.method.frontier import Floats, Ints, grid_frontier
+from branchout.method.frontier import grid_frontier
 from branchout.metrics import Accuracies, accuracies
 
 

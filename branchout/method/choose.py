@@ -12,9 +12,10 @@ import numpy as np
 from torch import Tensor
 
 from branchout.goals import PAPER_GOALS
+from branchout.labels import Floats, Ints
 from branchout.method.dial import balanced_without_old, dial_frontier, newest_bias, predict, step_offsets, with_bias
 from branchout.method.features import logit_columns, predictions
-from branchout.method.frontier import Floats, Frontier, Ints, grid_frontier
+from branchout.method.frontier import Frontier, grid_frontier
 from branchout.method.recipes import Recipe
 from branchout.method.results import GoalResult, Measured
 from branchout.method.stage2 import TrainedDeltas, grid_answers
@@ -35,17 +36,18 @@ def choose_point(
     recipe: Recipe,
     goal: str,
     chosen_on: str = "dev",
-    by_class: bool = False,
     held_new: Half | None = None,
     earlier: Sequence[float] | None = None,
 ) -> tuple[StepPoints, Frontier]:
     """The frontier on dev images, given by features (N, feature vectors, k) and labels, and the goal's point on it.
 
-    `chosen_on` says what these images are: a key of `goals.CHOSEN_ON`. `by_class` has the goal weigh classes
-    instead of images: see `metrics.weighted_by_class`. With `earlier`, the branches of earlier steps keep these biases,
-    and the goal `balanced` places the newest one beside them. Where the images cannot judge that goal, `held_new` has
-    held-out images of the newest classes, which place it (`dial.balanced_without_old`).
+    `chosen_on` says what these images are: a key of `goals.CHOSEN_ON`. Validation images that were given, `dev`, count
+    as they are; of others the goal weighs classes instead of images: see `metrics.weighted_by_class`. With `earlier`,
+    the branches of earlier steps keep these biases, and the goal `balanced` places the newest one beside them. Where
+    the images cannot judge that goal, `held_new` has held-out images of the newest classes, which place it
+    (`dial.balanced_without_old`).
     """
+    by_class = chosen_on != "dev"
     if recipe.dial or trained is None:
         deltas = [] if trained is None else [_on_cpu(trained.at(0, 0))]
         model.fused.deltas = list(deltas[0]) if deltas else [None] * len(model.fused.heads)

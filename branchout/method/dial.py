@@ -11,14 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from branchout.labels import LabelSpace
-from branchout.method.frontier import Floats, Frontier, Ints
+from branchout.labels import Bools, Floats, Ints, LabelSpace
+from branchout.method.frontier import Frontier
 from branchout.method.recipes import TIE
 from branchout.metrics import from_counts, part_of_class, weighted_by_class
-
-Bools = npt.NDArray[np.bool_]
 
 
 def dial_frontier(
@@ -150,12 +147,15 @@ def predict(columns: Floats, space: LabelSpace, biases: float | Sequence[float] 
     return answer
 
 
+ROUNDS = 3
+"""Of coordinate ascent over the steps, at most."""
+
+
 def step_offsets(
     columns: Floats,
     labels: Ints,
     space: LabelSpace,
     pooler: str = "max",
-    rounds: int = 3,
     *,
     by_class: bool = False,
 ) -> Floats:
@@ -172,7 +172,7 @@ def step_offsets(
     start = shared.settings[shared.choose("balanced"), 0]
     offsets = np.full(steps, start)
     seen = [step for step in range(1, steps + 1) if np.isin(space.index(space.branches[step]), labels).any()]
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         before = offsets.copy()
         for step in seen:
             others = offsets.copy()

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.labels import LabelSpace
@@ -18,6 +17,7 @@ from branchout.model.classifier import Classifier, Step
 from branchout.model.heads import Pooler, new_head
 from branchout.model.staged import Branch, branch_point
 from branchout.training.loop import precision
+from branchout.training.losses import softened_kl
 
 TEMPERATURE = 2.0
 
@@ -38,7 +38,6 @@ class Student(nn.Module):
 
     def __init__(self, steps: Sequence[Step], space: LabelSpace, pooler: str, biases: Sequence[float]) -> None:
         super().__init__()
-        self.steps = steps
         self.branches = nn.ModuleList(step.branch for step in steps)
         self.heads = nn.ModuleList(step.head for step in steps)
         self.pooler = Pooler(space, pooler)
@@ -58,8 +57,7 @@ class Student(nn.Module):
 
 def compaction_loss(z: Tensor, taught: Tensor) -> Tensor:
     """T²·KL from the model to compact to the new one, over all classes."""
-    student, teacher = F.log_softmax(z / TEMPERATURE, dim=1), F.log_softmax(taught / TEMPERATURE, dim=1)
-    return TEMPERATURE**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+    return TEMPERATURE**2 * softened_kl(taught, z, TEMPERATURE)
 
 
 def groups_of(steps: int, branches: int) -> list[list[int]]:

@@ -105,6 +105,7 @@ class Extension(StepData):
                 exemplars=exemplars,
                 seed=self.config.seed,
                 views=effort.views,
+                exemplar_views=effort.exemplar_views,
                 cache_limit=self.config.memory_bytes,
                 device=self.device,
                 report=self.report,
@@ -177,7 +178,6 @@ class Extension(StepData):
             recipe=self.recipe,
             goal=config.goal,
             chosen_on=chosen_on,
-            by_class=chosen_on != "dev",  # validation images that were given are taken as they are
             held_new=held_new,
             earlier=earlier,
         )

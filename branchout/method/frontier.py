@@ -10,16 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from branchout.errors import BranchoutError
 from branchout.goals import GOALS, METRICS, check_goal
-from branchout.labels import LabelSpace
+from branchout.labels import Floats, Ints, LabelSpace
 from branchout.method.recipes import TIE
 from branchout.metrics import from_counts, part_of_class
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from branchout.data import augment
 from branchout.data.augment import Augmentation
 from branchout.data.images import Images
+from branchout.labels import Ints
 from branchout.method.recipes import Stage1
 from branchout.model.classifier import Classifier
 from branchout.training import processes
@@ -23,8 +22,6 @@ from branchout.training.device import giving_back
 from branchout.training.forward import in_full_batches
 from branchout.training.loop import precision
 from branchout.training.out_of_memory import in_parts
-
-Ints = npt.NDArray[np.int64]
 
 
 class Frozen:

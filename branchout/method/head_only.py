@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from branchout.data.augment import Augmentation
 from branchout.errors import BranchoutError
 from branchout.method.frozen import Frozen
 from branchout.method.new_branch import Labelled, NewBranch, initial_branch
@@ -34,25 +33,23 @@ def train_head(
     *,
     exemplars: Labelled | None = None,
     seed: int = 0,
-    views: int = 8,
+    views: int,
+    exemplar_views: int | None,
     cache_limit: int | None = None,
-    augmentation: Augmentation | None = None,
     device: torch.device,
     report: Report = silent,
 ) -> tuple[Step, list[float]]:
     """Train a head for the classes `names` on the base's features; returns it with the loss before and after.
 
-    `views` augmented views of each new image, and half as many of each exemplar, are cached, or as many as fit under
-    `cache_limit` bytes.
+    `views` augmented views of each new image, and `exemplar_views` of each exemplar, are cached, or as many as fit
+    under `cache_limit` bytes.
     """
     trained = initial_branch(model, names, new, "fc", settings=settings, seed=seed, device=device, report=report)
     sources = [new] if exemplars is None else [new, exemplars]
     end = len(model.backbone.names)
-    frozen = Frozen(model, end, settings, augmentation=augmentation, device=device)
+    frozen = Frozen(model, end, settings, device=device)
     images = [source.images for source in sources]
-    trunk = TrunkOutputs(
-        frozen, images, views, max(1, views // 2), limit=cache_limit, live=False, seed=seed, report=report
-    )
+    trunk = TrunkOutputs(frozen, images, views, exemplar_views, limit=cache_limit, live=False, seed=seed, report=report)
     labels = [torch.from_numpy(source.labels).to(device) for source in sources]
     losses = minimise(trained, trunk, labels, report)
     return Step(tuple(names), "fc", end, trained.branch, trained.head), losses

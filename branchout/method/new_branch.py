@@ -8,22 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.data.images import Images
-from branchout.labels import LabelSpace
+from branchout.labels import Ints, LabelSpace
 from branchout.method.features import extract
 from branchout.method.recipes import Stage1
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead, Head, Pooler, new_head
 from branchout.model.staged import Branch, branch_point
 from branchout.training.loop import Report, precision, seed_for, silent
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -56,6 +52,10 @@ class NewBranch(nn.Module):
     def column_of(self, y: Tensor) -> Tensor:
         """The columns of the new head that stand for classes y."""
         return (y[:, None] == self.classes).int().argmax(1)
+
+    def copied_logits(self, h: Tensor) -> Tensor:
+        """What the copies of the old heads make of the new features: (n, columns)."""
+        return torch.cat([head(h) for head in self.old_heads], dim=1)
 
     def trained_parameters(self) -> list[nn.Parameter]:
         return [*self.branch.own_parameters(), *self.head.parameters(), *self.old_heads.parameters()]

@@ -222,5 +222,9 @@ def _with_origin(memory: Samples, space: LabelSpace) -> Samples:
     return memory.placed(np.where(known, memory.origin, by_class))
 
 
-def listed(names: list[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+LISTED = 5
+"""Class names that a message gives."""
+
+
+def listed(names: list[str]) -> str:
+    return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED:,} more" if len(names) > LISTED else "")

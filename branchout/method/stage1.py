@@ -10,7 +10,8 @@ heads on the new features learn to give the frozen logits:
     L = CE([z, z_n], y) + CE(pool([z, z_n]), y) + λ·T²·KL(z ‖ z_copied)  new images + exemplars + both
 
 Symbols: h(x; Φ_s) → `batch.x` · Φ_n → `NewBranch.branch` · W_n → `NewBranch.head` · h_n → `h` · z_n = W_nᵀh_n → `z_n`
-· frozen logits z_b, z_n1, … → `batch.z` · y → `batch.y` · D_n → `new` · E → `exemplars`
+· frozen logits z_b, z_n1, … → `batch.z` · z_copied → `NewBranch.copied_logits` · y → `batch.y` · D_n → `new`
+· E → `exemplars`
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from torch import Tensor, nn
 
 from branchout.data.augment import Augmentation
 from branchout.data.images import forward_batch, in_order, on_device, shuffled
+from branchout.labels import Ints
 from branchout.method.compressed_maps import as_cached, as_computed
 from branchout.method.frozen import Frozen
-from branchout.method.new_branch import Ints, Labelled, NewBranch, initial_branch
+from branchout.method.new_branch import Labelled, NewBranch, initial_branch
 from branchout.method.recipes import Stage1
 from branchout.method.trunk_cache import CHUNK, TrunkOutputs
 from branchout.model.classifier import Classifier, Step
@@ -38,6 +40,7 @@ from branchout.model.staged import branch_point
 from branchout.training import processes
 from branchout.training.device import give_back_memory
 from branchout.training.loop import Report, fit, seed_for, silent
+from branchout.training.losses import softened_kl
 from branchout.training.optimisation import Optimisation, scale_to_dataset
 
 
@@ -66,7 +69,8 @@ def stage1_loss(batch: Batch, new: NewBranch, settings: Stage1) -> Tensor:
     h = processes.gather(new.features(batch.x), [batch.new, len(batch.y) - batch.new])
     loss = cross_entropy(new.head(h), batch, new)
     if settings.distillation:
-        loss = loss + settings.distillation * settings.temperature**2 * distillation(h, batch, new, settings)
+        kl = softened_kl(batch.z, new.copied_logits(h), settings.temperature)
+        loss = loss + settings.distillation * settings.temperature**2 * kl
     return loss
 
 
@@ -83,14 +87,6 @@ def cross_entropy(z_n: Tensor, batch: Batch, new: NewBranch) -> Tensor:
     competing = z[:n].masked_fill(new.old_classes == y[:n, None], -torch.inf)
     on_new = F.cross_entropy(torch.cat([competing, z_n[:n]], dim=1), new.column_of(y[:n]) + z.shape[1])
     return on_new + F.cross_entropy(new.pooler(torch.cat([z[n:], z_n[n:]], dim=1)), y[n:])
-
-
-def distillation(h: Tensor, batch: Batch, new: NewBranch, settings: Stage1) -> Tensor:
-    """KL from the frozen logits to those of the copied heads on the new features, on all images."""
-    copied = torch.cat([head(h) for head in new.old_heads], dim=1)
-    student = F.log_softmax(copied / settings.temperature, dim=1)
-    teacher = F.log_softmax(batch.z / settings.temperature, dim=1)
-    return F.kl_div(student, teacher, reduction="batchmean", log_target=True)
 
 
 def train_branch(

@@ -24,6 +24,7 @@ from branchout.data.images import Images, ResidentImages, forward_batch, in_orde
 from branchout.disk_cache import cache_folder, cache_limit, forget_pages, scratch_array, scratch_room
 from branchout.errors import BranchoutError
 from branchout.files import read_json, write_json
+from branchout.labels import Ints
 from branchout.method.compressed_maps import as_cached, as_computed, table_in
 from branchout.method.frozen import Frozen
 from branchout.training import processes
@@ -32,7 +33,6 @@ from branchout.training.loop import Event, Report, seed_for, silent
 from branchout.training.out_of_memory import empty_cache, out_of_memory
 from branchout.units import size
 
-Ints = npt.NDArray[np.int64]
 _log = logging.getLogger(__name__)
 CACHE_LIMIT = 4 << 30
 """Bytes of cached outputs on a CPU; on a GPU a third of all its memory: a resumed run must see the same views."""

@@ -105,13 +105,7 @@ class Classifier(nn.Module):
         trunk = self.trunk  # another thread may set it to None
         if trunk is not None and set(starts) <= set(trunk.starts):
             return trunk(images)
-        found = {}
-        at = 0
-        for start in sorted(set(starts)):
-            images = self.backbone.run(images, at, start)
-            found[start] = images
-            at = start
-        return found
+        return self.backbone.inputs_of(images, starts)
 
     def features(self, images: Tensor) -> list[Tensor]:
         """The distinct feature vectors: the base's, then one for every branch that clones something."""

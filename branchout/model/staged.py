@@ -53,6 +53,16 @@ class StageSequence(nn.Module):
             x = stage(x)
         return x
 
+    def inputs_of(self, x: Tensor, starts: Sequence[int]) -> dict[int, Tensor]:
+        """The inputs of the stages numbered `starts`, for the input x of the first; each stage runs once."""
+        found = {}
+        at = 0
+        for start in sorted(set(starts)):
+            x = self.run(x, at, start)
+            found[start] = x
+            at = start
+        return found
+
     def forward(self, x: Tensor) -> Tensor:
         """The pooled feature vector h (N, k)."""
         return self.run(x)

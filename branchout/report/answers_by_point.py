@@ -6,19 +6,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from branchout.labels import LabelSpace
+from branchout.labels import Floats, Ints, LabelSpace
 from branchout.method.choose import apply_point
 from branchout.method.dial import prediction_changes
 from branchout.method.frontier import Frontier
 from branchout.model.checkpoint import SavedModel, StepPoints
 from branchout.model.classifier import Classifier
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 CHUNK = 4096
 """Images whose logits are in memory at once while the points of a grid are evaluated."""

@@ -9,13 +9,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from branchout.labels import Bools, Ints
 from branchout.report.data import ReportData
 from branchout.report.gallery import KINDS, members
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)

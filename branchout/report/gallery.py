@@ -6,13 +6,10 @@ import base64
 import io
 
 import numpy as np
-import numpy.typing as npt
 
 from branchout.data.samples import Image
+from branchout.labels import Bools, Ints
 from branchout.report.answers_by_point import PointValues
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 KINDS = ("forgotten", "gained")
 SIDE = 128

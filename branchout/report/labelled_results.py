@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from branchout.data.images import open_images
@@ -15,7 +14,7 @@ from branchout.errors import printable
 from branchout.evaluate.compare import check_classes
 from branchout.evaluate.explain import branch_shares
 from branchout.goals import METRICS
-from branchout.labels import LabelSpace
+from branchout.labels import Bools, Ints, LabelSpace
 from branchout.method.features import extract
 from branchout.metrics import accuracies
 from branchout.model.checkpoint import SavedModel
@@ -23,9 +22,6 @@ from branchout.model.classifier import Classifier
 from branchout.report.answers_by_point import PointValues, answers_by_point
 from branchout.report.gallery import KINDS, members, select, thumbnail
 from branchout.training.loop import Event, Report
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 THUMBNAIL_BYTES = 1_500_000
 """Above this, no further thumbnails are made for other points than the saved one."""

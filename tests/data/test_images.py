@@ -30,8 +30,9 @@ from branchout.data.images import (
     shuffled,
 )
 from branchout.data.preprocess import Preprocessing
-from branchout.data.samples import ArrayPixels, Image, Ints, Samples, concatenate, digest
+from branchout.data.samples import ArrayPixels, Image, Samples, concatenate, digest
 from branchout.data.verify import FilePixels
+from branchout.labels import Ints
 
 CPU = torch.device("cpu")
 COLOUR = Preprocessing(8, 3, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from branchout.data.samples import UNASSIGNED, ArrayPixels, Image, Ints, JoinedPixels, Samples, concatenate
+from branchout.data.samples import UNASSIGNED, ArrayPixels, Image, JoinedPixels, Samples, concatenate
 from branchout.errors import BranchoutError
+from branchout.labels import Ints
 
 Row = tuple[bytes, str, str, int, str]
 """Pixels, class name, id, origin and style: all that a sample is."""

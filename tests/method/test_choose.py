@@ -21,7 +21,7 @@ def test_each_half_is_measured_at_the_other_halfs_choice() -> None:
     features = torch.rand(60, 2, model.backbone.features)
     labels = np.random.default_rng(2).integers(0, len(model.space.classes), 60)
     halves = ((features[:30], labels[:30]), (features[30:], labels[30:]))
-    points, frontier = choose_point(model, None, features, labels, recipe=BRANCHOUT, goal="avg", by_class=True)
+    points, frontier = choose_point(model, None, features, labels, recipe=BRANCHOUT, goal="avg", chosen_on="held-out")
     found = cross_fit(model, halves, points, frontier, None)
     answers = []
     for here, there in ((halves[1], halves[0]), (halves[0], halves[1])):
@@ -41,7 +41,9 @@ def test_a_cautious_choice_stays_among_the_saved_points() -> None:
     features = torch.rand(80, 2, model.backbone.features)
     labels = np.random.default_rng(4).integers(0, len(model.space.classes), 80)
     whole = dial_frontier(logit_columns(model, features), labels, model.space, by_class=True)
-    points, frontier = choose_point(model, None, features, labels, recipe=BRANCHOUT, goal="balanced", by_class=True)
+    points, frontier = choose_point(
+        model, None, features, labels, recipe=BRANCHOUT, goal="balanced", chosen_on="held-out"
+    )
     wanted = whole.settings[whole.choose("balanced"), 0]
     assert frontier.settings[points.point, 0] == pytest.approx(wanted)
 
@@ -52,7 +54,7 @@ def test_a_half_that_ended_training_chooses_but_measures_nothing() -> None:
     features = torch.rand(60, 2, model.backbone.features)
     labels = np.random.default_rng(2).integers(0, len(model.space.classes), 60)
     halves = ((features[:40], labels[:40]), (features[40:], labels[40:]))
-    points, frontier = choose_point(model, None, features, labels, recipe=BRANCHOUT, goal="avg", by_class=True)
+    points, frontier = choose_point(model, None, features, labels, recipe=BRANCHOUT, goal="avg", chosen_on="held-out")
     found = cross_fit(model, halves, points, frontier, None, second_only=True)
     curve = dial_frontier(logit_columns(model, features[:40]), labels[:40], model.space, by_class=True)
     b = float(curve.settings[curve.choose("avg"), 0])
@@ -73,7 +75,9 @@ def test_a_goal_that_one_half_cannot_judge_does_not_end_a_run(goal: str) -> None
         features[20] = features[31]
         labels[20] = next(n for n in range(len(BASE), len(BASE) + len(NEW)) if n != labels[31])
     halves = ((features[20:30], labels[20:30]), (features[30:], labels[30:]))
-    points, frontier = choose_point(model, None, features[20:], labels[20:], recipe=BRANCHOUT, goal=goal, by_class=True)
+    points, frontier = choose_point(
+        model, None, features[20:], labels[20:], recipe=BRANCHOUT, goal=goal, chosen_on="held-out"
+    )
     found = cross_fit(model, halves, points, frontier, None)
     assert found.images == 20
     assert found.after.novel is not None
@@ -97,7 +101,6 @@ def test_without_old_images_the_newest_step_is_placed_and_earlier_ones_stay() ->
         recipe=BRANCHOUT,
         goal="balanced",
         chosen_on="pseudo",
-        by_class=True,
         held_new=(features, labels),
         earlier=[-3.0],
     )
@@ -114,7 +117,7 @@ def test_held_out_images_place_the_newest_step_and_earlier_ones_stay() -> None:
     labels = np.random.default_rng(3).integers(0, len(model.space.classes), 120)
     halves = ((features[:60], labels[:60]), (features[60:], labels[60:]))
     fusion, frontier = choose_point(
-        model, None, features, labels, recipe=BRANCHOUT, goal="balanced", by_class=True, earlier=[-1.5]
+        model, None, features, labels, recipe=BRANCHOUT, goal="balanced", chosen_on="held-out", earlier=[-1.5]
     )
     b = newest_bias(logit_columns(model, features), labels, model.space, [-1.5])
     assert frontier.balanced_at == b

@@ -40,7 +40,9 @@ def test_the_head_reaches_a_minimum_and_nothing_else_changes(base: api.Model, tr
 
     new, old = labelled(train.of_classes(NEW)), labelled(exemplars(train))
     # Four views of new images and two of exemplars are two batches.
-    step, losses = train_head(model, NEW, new, BRANCHOUT.stage_one, exemplars=old, views=4, device=CPU)
+    step, losses = train_head(
+        model, NEW, new, BRANCHOUT.stage_one, exemplars=old, views=4, exemplar_views=2, device=CPU
+    )
     assert same(snapshot(model), before)
     assert losses[1] < losses[0]
     # The loss written out, on the same views: its gradient vanishes at the head that was found.
@@ -106,6 +108,8 @@ def test_a_head_is_trained_however_little_memory_there_is(
     used: list[list[int]] = []
     minimise = head_only.minimise
     monkeypatch.setattr(head_only, "minimise", lambda *args: (used.append(args[1].cached_views), minimise(*args))[1])
-    _, losses = train_head(model, NEW, new, BRANCHOUT.stage_one, exemplars=old, cache_limit=limit, device=CPU)
+    _, losses = train_head(
+        model, NEW, new, BRANCHOUT.stage_one, exemplars=old, views=8, exemplar_views=4, cache_limit=limit, device=CPU
+    )
     assert used == [views]
     assert losses[1] < losses[0]

@@ -113,12 +113,7 @@ class _Stages(nn.Module):
         self.backbone, self.starts = backbone, starts
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        found, at = [], 0
-        for start in self.starts:
-            images = self.backbone.run(images, at, start)
-            found.append(images)
-            at = start
-        return found
+        return list(self.backbone.inputs_of(images, self.starts).values())
 
 
 def _exported(model: Classifier, starts: Sequence[int]) -> bytes:
@@ -156,10 +151,10 @@ def _export(backbone: Backbone, starts: Sequence[int], example: Tensor) -> bytes
 
 
 @torch.no_grad()
-def _check(model: Classifier, trunk: OnnxTrunk, count: int = 4) -> None:
+def _check(model: Classifier, trunk: OnnxTrunk) -> None:
     """Compare with torch on a few images of noise."""
     sizes = model.preprocessing
-    shape = (count, sizes.channels, sizes.size, sizes.size)
+    shape = (4, sizes.channels, sizes.size, sizes.size)
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     expected = model.activations(model.backbone.arrange(images), trunk.starts)
     found = trunk(images)

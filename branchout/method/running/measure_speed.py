@@ -126,9 +126,9 @@ def _table_bytes(model: Classifier, where: str, device: torch.device) -> int:
     return as_cached(entering.float(), compressed=True).nbytes + 4 * len(model.space.class_of_column)
 
 
-def _reading(model: Classifier, split: DataSplit, count: int = 8) -> float:
+def _reading(model: Classifier, split: DataSplit) -> float:
     """Seconds to decode and resize one image."""
-    rows = range(0, len(split.new), max(1, len(split.new) // count))
+    rows = range(0, len(split.new), max(1, len(split.new) // 8))
     start = time.perf_counter()
     for row in rows:
         model.preprocessing.prepare(split.new.picture(row))
@@ -136,11 +136,11 @@ def _reading(model: Classifier, split: DataSplit, count: int = 8) -> float:
 
 
 @torch.no_grad()
-def _running(model: Classifier, device: torch.device, count: int = 16) -> float:
+def _running(model: Classifier, device: torch.device) -> float:
     """Seconds for one image through the network."""
     prep = model.preprocessing
-    images = model.backbone.arrange(torch.rand(count, prep.channels, prep.size, prep.size, device=device))
-    return _timed(lambda: model(images), device) / count
+    images = model.backbone.arrange(torch.rand(16, prep.channels, prep.size, prep.size, device=device))
+    return _timed(lambda: model(images), device) / len(images)
 
 
 def _fusing(model: Classifier, batch: int, device: torch.device) -> float:
