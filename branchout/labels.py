@@ -105,14 +105,14 @@ class LabelSpace:
         return np.concatenate([self.index(names) for names in self.branches])
 
 
-def distinct(names: Sequence[str], marks: Iterable[object], same: Callable[[str], str] = str) -> tuple[str, ...]:
-    """Class names that differ: those of which there are several carry their marks in brackets, `crane (n02012849)`.
+def unique_names(names: Sequence[str], suffixes: Iterable[object], key: Callable[[str], str] = str) -> tuple[str, ...]:
+    """Class names that differ: those of which there are several get their suffix in brackets, `crane (n02012849)`.
 
-    Two names are the same if what `same` makes of them is equal.
+    Two names are the same if `key` gives the same for both.
     """
-    count = Counter(map(same, names))
+    count = Counter(map(key, names))
     return tuple(
-        name if count[same(name)] == 1 else f"{name} ({mark})" for name, mark in zip(names, marks, strict=True)
+        name if count[key(name)] == 1 else f"{name} ({suffix})" for name, suffix in zip(names, suffixes, strict=True)
     )
 
 

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.speed.common import Rows, Settings, compared
 from branchout.data.preprocess import Preprocessing
-from branchout.method.running.engine import OnnxTrunk
+from branchout.method.running.engine import OnnxEngine
 from branchout.model.bases import rebuild
 from branchout.model.classifier import Classifier
 
@@ -49,12 +49,12 @@ def engines(model: Classifier, batch: int) -> dict[str, Callable[[], object]]:
     usual = copy.deepcopy(model.backbone).to(memory_format=torch.channels_last)
     arranged = images.contiguous(memory_format=torch.channels_last)
     compiled = torch.compile(copy.deepcopy(usual))
-    trunk = OnnxTrunk(model, [len(model.backbone.names)])
+    engine = OnnxEngine(model, [len(model.backbone.names)])
     found: dict[str, Callable[[], object]] = {
         "torch channels_last": lambda: usual(arranged),
         "torch contiguous": lambda: contiguous(images),
         "torch.compile": lambda: compiled(arranged),
-        "onnxruntime": lambda: trunk(images),
+        "onnxruntime": lambda: engine(images),
     }
     for name, run in list(found.items()):
         try:

@@ -28,7 +28,7 @@ from branchout.labels import LabelSpace
 from branchout.method.features import extract
 from branchout.method.recipes import GRID, REFERENCE
 from branchout.method.score_fusion import HeadLayout, Stage2Data, fused_columns, head_layout, stage2_data, stage2_loss
-from branchout.method.stage2 import TrainedDeltas, grid_answers, initial_deltas, train_grid
+from branchout.method.stage2 import TrainedDeltas, grid_predictions, initial_deltas, train_grid
 from branchout.model.classifier import Classifier, Step
 from branchout.model.heads import CosineHead, Pooler
 from branchout.model.staged import Branch, branch_point
@@ -91,7 +91,7 @@ class Task:
 
     def accuracy(self, fused: TrainedDeltas, point: int) -> float:
         features = extract(self.model, self.others, device=self.device)[0]
-        return float((grid_answers(self.model, features, fused, 0)[point].cpu() == self.labels).float().mean())
+        return float((grid_predictions(self.model, features, fused, 0)[point].cpu() == self.labels).float().mean())
 
 
 def extended(network: Network, model: Classifier, old: int) -> Classifier:

@@ -30,8 +30,8 @@ ROUNDS = 5
 
 
 @dataclass(frozen=True)
-class Side:
-    """A model before or after compaction."""
+class ModelStats:
+    """The figures of a model before or after compaction."""
 
     branches: int
     parameters: int
@@ -43,11 +43,11 @@ class Side:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A compaction: the new model, both sides of the comparison, and what must be told."""
+    """A compaction: the new model, its figures and those of the old one, and warnings."""
 
     saved: SavedModel
-    before: Side
-    after: Side
+    before: ModelStats
+    after: ModelStats
     images: int
     """How many held-out images the accuracies were measured on."""
     warnings: tuple[str, ...]
@@ -94,8 +94,8 @@ def compact(
         if out is not None:
             checkpoint.save(small, out, source=model.folder)
     measured = made.measured
-    before = _side(saved, made.before, device)
-    after = _side(small, None if measured is None else measured.after, device)
+    before = _stats(saved, made.before, device)
+    after = _stats(small, None if measured is None else measured.after, device)
     return Outcome(small, before, after, measured.images if measured else 0, (*warnings, *made.notices))
 
 
@@ -115,9 +115,9 @@ def _event(saved: SavedModel, config: CompactConfig, made: Compacted, memory: Sa
     }
 
 
-def _side(saved: SavedModel, found: Accuracies | None, device: torch.device) -> Side:
+def _stats(saved: SavedModel, found: Accuracies | None, device: torch.device) -> ModelStats:
     model = saved.model().placed(device)
-    return Side(
+    return ModelStats(
         len(model.steps),
         sum(model.parameter_counts().values()),
         checkpoint.weight_bytes(saved),

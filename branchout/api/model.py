@@ -100,7 +100,7 @@ class Model(Predictor):
         try:
             return compare(self.classifier, self._before(), self._images(samples), labels, flip=flip, report=report)
         finally:
-            self.classifier.trunk = None
+            self.classifier.engine = None
 
     def two_fold(self, comparison: Comparison, goal: str = "balanced", seed: int = 0) -> Scored:
         """Choose b on one half of the images and measure on the other; swap; average."""
@@ -135,23 +135,23 @@ class Model(Predictor):
 
     # Reporting.
 
-    def facts(
+    def report_data(
         self,
         test: Source | None = None,
         *,
         results: str | Path | None = None,
         gallery: int = 60,
-        typed: str | None = None,
+        model_path: str | None = None,
         report: Report = silent,
     ) -> ReportData:
         """Everything that a report shows; `.to_dict()` gives it as JSON-able data.
 
-        `results` is a folder of results of other methods; `typed` is how commands on the page name the model.
+        `results` is a folder of results of other methods; `model_path` is how commands on the page name the model.
         """
         return collect(
             self.saved,
             None if test is None else samples_in(test),
-            path=typed or str(self.folder or "MODEL"),
+            path=model_path or str(self.folder or "MODEL"),
             made=now()[:10],
             folder=self.folder,
             others=None if results is None else read_results(Path(results), self.classifier.space),
@@ -168,14 +168,14 @@ class Model(Predictor):
         out: str | Path | None = None,
         results: str | Path | None = None,
         gallery: int = 60,
-        typed: str | None = None,
+        model_path: str | None = None,
         report: Report = silent,
     ) -> Path:
         """Write one HTML file about what was added, gained and lost; by default beside the model: v2-report.html."""
         if out is None and self.folder is None:
             raise BranchoutError("This model is not saved, so its report needs a name: out='report.html'")
         page = reports.check_report(reports.default_path(self.folder) if out is None else Path(out))  # type: ignore[arg-type]
-        data = self.facts(test, results=results, gallery=gallery, typed=typed, report=report)
+        data = self.report_data(test, results=results, gallery=gallery, model_path=model_path, report=report)
         write_text(page, reports.render(data))
         return page
 
@@ -271,7 +271,7 @@ class Model(Predictor):
                     plan=plan,
                     work=work,
                     cache=cache_folder(),
-                    earlier=balanced_biases(points[-1], len(points)) if points else None,
+                    earlier_biases=balanced_biases(points[-1], len(points)) if points else None,
                     report=reported,
                 ).run()
             classifier = outcome.model.rebuilt(outcome.model.steps).to(self.device)

@@ -28,7 +28,7 @@ from branchout.method.frontier import Frontier, grid_frontier
 from branchout.method.recipes import PAPER, Recipe, recipe_named
 from branchout.method.score_fusion import Stage2Data, head_layout, stage2_data
 from branchout.method.split import DataSplit
-from branchout.method.stage2 import grid_answers, train_grid
+from branchout.method.stage2 import grid_predictions, train_grid
 from branchout.model.classifier import Classifier
 
 Half = tuple[npt.NDArray[np.float64], Ints]
@@ -170,7 +170,7 @@ def _grid(method: Method, recipe: Recipe, experiment: Experiment, seeds: Sequenc
             times.append(experiment.now())
             trained = train_grid(head_layout(model), [data], settings, per_class=experiment.per_class(step))
             times.append(experiment.now())
-            dev, test = ((grid_answers(model, h, trained, 0).cpu().numpy(), labels) for h, labels in halves)
+            dev, test = ((grid_predictions(model, h, trained, 0).cpu().numpy(), labels) for h, labels in halves)
             for goal in PAPER_GOALS:
                 measured.points[goal][-1].append(score_grid(dev, test, space, trained.grid, goal, recipe.balanced))
             if seed == seeds[0]:

@@ -113,7 +113,7 @@ class Case:
         try:
             return extract(model, self.task.images(samples), device=device, report=self.report)[0]
         finally:
-            model.trunk = None
+            model.engine = None
 
     def scores(self, scorer: nn.Module, samples: Samples) -> Floats:
         """Columns of a method that has one score for each class."""

@@ -117,7 +117,7 @@ def main() -> None:
         finally:
             sys.stdout.flush()  # here, where a closed output is handled
     except (Interrupted, KeyboardInterrupt):
-        if many_processes.number() == 0:
+        if many_processes.rank() == 0:
             say(f"interrupted{resume}", error=True)
         sys.exit(130)
     except (OutputClosed, BrokenPipeError):

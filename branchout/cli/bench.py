@@ -14,7 +14,7 @@ from rich.text import Text
 from branchout.cli import options
 from branchout.cli.app import app, console, open_dataset, say
 from branchout.cli.display import new_table, progress
-from branchout.cli.many_processes import several
+from branchout.cli.many_processes import is_distributed
 from branchout.errors import BranchoutError, unknown
 from branchout.files import check_output
 from branchout.goals import METRICS, STEP_METRICS
@@ -141,7 +141,7 @@ def bench(
             "the pages of results are written by a script of the repository: python -m benchmarks.paper; "
             "see benchmarks/README.md"
         )
-    if several() and (table == "photos" or workers > 1 or dask or minutes is not None):
+    if is_distributed() and (table == "photos" or workers > 1 or dask or minutes is not None):
         raise BranchoutError(
             "Under accelerate launch, bench runs tables only: leave out photos, --workers, --dask and --minutes."
         )
@@ -261,7 +261,7 @@ def _run(jobs: list[Job], workers: int, dask: str | None, may_start: Callable[[J
     if workers > 1 or dask:
         with executor_of(workers, dask) as (executor, number):
             done = runner.run_all(jobs, executor=executor, workers=number, on_done=_say_left_out)
-    elif several():
+    elif is_distributed():
         from branchout.bench.many_processes import run_divided
 
         with progress() as report:

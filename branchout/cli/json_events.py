@@ -50,7 +50,7 @@ def errors_as_events(as_json: bool) -> Iterator[None]:
         yield
     except Exception as error:
         message = explained(error)
-        if not as_json or message is None or isinstance(error, BrokenPipeError) or many_processes.number() > 0:
+        if not as_json or message is None or isinstance(error, BrokenPipeError) or many_processes.rank() > 0:
             raise
         emit("error", message=message)
         raise typer.Exit(1) from None

@@ -17,25 +17,25 @@ SECONDS_TO_END = 5.0
 """How long other processes hold an error back: if the first one fails too, the launcher ends them meanwhile."""
 
 
-def several() -> bool:
+def is_distributed() -> bool:
     """Whether a launcher started several processes; a WORLD_SIZE without their addresses describes none."""
     places = ("RANK", "MASTER_ADDR", "MASTER_PORT")
     return os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1") and all(name in os.environ for name in places)
 
 
-def number() -> int:
+def rank() -> int:
     """The number of this process in its run; 0 also if it was started alone."""
-    return int(os.environ.get("RANK", "0")) if several() else 0
+    return int(os.environ.get("RANK", "0")) if is_distributed() else 0
 
 
 @contextmanager
 def one_prints(command: str) -> Iterator[None]:
     """Refuse commands that several processes cannot share; silence all processes but the first."""
-    if command in COMMANDS and (several() or "ACCELERATE_MIXED_PRECISION" in os.environ):
+    if command in COMMANDS and (is_distributed() or "ACCELERATE_MIXED_PRECISION" in os.environ):
         from branchout.training import processes
 
-        processes.begin(together=several(), alike=command == "bench")
-    if not several():
+        processes.begin(together=is_distributed(), alike=command == "bench")
+    if not is_distributed():
         yield
         return
     if command not in COMMANDS:
@@ -44,7 +44,7 @@ def one_prints(command: str) -> Iterator[None]:
             f"Run: branchout {command} …"
         )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # sent by the launcher when another process has ended
-    if number() == 0:
+    if rank() == 0:
         yield
         return
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
@@ -56,7 +56,7 @@ def let_first_speak(error: Exception) -> None:
 
     That another process has ended is said at once: it may have been the first.
     """
-    if number() > 0:
+    if rank() > 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(0 if number() == 1 and isinstance(error, LostProcess) else SECONDS_TO_END)
-        print(f"process {number()}:", file=sys.stderr)
+        time.sleep(0 if rank() == 1 and isinstance(error, LostProcess) else SECONDS_TO_END)
+        print(f"process {rank()}:", file=sys.stderr)

@@ -40,8 +40,8 @@ def report(
     samples = None if test is None else api.samples_in(test, problems, loaded.classes, classes_from)
     warn(problems)
     with progress() as watch:
-        typed = model.rstrip("/") or model
-        loaded.report(samples, out=out, results=results, gallery=gallery, typed=typed, report=watch)
+        model_path = model.rstrip("/") or model
+        loaded.report(samples, out=out, results=results, gallery=gallery, model_path=model_path, report=watch)
     say(f"Wrote {out} ({size(out.stat().st_size)}). Open it in a browser.")
     if test is None:
         then(f"branchout report {quoted(model)} TEST/")

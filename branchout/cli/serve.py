@@ -137,7 +137,7 @@ def _serve(
             limits=limits,
             watch=watch,
             test=test,
-            typed=place.rstrip("/") or place,
+            model_path=place.rstrip("/") or place,
             device=device,
             report=_reading(),
             inbox=inbox,

@@ -18,7 +18,7 @@ from branchout.data.samples import ArrayPixels, Samples
 from branchout.data.verify import FilePixels
 from branchout.errors import BranchoutError, some
 from branchout.files import read_json
-from branchout.labels import distinct
+from branchout.labels import unique_names
 
 ANIMATE, INANIMATE = "animate", "inanimate"
 FIRST_ARTEFACT = "n02666196"
@@ -191,7 +191,7 @@ def _names(synsets: Sequence[str], root: Path, facts: Mapping[str, Any]) -> dict
         info = ImageNetInfo()
         lemmas = {synset: info.label_name_to_description(synset) for synset in info.label_names()} | lemmas
     first = [lemmas.get(synset, synset).split(",")[0].strip() for synset in synsets]
-    return dict(zip(synsets, distinct(first, synsets, str.casefold), strict=True))
+    return dict(zip(synsets, unique_names(first, synsets, str.casefold), strict=True))
 
 
 def _pairs(groups: Groups, names: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:

@@ -18,7 +18,7 @@ from branchout.method.features import logit_columns, predictions
 from branchout.method.frontier import Frontier, grid_frontier
 from branchout.method.recipes import Recipe
 from branchout.method.results import GoalResult, Measured
-from branchout.method.stage2 import TrainedDeltas, grid_answers
+from branchout.method.stage2 import TrainedDeltas, grid_predictions
 from branchout.metrics import Accuracies, accuracies
 from branchout.model.checkpoint import Deltas, StepPoints
 from branchout.model.classifier import Classifier
@@ -37,14 +37,14 @@ def choose_point(
     goal: str,
     chosen_on: str = "dev",
     held_new: Half | None = None,
-    earlier: Sequence[float] | None = None,
+    earlier_biases: Sequence[float] | None = None,
 ) -> tuple[StepPoints, Frontier]:
     """The frontier on dev images, given by features (N, feature vectors, k) and labels, and the goal's point on it.
 
     `chosen_on` says what these images are: a key of `goals.CHOSEN_ON`. Validation images that were given, `dev`, count
-    as they are; of others the goal weighs classes instead of images: see `metrics.weighted_by_class`. With `earlier`,
-    the branches of earlier steps keep these biases, and the goal `balanced` places the newest one beside them. Where
-    the images cannot judge that goal, `held_new` has held-out images of the newest classes, which place it
+    as they are; of others the goal weighs classes instead of images: see `metrics.weighted_by_class`. With
+    `earlier_biases` the branches of earlier steps keep these, and the goal `balanced` places the newest one beside
+    them. Where the images cannot judge that goal, `held_new` has held-out images of the newest classes, which place it
     (`dial.balanced_without_old`).
     """
     by_class = chosen_on != "dev"
@@ -54,14 +54,14 @@ def choose_point(
         columns = logit_columns(model, features)
         b = None
         if held_new is not None:
-            z = with_bias(logit_columns(model, held_new[0]), model.space, [*(earlier or ()), 0.0])
+            z = with_bias(logit_columns(model, held_new[0]), model.space, [*(earlier_biases or ()), 0.0])
             b = balanced_without_old(z, held_new[1], model.space)
-        curve, offsets = dial_curve(model, columns, labels, recipe.balanced, by_class, earlier, b)
+        curve, offsets = dial_curve(model, columns, labels, recipe.balanced, by_class, earlier_biases, b)
         curve = replace(curve, chosen_on=chosen_on)
         chosen = [curve.choose(each) for each in curve.possible_goals()] if by_class else []
         points = curve.select(np.union1d(curve.pareto(), np.array(chosen, dtype=np.int64)))  # no goal needs another
         return StepPoints(points.to_dict(), deltas, points.choose(goal), goal, offsets), points
-    answers = grid_answers(model, features, trained, 0).cpu().numpy()
+    answers = grid_predictions(model, features, trained, 0).cpu().numpy()
     whole = grid_frontier(answers, labels, model.space, trained.grid, recipe.balanced)
     kept = whole.pareto()
     points = replace(whole.select(kept), chosen_on=chosen_on)
@@ -77,23 +77,23 @@ def dial_curve(
     labels: Ints,
     balanced_by: str,
     by_class: bool,
-    earlier: Sequence[float] | None = None,
+    earlier_biases: Sequence[float] | None = None,
     b: float | None = None,
 ) -> tuple[Frontier, tuple[float, ...]]:
     """The dial's exact curve, and the offset of each step's branch where there are several.
 
-    With `earlier`, earlier steps keep these biases at the point for `balanced`, where the newest one has `b`; without
+    With `earlier_biases`, earlier steps keep these at the point for `balanced`, where the newest one has `b`; without
     it, `dial.newest_bias` places it.
     """
     space, pooler = model.space, model.fused.pooler.kind
     offsets: tuple[float, ...] = ()
-    if len(model.steps) > 1 and earlier is not None:
-        b = newest_bias(columns, labels, space, earlier, pooler) if b is None else b
-        offsets = (*(each - b for each in earlier), 0.0)
+    if len(model.steps) > 1 and earlier_biases is not None:
+        b = newest_bias(columns, labels, space, earlier_biases, pooler) if b is None else b
+        offsets = (*(each - b for each in earlier_biases), 0.0)
     elif len(model.steps) > 1:
         offsets = tuple(step_offsets(columns, labels, space, pooler, by_class=by_class).tolist())
     columns = with_bias(columns, space, offsets) if offsets else columns
-    at = None if earlier is None else b
+    at = None if earlier_biases is None else b
     curve = dial_frontier(columns, labels, space, pooler, balanced_by=balanced_by, by_class=by_class, at=at)
     return replace(curve, balanced_at=b), offsets
 
@@ -137,11 +137,11 @@ def cross_fit(
     before: Accuracies | None,
     *,
     second_only: bool = False,
-    earlier: Sequence[float] | None = None,
+    earlier_biases: Sequence[float] | None = None,
 ) -> Measured:
     """Accuracies of held-out images that also chose: each half is measured at the point that the other one chooses.
 
-    With `second_only` the first half measures nothing, because training was ended with it. `earlier` as in
+    With `second_only` the first half measures nothing, because training was ended with it. `earlier_biases` as in
     `choose_point`.
     """
     space, pooler = model.space, model.fused.pooler.kind
@@ -151,10 +151,12 @@ def cross_fit(
     directions = ((0, 1),) if second_only else ((1, 0), (0, 1))
     for here, there in directions:
         by_class = frontier.weighted is not None
-        curve, offsets = dial_curve(model, columns[here], halves[here][1], frontier.balanced_by, by_class, earlier)
+        curve, offsets = dial_curve(
+            model, columns[here], halves[here][1], frontier.balanced_by, by_class, earlier_biases
+        )
         steps = np.array(offsets or [0.0] * len(model.steps))
         for goal in goals:
-            b = curve.settings[curve.nearest(goal), 0]
+            b = curve.settings[curve.choose_or_nearest(goal), 0]
             predicted[goal].append(predict(columns[there], space, (steps + b).tolist(), pooler))
     labels = np.concatenate([halves[there][1] for _, there in directions])
     found = {goal: accuracies(np.concatenate(parts), labels, space) for goal, parts in predicted.items()}

@@ -40,7 +40,7 @@ from branchout.training.loop import Report, fit, seed_for, silent
 from branchout.training.optimisation import Optimisation, scale_to_dataset
 
 DISTILLATION = Optimisation(epochs=60, nesterov=True, schedule="cosine")
-VIEWS = 4
+VIEWS_FACTOR = 4
 """Cached views of each image, as a multiple of stage I's: exemplars are few."""
 
 
@@ -177,7 +177,7 @@ class Compaction:
         parts = (self.split.new, self.split.memory, self.unlabelled)
         images = self.images(concatenate([part for part in parts if part is not None]))
         frozen = Teacher(teacher, steps[0].start, BRANCHOUT.stage_one, device=self.device)
-        views = VIEWS * effort_for(self.device, base.preprocessing.size).views
+        views = VIEWS_FACTOR * effort_for(self.device, base.preprocessing.size).views
         checkpoint = self.work / "compact.safetensors" if self.work else None
         trunk = TrunkOutputs(frozen, [images], views, checkpoint=checkpoint, seed=config.seed, report=self.report)
         optimisation = scale_to_dataset(replace(DISTILLATION, epochs=config.epochs), len(images))
@@ -188,7 +188,7 @@ class Compaction:
 
         losses = fit(
             student.train(),
-            student.parameters_to_train(),
+            student.trained_parameters(),
             batches,
             max(len(images) // optimisation.batch, 1),
             lambda batch: compaction_loss(student(batch[0], batch[1]), batch[2]),

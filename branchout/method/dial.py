@@ -189,7 +189,7 @@ def step_offsets(
 
 
 def newest_bias(
-    columns: Floats, labels: Ints, space: LabelSpace, earlier: Sequence[float], pooler: str = "max"
+    columns: Floats, labels: Ints, space: LabelSpace, earlier_biases: Sequence[float], pooler: str = "max"
 ) -> float:
     """The balanced b of the newest step alone, beside earlier steps that keep their biases.
 
@@ -199,36 +199,39 @@ def newest_bias(
     any image of its classes, which would silence it, it gets the bias of the step before.
     """
     if not np.isin(labels, space.index(space.branches[-1])).any():
-        return float(earlier[-1])
+        return float(earlier_biases[-1])
     newest = space.branch_of_column == len(space.branches) - 1
-    moved = with_bias(columns, space, [*earlier, 0.0])
+    moved = with_bias(columns, space, [*earlier_biases, 0.0])
     curve = dial_frontier(moved, labels, space, pooler, moving=newest, by_class=True)
     score = curve.score("balanced")
     equal = curve.settings[score >= np.nanmax(score) - TIE, 0]
     return float(equal[np.abs(equal - (equal[0] + equal[-1]) / 2).argmin()])
 
 
-MOST_STRANGERS, ENOUGH_FOUND = 0.5, 0.95
-"""Chosen on features of one network, with subsets of 8 to 101 new classes and kept images of old ones. Fewer strangers
-than half cost new classes more than they save old ones where new classes are many."""
+MAX_FALSE_POSITIVE_RATE, MAX_TRUE_POSITIVE_RATE = 0.5, 0.95
+"""Chosen on features of one network, with subsets of 8 to 101 new classes and kept images of old ones. Fewer false
+positives than half cost new classes more than they save old ones where new classes are many."""
 
 
 def balanced_without_old(columns: Floats, labels: Ints, space: LabelSpace) -> float | None:
-    """A balanced b where there are no images of old classes: from held-out images of the newest step alone.
+    """A balanced b from held-out images of the newest step alone, where there are no old images.
 
-    An image whose own class is left out stands for one that belongs to none of the new classes. b gives at most half of
-    these images to a new class; images of old classes lie further away, so that few of them are given to one. The fewer
-    new classes, the smaller their logits on such images, so b is also at most what gives 95% of the images to a new
-    class with their own among them. None where nothing is left to compare with.
+    With the column of its own class removed, such an image stands for one of no new class; b assigns at most half of
+    these to a new class (false positives). Images of old classes lie further away, so fewer of them are. With few new
+    classes this limit would be too high, so b also assigns at most 95% of the images to a new class when their own
+    column is included (true positives). None if there is one new class, no image, or no finite limit.
     """
     newest = space.branch_of_column == len(space.branches) - 1
     own = space.class_of_column[None] == labels[:, None]
     known = own[:, newest].any(1)
     if newest.sum() < 2 or not known.any():
         return None
-    new, strange = columns[known][:, newest], np.where(own, -np.inf, columns)[known]
-    others, earlier = strange[:, newest].max(1), strange[:, ~newest].max(1)
-    limits = np.quantile(earlier - others, MOST_STRANGERS), np.quantile(earlier - new.max(1), ENOUGH_FOUND)
+    new, without_own = columns[known][:, newest], np.where(own, -np.inf, columns)[known]
+    others, earlier = without_own[:, newest].max(1), without_own[:, ~newest].max(1)
+    limits = (
+        np.quantile(earlier - others, MAX_FALSE_POSITIVE_RATE),
+        np.quantile(earlier - new.max(1), MAX_TRUE_POSITIVE_RATE),
+    )
     return float(min(limits)) if np.isfinite(limits).all() else None
 
 

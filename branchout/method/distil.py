@@ -50,7 +50,7 @@ class Student(nn.Module):
         z = [head(h) + b for head, h, b in zip(self.heads, features, self.biases, strict=True)]
         return self.pooler(torch.cat([z_base, *z], dim=1))  # type: ignore[no-any-return]
 
-    def parameters_to_train(self) -> list[nn.Parameter]:
+    def trained_parameters(self) -> list[nn.Parameter]:
         own = [parameter for branch in self.branches for parameter in branch.own_parameters()]  # type: ignore[operator]
         return [*own, *self.heads.parameters()]
 

@@ -31,7 +31,7 @@ from branchout.method.score_fusion import head_layout, stage2_data
 from branchout.method.split import DataSplit
 from branchout.method.stage1 import train_branch
 from branchout.method.stage2 import TrainedDeltas, train_grid
-from branchout.method.step_data import StepData
+from branchout.method.step_data import StepImages
 from branchout.metrics import Accuracies, accuracies
 from branchout.model.checkpoint import StepPoints
 from branchout.model.classifier import Classifier, Step
@@ -40,7 +40,7 @@ from branchout.training.device import give_back_memory
 from branchout.training.loop import Event, Report, silent
 
 
-class Extension(StepData):
+class Extension(StepImages):
     """The whole method, for one step. Its methods are the steps, in order; everything frozen is computed once."""
 
     def __init__(
@@ -54,18 +54,19 @@ class Extension(StepData):
         work: Path | None = None,
         cache: Path | None = None,
         images: Callable[[Samples], Images] | None = None,
-        earlier: Sequence[float] | None = None,
+        earlier_biases: Sequence[float] | None = None,
         report: Report = silent,
     ) -> None:
         """`plan` replaces the branch of `config` and what this device is usually given.
 
         `work` is a folder for checkpoints, from which a run that was stopped resumes, `cache` one for features;
-        `images` opens samples in another way. `earlier` has the biases of the base's steps at its point for `balanced`,
-        by default those that it has now: a point chosen for another goal says nothing about where steps belong.
+        `images` opens samples in another way. `earlier_biases` are those of the base's steps at its point for
+        `balanced`, by default those that it has now: a point chosen for another goal says nothing about where steps
+        belong.
         """
         super().__init__(base, split, config, device=device, cache=cache, images=images, report=report)
         self.work = work
-        self.earlier = base.fused.bias[1:].tolist() if earlier is None else earlier
+        self.earlier_biases = base.fused.bias[1:].tolist() if earlier_biases is None else earlier_biases
         replay = recipe_named(config.recipe).stage_one.replay
         self.plan = plan or Plan(config.branch, usual_effort(base, config.branch, device, replay=replay))
         self.recipe = config.full_recipe(self.plan.effort.epochs, self.plan.effort.batch)
@@ -75,7 +76,7 @@ class Extension(StepData):
         try:
             return replace(self.run_stages(), engine=engine)
         finally:
-            self.base.trunk = None
+            self.base.engine = None
 
     def run_stages(self) -> Extended:
         times = [time.perf_counter()]
@@ -83,14 +84,14 @@ class Extension(StepData):
         give_back_memory()
         times.append(time.perf_counter())
         model = self.base.extended(step).to(self.device)
-        model.trunk = self.base.trunk
+        model.engine = self.base.engine
         trained = self.train_deltas(model) if self.needs_deltas() else None
         times.append(time.perf_counter())
         points, frontier, measured = self.choose_and_measure(model, trained)
         apply_point(model, points)
         times.append(time.perf_counter())
         seconds = dict(zip(("stage1", "fusion", "choice"), np.diff(times).tolist(), strict=True))
-        model.trunk = None
+        model.engine = None
         return Extended(model, step, points, frontier, measured, losses, seconds)
 
     def train_branch(self) -> tuple[Step, list[float]]:
@@ -169,7 +170,7 @@ class Extension(StepData):
         # Earlier steps keep their biases: kept images trained them, so their logits on those are too large. Deltas
         # change all logits; biases are then found anew, unless only new images can place them.
         keeps = self.base.steps and chosen_on != "dev" and (trained is None or held_new is not None)
-        earlier = self.earlier if keeps else None
+        earlier_biases = self.earlier_biases if keeps else None
         points, frontier = choose_point(
             model,
             trained,
@@ -179,14 +180,14 @@ class Extension(StepData):
             goal=config.goal,
             chosen_on=chosen_on,
             held_new=held_new,
-            earlier=earlier,
+            earlier_biases=earlier_biases,
         )
         if not both:
             return points, frontier, self.measure(model, points, frontier)
         stops = self.plan.effort.stops  # the dev images chose the end of training: they measure nothing
         before = self.before(self.split.test if stops else concatenate([self.split.dev, self.split.test]))
         measured = cross_fit(
-            model, (halves[0], halves[1]), points, frontier, before, second_only=stops, earlier=earlier
+            model, (halves[0], halves[1]), points, frontier, before, second_only=stops, earlier_biases=earlier_biases
         )
         return points, frontier, measured
 

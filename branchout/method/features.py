@@ -68,7 +68,7 @@ def extract(
     rounds = max(views, 1)
     key = None
     if cache is not None and fingerprint:
-        engine = () if model.trunk is None else ("onnxruntime",)
+        engine = () if model.engine is None else ("onnxruntime",)
         key = _cache_key(model, fingerprint, repr((views, augmentation, seed, *engine)))
         shape = (rounds, len(images), 1 + max(model.fused.feature_of), model.backbone.features)
         stored = load_cached(cache, key, shape, np.float32)

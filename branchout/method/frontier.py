@@ -74,7 +74,7 @@ class Frontier:
         best = np.flatnonzero(score >= np.nanmax(score) - 1e-12)
         return int(best[np.argmax(self.accuracies["all"][best])])
 
-    def nearest(self, goal: str) -> int:
+    def choose_or_nearest(self, goal: str) -> int:
         """The point for a goal, where a few images must choose it.
 
         For a condition that they do not reach it is the best point of its metric; where no image measures the metric,

@@ -67,8 +67,8 @@ class Frozen:
 
     def close(self) -> None:
         """Give back what another engine than torch keeps in memory, until it runs again."""
-        if self.model.trunk is not None:
-            self.model.trunk.close()
+        if self.model.engine is not None:
+            self.model.engine.close()
 
     def live(
         self, images: Images, order: Sequence[Ints], seed: int, *, full_batches: bool = False

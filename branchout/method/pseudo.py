@@ -39,22 +39,22 @@ class Exemplars(NamedTuple):
 
 @torch.no_grad()
 def pseudo_exemplars(
-    model: Classifier, new: tuple[Tensor, Tensor], fresh: tuple[Tensor, Tensor], per_class: int, seed: int
+    model: Classifier, new: tuple[Tensor, Tensor], calibration: tuple[Tensor, Tensor], per_class: int, seed: int
 ) -> Exemplars:
     """Pseudo-exemplars of every class of every earlier branch.
 
-    `new` and `fresh` are features (N, feature vectors, k) and class numbers of images of the newest step: those it was
-    trained on, and others.
+    `new` and `calibration` are features (N, feature vectors, k) and class numbers of images of the newest step: those
+    it was trained on, and others.
     """
     features, labels = new
     generator = torch.Generator(features.device).manual_seed(seed)
     made, numbers, origins = [], [], []
     for branch, head in enumerate(list(model.fused.heads)[:-1]):
         own = model.fused.feature_of[branch]
-        cosines = alignment(model, *fresh, branch)
+        cosines = alignment(model, *calibration, branch)
         rows = F.normalize(head.weight, dim=1)  # type: ignore[arg-type]
         spread = within_class_spread(F.normalize(features[:, own], dim=1), labels)
-        vectors = around(rows.repeat_interleave(per_class, 0), cosines, spread, generator)
+        vectors = vectors_at_cosine(rows.repeat_interleave(per_class, 0), cosines, spread, generator)
         vectors *= features[:, own].norm(dim=1).mean()
         of_branch = vectors.new_empty(len(vectors), *features.shape[1:])
         for f in range(features.shape[1]):
@@ -68,7 +68,7 @@ def pseudo_exemplars(
     return Exemplars(joined, torch.cat(numbers), torch.cat(origins))
 
 
-def around(rows: Tensor, cosines: Tensor, spread: Tensor, generator: torch.Generator) -> Tensor:
+def vectors_at_cosine(rows: Tensor, cosines: Tensor, spread: Tensor, generator: torch.Generator) -> Tensor:
     """A unit vector for each row, at one of these cosines to it; in place: there are ten for each of 1,000 classes."""
     vectors = torch.randn(len(rows), len(spread), generator=generator, device=rows.device, dtype=rows.dtype) @ spread
     vectors -= (vectors * rows).sum(1, keepdim=True) * rows

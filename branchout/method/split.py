@@ -62,7 +62,7 @@ class DataSplit:
             held = val
         if memory is not None and (val is None or not set(held.classes) & old):
             grouped += _count(memory, "images of --memory", notices)
-            memory, held_old = _hold_out(memory, rng, few=old)
+            memory, held_old = _hold_out(memory, rng, old=old)
             held = concatenate([held, held_old]) if len(held_old) else held
             chosen_on = "held-out"
         held = _without_training_images(held, new, memory, notices)
@@ -131,13 +131,14 @@ def _hold_out_new(new: Samples, seed: int, rng: np.random.Generator, notices: li
 
 
 def _hold_out(
-    samples: Samples, rng: np.random.Generator, *, few: Collection[str] = (), grouped: bool = True
+    samples: Samples, rng: np.random.Generator, *, old: Collection[str] = (), grouped: bool = True
 ) -> tuple[Samples, Samples]:
     """A fifth of each class, at least one image where it has three or more; near-duplicates stay together.
 
-    With `few`, classes with two images give a fifth of their images too: one each, of classes drawn at random. So do
-    the classes `few` with a single image, if these are so many that they can choose an operating point: the classes
-    drawn then have no image to train with, but a point that no old image has chosen is worse.
+    `old` has the names of the old classes, where `samples` are kept images. Then a fifth of the images of all classes
+    with two is held out too: one image each, of classes drawn at random. Of the `old` classes with a single image a
+    fifth is held out, if they are so many that these images can choose an operating point. A class drawn has no image
+    to train with then, but a point that no old image has chosen is worse.
     """
     groups = near_duplicates(samples) if grouped else np.arange(len(samples))
     held = np.zeros(len(samples), dtype=bool)
@@ -147,9 +148,9 @@ def _hold_out(
         members = rng.permutation(np.flatnonzero(samples.labels == label))
         count = max(1, round(HELD_OUT * len(members))) if len(members) >= 3 else 0
         held[take_groups(members, groups, count)] = True
-        of_one += members.tolist() if len(members) == 1 and name in few else []
+        of_one += members.tolist() if len(members) == 1 and name in old else []
         of_two += [members] if len(members) == 2 and len(np.unique(groups[members])) == 2 else []
-    if few and of_two:
+    if old and of_two:
         drawn = rng.permutation(len(of_two))[: round(2 * HELD_OUT * len(of_two))]
         held[[of_two[n][0] for n in drawn]] = True
     if HELD_OUT * len(of_one) >= ENOUGH_OLD:

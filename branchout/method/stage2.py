@@ -33,7 +33,7 @@ MEMORY_LIMIT = {"cpu": 256 << 20, "cuda": 2 << 30}
 
 
 @torch.no_grad()
-def grid_answers(model: Classifier, features: Tensor, trained: TrainedDeltas, seed: int) -> Tensor:
+def grid_predictions(model: Classifier, features: Tensor, trained: TrainedDeltas, seed: int) -> Tensor:
     """The class that every grid point predicts from features (N, feature vectors, k): (points, N)."""
     z = model.fused.frozen_columns(features.unbind(1))
     u = to_norm(features)

@@ -22,7 +22,7 @@ from branchout.training import processes
 from branchout.training.loop import Report, silent
 
 
-class StepData:
+class StepImages:
     """The images of one step as each stage needs them; features are cached where a folder is given."""
 
     def __init__(
@@ -83,8 +83,6 @@ class StepData:
         old = torch.from_numpy(self.space.index(self.base.space.classes)).to(self.device)
         if torch.isin(old, seen).all():
             return Exemplars(torch.empty(0), torch.empty(0), torch.empty(0))
-        new, fresh = self.split.new, self.split.calibration
-        trained, calibration = (
-            (self.features(model, part)[0], self.on_device(part)) for part in (new, fresh if fresh else new)
-        )
-        return pseudo_exemplars(model, trained, calibration, self.config.exemplars, seed).without(seen)
+        new, calibration = self.split.new, self.split.calibration or self.split.new
+        trained, others = ((self.features(model, part)[0], self.on_device(part)) for part in (new, calibration))
+        return pseudo_exemplars(model, trained, others, self.config.exemplars, seed).without(seen)

@@ -40,7 +40,7 @@ FEWEST_VIEWS = 4
 """Where not even so many views fit, the trunk runs live: fewer views cost accuracy."""
 CHUNK = 256
 """Images per forward pass while the cache is filled."""
-ON_GPU = 1024
+GPU_CHUNK = 1024
 """The same for small images on a GPU: with 256, it would wait for the next kernel launch."""
 
 
@@ -197,7 +197,7 @@ class TrunkOutputs:
 
     def _chunk(self, images: Images) -> int:
         small = isinstance(images, ResidentImages) and self.frozen.device.type == "cuda"
-        return forward_batch(images, ON_GPU if small else CHUNK)
+        return forward_batch(images, GPU_CHUNK if small else CHUNK)
 
     def _empty_table(self, rows: int, outputs: Sequence[Tensor]) -> list[Tensor]:
         """Room for `rows` outputs; on disk where other programs have left too little of the GPU's memory."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from branchout import files
 from branchout.data.preprocess import Preprocessing
 from branchout.errors import BranchoutError, canonical, explain_os_error, no_saved_model, some
-from branchout.labels import distinct
+from branchout.labels import unique_names
 from branchout.model import architectures, huggingface, resnet, torchvision_adapters, vit
 from branchout.model.classifier import Classifier
 from branchout.model.manifest import (
@@ -276,7 +276,7 @@ def imagenet_names(count: int = 1000) -> tuple[str, ...]:
         return ()
     info = ImageNetInfo(subset)
     lemmas = [info.index_to_description(number).split(",")[0] for number in range(count)]
-    return distinct(lemmas, map(info.index_to_label_name, range(count)))
+    return unique_names(lemmas, map(info.index_to_label_name, range(count)))
 
 
 def read_classes(path: Path) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ class Step:
     head: Head
 
 
-class Trunk(Protocol):
+class StageEngine(Protocol):
     """The inputs of the backbone stages `starts`, computed elsewhere than in torch: see `method.running.engine`."""
 
     starts: tuple[int, ...]
@@ -42,7 +42,7 @@ class Trunk(Protocol):
 class Classifier(nn.Module):
     """From images to one logit per class. All weights are frozen; training makes new branches, heads and deltas."""
 
-    trunk: Trunk | None = None
+    engine: StageEngine | None = None
 
     def __init__(
         self,
@@ -102,9 +102,9 @@ class Classifier(nn.Module):
 
     def activations(self, images: Tensor, starts: Sequence[int]) -> dict[int, Tensor]:
         """The inputs of the backbone stages numbered `starts`; each stage runs once."""
-        trunk = self.trunk  # another thread may set it to None
-        if trunk is not None and set(starts) <= set(trunk.starts):
-            return trunk(images)
+        engine = self.engine  # another thread may set it to None
+        if engine is not None and set(starts) <= set(engine.starts):
+            return engine(images)
         return self.backbone.inputs_of(images, starts)
 
     def features(self, images: Tensor) -> list[Tensor]:

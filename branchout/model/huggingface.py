@@ -16,7 +16,7 @@ from torch import Tensor
 from branchout import files
 from branchout.data.preprocess import Preprocessing
 from branchout.errors import BranchoutError, some
-from branchout.labels import distinct
+from branchout.labels import unique_names
 from branchout.model.weights import read_checkpoint
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
@@ -98,7 +98,7 @@ def _from_transformers(folder: Path, config: dict[str, Any], tensors: dict[str, 
     names = tuple(str(labels[str(number)]) for number in range(len(labels)))
     if len(names) == 1000 and names[0].startswith("tench"):
         names = ()  # ImageNet's, which `bases` names
-    return ({"family": "timm", **arch}, tensors, distinct(names, range(len(names))), preprocessing)
+    return ({"family": "timm", **arch}, tensors, unique_names(names, range(len(names))), preprocessing)
 
 
 Read = tuple[dict[str, Any], str]

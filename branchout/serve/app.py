@@ -51,7 +51,7 @@ def create_app(
     limits: Limits | None = None,
     watch: Path | None = None,
     test: Path | Samples | None = None,
-    typed: str | None = None,
+    model_path: str | None = None,
     device: str | None = None,
     report: Report = silent,
     inbox: InboxSettings | None = None,
@@ -59,13 +59,13 @@ def create_app(
 ) -> FastAPI:
     """The app that serves one model. Without a model it waits for the one that is being made in `watch`.
 
-    With `test`, labelled images, it also shows accuracies before and after the last step. `typed` is how commands on
-    the page name the model. With `token`, every request must carry it. `device` is for a model that is loaded later.
+    With `test`, labelled images, it also shows accuracies before and after the last step. `model_path` is how commands
+    on the page name the model. With `token`, every request must carry it. `device` is for a model that is loaded later.
     `report` gets the progress of reading the labelled images; `classes_from` says how their nested folders are read.
     `inbox` is a folder of new photos.
     """
     limits = limits or Limits()
-    service = Service(model, limits, LiveReport(test, typed, report, classes_from), watch, device)
+    service = Service(model, limits, LiveReport(test, model_path, report, classes_from), watch, device)
     served_inbox = None if inbox is None else ServedInbox(inbox, service)
 
     @asynccontextmanager

@@ -186,7 +186,7 @@ class ServedInbox:
     def _model_name(self) -> str:
         """As `branchout.load` takes it. What was typed comes first: a built-in model lies in the package."""
         model = self.service.model
-        return self.service.report.typed or str(model.folder if model is not None else "")
+        return self.service.report.model_path or str(model.folder if model is not None else "")
 
     def _run_info(self) -> RunInfo | None:
         run = runs.open_run(self.inbox)

@@ -34,7 +34,7 @@ class LiveReport:
     def __init__(
         self,
         test: Path | Samples | None = None,
-        typed: str | None = None,
+        model_path: str | None = None,
         report: Report = silent,
         classes_from: str | None = None,
     ) -> None:
@@ -44,7 +44,7 @@ class LiveReport:
             "state": "none", "work": "", "done": 0, "total": 0, "error": None, "problems": [],
         }  # fmt: skip
         """The progress of reading the labelled images: see schema.LabelledImages."""
-        self.typed = typed
+        self.model_path = model_path
         self._report = report
         self._model: Model | None = None
         self._facts: ReportData | None = None
@@ -64,7 +64,7 @@ class LiveReport:
             self._thread.start()
 
     def _gather(self, model: Model, samples: Samples | None) -> ReportData:
-        facts = model.facts(samples, typed=self.typed, report=self._note)
+        facts = model.report_data(samples, model_path=self.model_path, report=self._note)
         # The command that adds labelled images to this page, not to a report file.
         return replace(facts, command=f"branchout serve {shlex.quote(facts.path)} TEST/")
 

@@ -103,8 +103,8 @@ class Service:
     def replace(self, model: api.Model) -> None:
         """Serve another model from now on, as if the server had been started with it."""
         earlier, batcher = self.report, self._batcher
-        typed = str(model.folder or earlier.typed)
-        self._open(model, LiveReport(earlier.test, typed, classes_from=earlier.classes_from))
+        model_path = str(model.folder or earlier.model_path)
+        self._open(model, LiveReport(earlier.test, model_path, classes_from=earlier.classes_from))
         earlier.stop()
         if batcher is not None:
             batcher.close()

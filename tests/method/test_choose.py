@@ -102,7 +102,7 @@ def test_without_old_images_the_newest_step_is_placed_and_earlier_ones_stay() ->
         goal="balanced",
         chosen_on="pseudo",
         held_new=(features, labels),
-        earlier=[-3.0],
+        earlier_biases=[-3.0],
     )
     b = balanced_without_old(with_bias(logit_columns(model, features), model.space, [-3.0, 0.0]), labels, model.space)
     assert b is not None
@@ -117,12 +117,12 @@ def test_held_out_images_place_the_newest_step_and_earlier_ones_stay() -> None:
     labels = np.random.default_rng(3).integers(0, len(model.space.classes), 120)
     halves = ((features[:60], labels[:60]), (features[60:], labels[60:]))
     fusion, frontier = choose_point(
-        model, None, features, labels, recipe=BRANCHOUT, goal="balanced", chosen_on="held-out", earlier=[-1.5]
+        model, None, features, labels, recipe=BRANCHOUT, goal="balanced", chosen_on="held-out", earlier_biases=[-1.5]
     )
     b = newest_bias(logit_columns(model, features), labels, model.space, [-1.5])
     assert frontier.balanced_at == b
     assert fusion.biases(2) == pytest.approx([-1.5, b])
-    found = cross_fit(model, halves, fusion, frontier, None, earlier=[-1.5])
+    found = cross_fit(model, halves, fusion, frontier, None, earlier_biases=[-1.5])
     answers = []
     for here, there in ((halves[1], halves[0]), (halves[0], halves[1])):
         columns = logit_columns(model, here[0])
@@ -136,6 +136,6 @@ def test_earlier_steps_stay_where_no_image_changes_its_prediction() -> None:
     model = untrained(BASE, NEW, LATER)
     columns = logit_columns(model, torch.rand(1, 3, model.backbone.features))
     never = np.array([columns[0, : len(BASE)].argmin()])  # not predicted whatever b is
-    curve, offsets = dial_curve(model, columns, never, "mean", True, earlier=[-2.5], b=1.5)
+    curve, offsets = dial_curve(model, columns, never, "mean", True, earlier_biases=[-2.5], b=1.5)
     assert curve.settings.tolist() == [[1.5]]
     assert offsets == (-4.0, 0.0)

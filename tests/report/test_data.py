@@ -24,12 +24,12 @@ from branchout.report.other_methods import OtherResult, read_results
 
 @pytest.fixture(scope="module")
 def once(extended: api.Model, val: Samples) -> ReportData:
-    return extended.facts(val.of_classes(extended.classes), gallery=5)
+    return extended.report_data(val.of_classes(extended.classes), gallery=5)
 
 
 @pytest.fixture(scope="module")
 def twice(extended_twice: api.Model, val: Samples) -> ReportData:
-    return extended_twice.facts(val, gallery=5)
+    return extended_twice.report_data(val, gallery=5)
 
 
 @pytest.fixture(scope="module")
@@ -163,12 +163,12 @@ def test_a_goal_chooses_its_point(extended: api.Model, once: ReportData) -> None
 
 
 def test_data_is_json_and_always_the_same(extended: api.Model, once: ReportData, val: Samples) -> None:
-    again = extended.facts(val.of_classes(extended.classes), gallery=5)
+    again = extended.report_data(val.of_classes(extended.classes), gallery=5)
     assert json.dumps(once.to_dict(), allow_nan=False) == json.dumps(again.to_dict(), allow_nan=False)
 
 
 def test_history_tells_what_was_added_when_and_from_what(extended_twice: api.Model) -> None:
-    facts = extended_twice.facts()
+    facts = extended_twice.report_data()
     base, first, second = facts.branches
     assert base.new == list(BASE)
     assert first.new == sorted(NEW)
@@ -184,24 +184,24 @@ def test_history_tells_what_was_added_when_and_from_what(extended_twice: api.Mod
 
 def test_what_was_measured_moves_with_the_goal(base: api.Model, train: Samples, val: Samples) -> None:
     model = base.extend(train.of_classes(NEW), memory=exemplars(train), val=val.of_classes([*BASE, *NEW]), epochs=2)
-    there = model.facts().held_out
+    there = model.report_data().held_out
     assert there.after["novel"] == there.goals["balanced"]["novel"]
     model.tune("avg")
-    assert model.facts().held_out.after["novel"] == there.goals["avg"]["novel"]
-    far = [name for name in model.facts().points.goal_for if name and ">=" in name]
+    assert model.report_data().held_out.after["novel"] == there.goals["avg"]["novel"]
+    far = [name for name in model.report_data().points.goal_for if name and ">=" in name]
     assert far
     model.tune(far[0])
-    assert model.facts().held_out.after is None
+    assert model.report_data().held_out.after is None
 
 
 def test_stand_ins_are_no_measurement(alone: api.Model, val: Samples) -> None:
-    assert alone.facts().points.measured == "pseudo"
-    found = alone.facts(val.of_classes([*BASE, *NEW]))
+    assert alone.report_data().points.measured == "pseudo"
+    found = alone.report_data(val.of_classes([*BASE, *NEW]))
     assert found.test.figures["base"][found.points.saved] is not None
 
 
 def test_a_base_model_has_classes_and_nothing_to_compare(base: api.Model, val: Samples) -> None:
-    facts = base.facts(val.of_classes(BASE))
+    facts = base.report_data(val.of_classes(BASE))
     assert facts.points is None
     assert facts.test.before is None
     assert facts.test.figures["all"] == [base.evaluate(val.of_classes(BASE)).after.all]
@@ -210,7 +210,7 @@ def test_a_base_model_has_classes_and_nothing_to_compare(base: api.Model, val: S
 
 def test_images_of_other_classes_are_refused(extended: api.Model, val: Samples) -> None:
     with pytest.raises(BranchoutError, match="of these classes: commercial at"):
-        extended.facts(val)
+        extended.report_data(val)
 
 
 # Pictures.

@@ -13,7 +13,7 @@ from branchout.report.page import render
 
 
 def test_earlier_steps_that_lost_images_are_named(extended_twice: api.Model, val: Samples) -> None:
-    report = extended_twice.facts(val, gallery=0)
+    report = extended_twice.report_data(val, gallery=0)
     counts = counts_at(report, report.points.saved)
     parts = [replace(part, lost=5 if part.number < 3 else 0, gained=2) for part in counts.parts]
     found = headline(report, replace(counts, parts=parts))
@@ -23,7 +23,7 @@ def test_earlier_steps_that_lost_images_are_named(extended_twice: api.Model, val
 
 
 def test_without_labelled_images_held_out_ones_tell_of_earlier_steps(extended_twice: api.Model) -> None:
-    report = extended_twice.facts()
+    report = extended_twice.report_data()
     before = {"all": 0.9, "base": 0.9, "novel": 0.8, "steps": [0.8, None], "overlap": None, "avg": 0.85}
     after = {"all": 0.8, "base": 0.95, "novel": 0.3, "steps": [0.2, 1.0], "overlap": None, "avg": 0.7}
     report = replace(report, held_out=HeldOut(40, before, after, {}))

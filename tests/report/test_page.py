@@ -77,12 +77,12 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def once(extended: api.Model, val: Samples) -> ReportData:
-    return extended.facts(val.of_classes(extended.classes), gallery=4, typed="models/v2")
+    return extended.report_data(val.of_classes(extended.classes), gallery=4, model_path="models/v2")
 
 
 @pytest.fixture(scope="module")
 def twice(extended_twice: api.Model, val: Samples) -> ReportData:
-    return extended_twice.facts(val, gallery=4)
+    return extended_twice.report_data(val, gallery=4)
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +90,9 @@ def pages(once: ReportData, twice: ReportData, base: api.Model, extended: api.Mo
     return {
         "once": render(once),
         "twice": render(twice),
-        "without images": render(extended.facts(typed="models/v2")),
-        "base": render(base.facts()),
-        "base with images": render(base.facts(val.of_classes(BASE))),
+        "without images": render(extended.report_data(model_path="models/v2")),
+        "base": render(base.report_data()),
+        "base with images": render(base.report_data(val.of_classes(BASE))),
     }
 
 
@@ -189,26 +189,26 @@ def test_a_base_model_gets_a_smaller_page(pages: dict[str, str]) -> None:
 
 def test_pseudo_exemplars_are_no_measurement(base: api.Model, train: Samples, val: Samples) -> None:
     model = base.extend(train.of_classes(NEW), val=val.of_classes(NEW), epochs=2)
-    shown = Page(render(model.facts())).shown
+    shown = Page(render(model.report_data())).shown
     assert "Base accuracy was not measured : no images of old classes were given" in shown
     assert "Base accuracy in this chart is accuracy on pseudo-exemplars" in shown
     assert "On 12 held-out new test images, in % goal b novel all" in shown
     assert METRICS["base"].meaning not in shown
     novel = percent(model.saved.history[-1]["measured"]["after"]["novel"])
     assert f"novel {METRICS['novel'].meaning} {novel} %" in shown
-    with_images = Page(render(model.facts(val.of_classes([*BASE, *NEW])))).shown
+    with_images = Page(render(model.report_data(val.of_classes([*BASE, *NEW])))).shown
     assert METRICS["base"].meaning in with_images
     assert "Base accuracy was not measured" not in with_images
 
 
 def test_held_out_images_are_called_so(base: api.Model, train: Samples, val: Samples) -> None:
     model = base.extend(train.of_classes(NEW[:1]), memory=exemplars(train), epochs=1)
-    page = Page(render(model.facts()))
+    page = Page(render(model.report_data()))
     assert "held out from the images given" in page.shown
     assert "1 new class " in page.shown
     # With other images, the page says why its numbers are not those that `extend` printed.
     measured = model.saved.history[-1]["measured"]
-    told = Page(render(model.facts(val.of_classes(model.classes)))).shown
+    told = Page(render(model.report_data(val.of_classes(model.classes)))).shown
     assert f"extend counts other images, {measured['images']} that it held out" in told
     base_before, base_after = (percent(measured[when]["base"]) for when in ("before", "after"))
     assert f"base {base_before} → {base_after}%, novel {percent(measured['after']['novel'])}%." in told
@@ -217,11 +217,11 @@ def test_held_out_images_are_called_so(base: api.Model, train: Samples, val: Sam
 def test_a_point_set_by_hand_is_told_in_words(extended: api.Model) -> None:
     *earlier, last = extended.saved.step_points
     model = api.Model(replace(extended.saved, step_points=(*earlier, replace(last, goal="b=-0.435327"))), None)
-    shown = Page(render(model.facts())).shown
+    shown = Page(render(model.report_data())).shown
     assert "b=-0.435327" not in shown
     assert "saved point: set by hand" in shown
     model = api.Model(replace(extended.saved, step_points=(*earlier, replace(last, goal="novel>=0.8"))), None)
-    assert "saved point: goal novel ≥ 80%" in Page(render(model.facts())).shown
+    assert "saved point: goal novel ≥ 80%" in Page(render(model.report_data())).shown
 
 
 def test_trained_points_are_told_by_alpha_and_beta(base: api.Model, train: Samples, val: Samples) -> None:
@@ -232,7 +232,7 @@ def test_trained_points_are_told_by_alpha_and_beta(base: api.Model, train: Sampl
         recipe="paper",
         epochs=2,
     )
-    page = Page(render(model.facts(val.of_classes([*BASE, *NEW]))))
+    page = Page(render(model.report_data(val.of_classes([*BASE, *NEW]))))
     alpha, beta = model.frontier.settings[model.saved.step_points[-1].point]
     assert "goal α, β all" in page.shown
     assert f"balanced ◂ saved {alpha:g}, {beta:g} " in page.shown
@@ -250,17 +250,17 @@ def test_a_model_with_one_operating_point_says_why_there_is_no_dial(extended: ap
     points = replace(last, frontier=frontier.to_dict(), point=0)
     kept = replace(extended.saved, step_points=(*earlier, points), history=extended.saved.history[:1])
     model = api.Model(kept, None, extended.device)
-    page = Page(render(model.facts(val.of_classes(model.classes))))
+    page = Page(render(model.report_data(val.of_classes(model.classes))))
     assert not [element for element in page.of("form") if element.attributes.get("id") == "dial"]
     assert f"There is only one operating point: on the {frontier.images} validation images" in page.shown
     assert "has no dial" in page.shown
     assert "position of the dial" not in page.shown
     assert "--val" in page.shown
-    assert "only one operating point" not in Page(render(extended.facts())).shown
+    assert "only one operating point" not in Page(render(extended.report_data())).shown
 
 
 def test_a_part_without_images_is_said_to_be_unmeasured(extended: api.Model, val: Samples) -> None:
-    shown = Page(render(extended.facts(val.of_classes(NEW)))).shown
+    shown = Page(render(extended.report_data(val.of_classes(NEW)))).shown
     assert "None of these images measures “base”" in shown
     assert f"base {METRICS['base'].meaning}" not in shown
 
@@ -274,7 +274,7 @@ def test_other_methods_stand_beside_it(extended: api.Model, tmp_path: Path) -> N
     }
     for number, more in enumerate(({}, {"method": "joint"}, {"base_classes": 999})):
         (tmp_path / f"{number}.json").write_text(json.dumps({**row, **more}))
-    page = Page(render(extended.facts(results=tmp_path)))
+    page = Page(render(extended.report_data(results=tmp_path)))
     assert "1. fine-tuning all <i>letters 20.0 12.5 80.0" in page.shown
     assert "2. joint" in page.shown
     assert "1 result with other numbers of classes or steps is left out." in page.shown
@@ -390,7 +390,7 @@ def test_names_are_harmless() -> None:
     names = list(EVIL) * 4
     pixels = rng.integers(0, 255, (len(names), 32, 32, 1), dtype=np.uint8)
     samples = Samples.build(ArrayPixels(pixels), names, [f"{EVIL[1]}/{n}" for n in range(len(names))])
-    facts = api.Model(kept, None).facts(samples, typed=f"a/{EVIL[2]}")
+    facts = api.Model(kept, None).report_data(samples, model_path=f"a/{EVIL[2]}")
     page = Page(render(facts))
 
     assert [e.tag for e in page.elements if e.tag == "script"] == ["script", "script"]
@@ -411,7 +411,7 @@ def test_it_stays_small_with_many_large_pictures() -> None:
     kept = SavedModel(model, (StepPoints(dial(-30.0, 30.0, 40), [], 20, "all"),), ())
     pixels = np.repeat(rng.integers(0, 255, (300, 180, 180, 1), dtype=np.uint8), 3, 3)  # noise is the worst to store
     names = list("abcde") * 60
-    facts = api.Model(kept, None).facts(Samples.build(ArrayPixels(pixels), names, names))
+    facts = api.Model(kept, None).report_data(Samples.build(ArrayPixels(pixels), names, names))
     assert len(facts.test.thumbnails) == 120  # two galleries, and no room for other positions of the dial
     assert len(render(facts)) < 5_000_000
 
@@ -444,7 +444,7 @@ def test_it_can_be_read_aloud_and_without_colour(pages: dict[str, str]) -> None:
 def test_the_same_model_gives_the_same_page(
     extended: api.Model, once: ReportData, val: Samples, pages: dict[str, str]
 ) -> None:
-    again = extended.facts(val.of_classes(extended.classes), gallery=4, typed="models/v2")
+    again = extended.report_data(val.of_classes(extended.classes), gallery=4, model_path="models/v2")
     assert render(replace(again, made=once.made)) == pages["once"]
 
 
@@ -544,5 +544,5 @@ def test_the_help_lists_it() -> None:
 def test_near_duplicates_are_counted_where_there_are_any(extended: api.Model) -> None:
     *earlier, last = extended.saved.history
     kept = replace(extended.saved, history=(*earlier, {**last, "near-duplicates": 1234}))
-    assert "near-duplicates 1,234 images" in Page(render(api.Model(kept, None, extended.device).facts())).shown
-    assert "near-duplicates" not in Page(render(extended.facts())).shown
+    assert "near-duplicates 1,234 images" in Page(render(api.Model(kept, None, extended.device).report_data())).shown
+    assert "near-duplicates" not in Page(render(extended.report_data())).shown

@@ -31,7 +31,7 @@ def tested(adjustable: api.Model, val: Samples) -> Samples:
 
 @pytest.fixture(scope="module")
 def facts(adjustable: api.Model, tested: Samples) -> ReportData:
-    return adjustable.facts(tested, gallery=6)
+    return adjustable.report_data(tested, gallery=6)
 
 
 @pytest.fixture(scope="module")
@@ -307,7 +307,7 @@ def total_of(page: Page, kind: str) -> int:
 def test_as_many_images_are_shown_as_are_counted(
     browser: Browser, adjustable: api.Model, tested: Samples, tmp_path: Path
 ) -> None:
-    (tmp_path / "report.html").write_text(render(adjustable.facts(tested, gallery=15)), encoding="utf-8")
+    (tmp_path / "report.html").write_text(render(adjustable.report_data(tested, gallery=15)), encoding="utf-8")
     seen = "all => all.filter((each) => each.getBoundingClientRect().width).length"
     with visited(browser, (tmp_path / "report.html").as_uri()) as page:
         turn(page, len(DIAL) - 1)  # forgets many images, whatever the processor
@@ -333,7 +333,7 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Browser, address: str, dar
 
 
 def test_without_images_the_dial_moves_what_there_is(browser: Browser, adjustable: api.Model, tmp_path: Path) -> None:
-    facts = adjustable.facts()
+    facts = adjustable.report_data()
     (tmp_path / "report.html").write_text(render(facts), encoding="utf-8")
     with visited(browser, (tmp_path / "report.html").as_uri()) as page:
         for place in (0, len(facts.points) - 1):

@@ -52,8 +52,8 @@ def addresses(
 ) -> dict[str, str]:
     pages = tmp_path_factory.mktemp("page")
     report, single = pages / "report.html", pages / "single.html"
-    single.write_text(render(with_one_point(adjustable).facts()), encoding="utf-8")
-    report.write_text(render(adjustable.facts(val.of_classes(adjustable.classes), gallery=40)), encoding="utf-8")
+    single.write_text(render(with_one_point(adjustable).report_data()), encoding="utf-8")
+    report.write_text(render(adjustable.report_data(val.of_classes(adjustable.classes), gallery=40)), encoding="utf-8")
     here = f"http://127.0.0.1:{server.port}/"
     return {
         "report": report.as_uri(),

@@ -48,7 +48,7 @@ def idle(base: api.Model, train: Samples, tmp_path_factory: pytest.TempPathFacto
     """One server for all requests that change nothing."""
     case = make(tmp_path_factory.mktemp("idle"), base, train)
     settings = InboxSettings(case.photos, case.old, threshold=-100.0)
-    with running(create_app(base, inbox=settings, typed=str(case.root / "v1"))) as caller:
+    with running(create_app(base, inbox=settings, model_path=str(case.root / "v1"))) as caller:
         wait_for(lambda: caller.get("/inbox/state").json["state"] == "ready", 60)
         yield caller, case
 
@@ -230,7 +230,7 @@ def test_after_a_restart_with_the_earlier_model_taught_photos_can_be_taught_agai
     run.out.mkdir()
     write_json(run.folder / "run.json", {**run.settings.model_dump(), "decision": "live"})
     settings = InboxSettings(case.photos, threshold=-100.0)
-    with running(create_app(api.load(case.model), inbox=settings, typed=str(case.model))) as caller:
+    with running(create_app(api.load(case.model), inbox=settings, model_path=str(case.model))) as caller:
         wait_for(lambda: caller.get("/inbox/state").json["state"] == "ready", 60)
         found = caller.get("/inbox/state").json
         assert (found["taught"], found["next"]) == (0, "v3")

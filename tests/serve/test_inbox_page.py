@@ -202,7 +202,7 @@ def test_it_is_said_before_teaching_that_no_old_images_are_kept(browser: Browser
 def test_a_tab_is_told_of_a_model_that_went_live_elsewhere(browser: Browser, server: Caller, app: FastAPI) -> None:
     with visited(browser, address(server)) as page:
         opened(page)
-        app.state.service.report.typed = "elsewhere/v7"
+        app.state.service.report.model_path = "elsewhere/v7"
         until(page, "document.getElementById('summary').textContent.includes('v7 is served now')")
 
 

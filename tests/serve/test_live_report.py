@@ -68,7 +68,7 @@ def test_it_is_the_report_of_python(server: Caller, copied: api.Model, tested: S
     is_read(server)
     told = server.get("/report-data").json
     schema.ReportData.model_validate(told)
-    facts = copied.facts(tested)
+    facts = copied.report_data(tested)
     expected = json.loads(json.dumps(parts(replace(facts, command=f"branchout serve {copied.folder} TEST/"))))
     assert {key: told[key] for key in expected} == expected
     assert told["data"]["labels"] == facts.test.labels

@@ -60,23 +60,23 @@ def use_engine(model: Classifier, engine: str, starts: Sequence[int] = ()) -> st
     `starts` are stages whose inputs are needed besides those of the model's own branches. Where the network cannot be
     exported, or its outputs differ, it stays with torch, with a warning.
     """
-    model.trunk = None
+    model.engine = None
     on_cpu = model.base_head.weight.device.type == "cpu"  # a run that began there may resume on a GPU
     if engine == "torch" or not on_cpu:
         return "torch"
     points = sorted({*starts, *(step.start for step in model.steps), len(model.backbone.names)})
     try:
-        trunk = OnnxTrunk(model, points)
-        _check(model, trunk)
+        found = OnnxEngine(model, points)
+        _check(model, found)
     except Exception as error:  # exporter and runtime raise many kinds of errors
         reason = str(error).strip().splitlines() or [type(error).__name__]
         logging.getLogger(__name__).warning("The network runs in torch, not in onnxruntime: %s", reason[0])
         return "torch"
-    model.trunk = trunk
+    model.engine = found
     return engine
 
 
-class OnnxTrunk:
+class OnnxEngine:
     """The inputs of some stages of a network, and its features, computed by onnxruntime."""
 
     def __init__(self, model: Classifier, starts: Sequence[int]) -> None:
@@ -151,13 +151,13 @@ def _export(backbone: Backbone, starts: Sequence[int], example: Tensor) -> bytes
 
 
 @torch.no_grad()
-def _check(model: Classifier, trunk: OnnxTrunk) -> None:
+def _check(model: Classifier, engine: OnnxEngine) -> None:
     """Compare with torch on a few images of noise."""
     sizes = model.preprocessing
     shape = (4, sizes.channels, sizes.size, sizes.size)
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    expected = model.activations(model.backbone.arrange(images), trunk.starts)
-    found = trunk(images)
+    expected = model.activations(model.backbone.arrange(images), engine.starts)
+    found = engine(images)
     for start, values in expected.items():
         difference = (found[start] - values).abs().max() / values.abs().max().clamp(min=1e-6)
         if not difference <= ALLOWED:  # also true for NaN

@@ -61,7 +61,7 @@ def measure_speeds(
         sizes = {branch: _table_bytes(model, branch, device) for branch in branches}
         return Speeds(reading, frozen, training, fusing, cores(), device.type == "cuda", engine, sizes)
     finally:
-        model.trunk = None
+        model.engine = None
         give_back_memory()
 
 

@@ -15,7 +15,7 @@ from branchout.method.trunk_cache import views_per_source
 from branchout.model.classifier import Classifier
 from branchout.training.optimisation import scale_to_dataset
 
-HEAD_ITERATIONS = 170
+HEAD_EVALUATIONS = 170
 """Evaluations of the loss of a head alone: those of L-BFGS and of its line searches."""
 
 
@@ -87,7 +87,7 @@ def seconds_for(effort: Effort, branch: str, counts: Counts, speeds: Speeds) -> 
     each = max(reading, speeds.frozen) if speeds.gpu else reading + speeds.frozen
     seconds = frozen_passes(effort, counts) * each
     if branch == "fc" and counts.linear:
-        seconds += HEAD_ITERATIONS * table_rows(effort, counts) * speeds.training[branch]
+        seconds += HEAD_EVALUATIONS * table_rows(effort, counts) * speeds.training[branch]
     else:
         epochs = effort.epochs or BRANCHOUT.stage_one.optimisation.epochs
         seconds += epochs * trained_in_epoch(effort, counts) * speeds.training[branch]

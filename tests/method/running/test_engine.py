@@ -65,7 +65,7 @@ def test_a_network_that_cannot_be_used_stays_in_torch(
         monkeypatch.setattr(engine, "ALLOWED", -1.0)
     with caplog.at_level(logging.WARNING):
         assert use_engine(model, "onnxruntime") == "torch"
-    assert model.trunk is None
+    assert model.engine is None
     assert "runs in torch" in caplog.text
     assert ("no operator for this layer" if fault == "export" else "differ by") in caplog.text
 
@@ -100,17 +100,17 @@ def test_extend_and_evaluate_run_in_it_and_say_so(
     base: api.Model, train: Samples, val: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: list[int] = []
-    run = engine.OnnxTrunk.__call__
+    run = engine.OnnxEngine.__call__
     monkeypatch.setattr(
-        engine.OnnxTrunk, "__call__", lambda self, images: runs.append(len(images)) or run(self, images)
+        engine.OnnxEngine, "__call__", lambda self, images: runs.append(len(images)) or run(self, images)
     )
     monkeypatch.setenv("BRANCHOUT_ENGINE", "onnxruntime")
     new = train.of_classes(NEW)
     model = base.extend(new, epochs=1)
     assert sum(runs) > 4 * len(new) / 2  # the views that were trained with, and more
     assert model.saved.history[-1]["engine"] == "onnxruntime"
-    assert base.classifier.trunk is None
-    assert model.classifier.trunk is None
+    assert base.classifier.engine is None
+    assert model.classifier.engine is None
     runs.clear()
     found = model.evaluate(val.of_classes([*BASE, *NEW]))
     assert sum(runs) - 4 == len(found.labels)  # each image once, for before and after; four to compare with torch
@@ -123,13 +123,13 @@ def test_extend_and_evaluate_run_in_it_and_say_so(
 def test_its_memory_is_given_back_while_the_branch_is_trained(
     base: api.Model, train: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trunks: list[engine.OnnxTrunk] = []
-    made, loss_of = engine.OnnxTrunk.__init__, stage1.stage1_loss
-    monkeypatch.setattr(engine.OnnxTrunk, "__init__", lambda self, *args: (trunks.append(self), made(self, *args))[1])
+    engines: list[engine.OnnxEngine] = []
+    made, loss_of = engine.OnnxEngine.__init__, stage1.stage1_loss
+    monkeypatch.setattr(engine.OnnxEngine, "__init__", lambda self, *args: (engines.append(self), made(self, *args))[1])
     opened: list[bool] = []
 
     def watched(*args: object) -> torch.Tensor:
-        opened.append("session" in vars(trunks[-1]))
+        opened.append("session" in vars(engines[-1]))
         return loss_of(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(stage1, "stage1_loss", watched)
@@ -137,7 +137,7 @@ def test_its_memory_is_given_back_while_the_branch_is_trained(
     base.extend(train.of_classes(NEW), epochs=1)
     assert opened
     assert not any(opened)
-    assert "session" in vars(trunks[-1])  # features of the finished model
+    assert "session" in vars(engines[-1])  # features of the finished model
 
 
 @pytest.mark.parametrize("minutes", [None, 5.0])

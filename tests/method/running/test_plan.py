@@ -21,7 +21,7 @@ from branchout.method.running import plan as planning
 from branchout.method.running.effort import BRANCHES, FULL, HEADS, LARGE_INPUTS, SMALL_INPUTS, Effort, Plan
 from branchout.method.running.forecast import added_bytes
 from branchout.method.running.plan import choose_plan, keep_plan, kept_plan, make_plan, options
-from branchout.method.running.speeds import HEAD_ITERATIONS, Counts, Speeds, frozen_passes, seconds_for
+from branchout.method.running.speeds import HEAD_EVALUATIONS, Counts, Speeds, frozen_passes, seconds_for
 from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier
 from branchout.training.optimisation import Optimisation
@@ -59,7 +59,7 @@ def test_seconds_add_up() -> None:
     expected = frozen_passes(LARGE_INPUTS, alone) * each + 15 * 1224 * 0.005
     assert seconds_for(LARGE_INPUTS, "last", alone, QUIET) == pytest.approx(expected)
     rows = 8 * 1224 + 4 * 1600
-    head = frozen_passes(HEADS[-1], FLOWERS) * each + HEAD_ITERATIONS * rows * 1e-6
+    head = frozen_passes(HEADS[-1], FLOWERS) * each + HEAD_EVALUATIONS * rows * 1e-6
     assert seconds_for(HEADS[-1], "fc", FLOWERS, QUIET) == pytest.approx(head)
     assert seconds_for(LARGE_INPUTS, "last", replace(FLOWERS, fused=True), replace(QUIET, fusing=1.0)) > 400
 
