@@ -47,7 +47,7 @@ PAPER_GOALS = ("all", "balanced", "avg")
 CHOSEN_ON = {
     "dev": "validation images",
     "held-out": "images held out from training",
-    "pseudo": "new images and pseudo-exemplars of old classes; base accuracy is only estimated",
+    "pseudo": "new images and pseudo-exemplars of old classes; base accuracy is estimated, not measured",
 }
 """The images an operating point was chosen on, by the key that a frontier keeps."""
 

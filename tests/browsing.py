@@ -42,7 +42,7 @@ def opened_browser() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"], timeout=120_000)
         yield browser
         browser.close()
 
@@ -57,7 +57,7 @@ def visited(
         color_scheme="dark" if dark else "light",
         reduced_motion="reduce",
     )
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(30_000)
     page = context.new_page()
     wrong: list[str] = []
     requests: list[str] = []
@@ -73,7 +73,7 @@ def visited(
     assert [url for url in requests if not url.startswith(HERE)] == []
 
 
-def until(page: Page, condition: str, seconds: float = 10) -> None:
+def until(page: Page, condition: str, seconds: float = 30) -> None:
     """Wait for a condition, asked from outside: the pages' own policy forbids what Playwright would do within them."""
     end = time.monotonic() + seconds
     while not page.evaluate(condition):

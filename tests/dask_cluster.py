@@ -1,6 +1,5 @@
 """A Dask cluster of a scheduler and two workers in processes of their own, of which a test may kill one."""
 
-import json
 import subprocess
 import sys
 import time
@@ -33,6 +32,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60, pause: float 
 def two_workers(folder: Path) -> Iterator[tuple[str, list[Process]]]:
     """The address of the scheduler, and its workers of one thread each."""
     from distributed import Client
+    from distributed.utils import json_load_robust
 
     file = folder / "scheduler.json"
     common = ["--scheduler-file", str(file), "--no-dashboard"]
@@ -42,7 +42,7 @@ def two_workers(folder: Path) -> Iterator[tuple[str, list[Process]]]:
     with processes(scheduler):
         wait_until(file.exists)
         with processes(worker, worker) as workers:
-            address = json.loads(file.read_text())["address"]
+            address = json_load_robust(file, timeout=60)["address"]  # it may exist before it is written
             with Client(address) as client:
                 wait_until(lambda: len(client.ncores()) == 2)
             yield address, workers

@@ -39,7 +39,7 @@ def in_processes(count: int, function: Callable[[], Found]) -> list[Found]:
         writing.close()
     found: list[Found] = []
     for rank, (reading, _) in enumerate(pairs):
-        assert reading.poll(120), f"process {rank} does not answer"
+        assert reading.poll(360), f"process {rank} does not answer"
         worked, value = pickle.loads(reading.recv_bytes())
         assert worked, f"process {rank}:\n{value}"
         found.append(value)

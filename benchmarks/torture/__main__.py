@@ -35,6 +35,10 @@ ATTACKS: dict[str, Callable[[Material, int], Iterator[Case]]] = {
 }
 
 
+SLOW = ("hang", "others had to wait")
+"""Faults that a pause of the whole machine looks like."""
+
+
 def attack(name: str, material: Material, seed: int, seconds: float) -> dict[str, Any]:
     """Run cases of one kind until the time is over; counts of cases and faults, with the first faults of each kind."""
     faults: Counter[str] = Counter()
@@ -44,6 +48,8 @@ def attack(name: str, material: Material, seed: int, seconds: float) -> dict[str
     cases = ATTACKS[name](material, seed)
     for case, run in cases:
         fault = run()
+        if fault in SLOW:  # a busy machine can do that once
+            fault = run()
         count += 1
         if fault is not None:
             faults[fault.split(":")[0]] += 1

@@ -51,8 +51,8 @@ def _killed(material: Material, kind: str, share: float) -> str | None:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    if out.exists() and command("predict", out, material.photo).status:  # what bears the name is whole
-        return "a damaged model"
+    if out.exists() and (fault := _unusable(out, material)):  # what bears the name is whole
+        return fault
     exported = out.with_suffix(".onnx")
     if exported.exists() and not _opens(exported):
         return "a damaged ONNX file"
@@ -63,6 +63,11 @@ def _killed(material: Material, kind: str, share: float) -> str | None:
         return again.fault(60) or f"not resumed: {again.err[-300:]}"
     left = [path.name for path in out.parent.rglob("*.partial")]
     return f"left behind: {left}" if left else None
+
+
+def _unusable(model: Path, material: Material) -> str | None:
+    predicted = command("predict", model, material.photo)
+    return predicted.fault() or ("a damaged model" if predicted.status else None)
 
 
 def _opens(exported: Path) -> bool:
@@ -159,9 +164,7 @@ def _full(material: Material, make, size: int) -> str | None:  # type: ignore[no
         return "hang"
     if "Traceback" in ended.err or ended.status < 0:
         return "traceback"
-    if out.exists() and command("predict", out, material.photo).status:
-        return "a damaged model"
-    return None
+    return _unusable(out, material) if out.exists() else None
 
 
 def _no_cache(material: Material, cache: Path) -> str | None:

@@ -157,8 +157,8 @@ def read_as(kind: type[Content], file: Path) -> Content:
 
 
 def now() -> str:
-    """The time, fine enough to order decisions."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+    """The time, fine enough to order decisions. Earlier versions wrote milliseconds, which are ordered rightly too."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def class_name(text: str) -> str:

@@ -247,14 +247,13 @@ async def report_data(
     if brief and not service.ready and service.failure is None:
         return {**service.report.state, "state": "waiting"}
     points = service.engine.points
-    state = {**service.report.state, **service.serving()}
     if brief:
-        return state
+        return {**service.report.state, **service.serving()}
     parts = await asyncio.to_thread(service.report.parts)
     numbers = parts["data"].get("numbers", [])
     about = points.current.about
     current = about["point"] if about else None
-    return {**state, **parts, "current": numbers.index(current) if current in numbers else None}
+    return {**parts, **service.serving(), "current": numbers.index(current) if current in numbers else None}
 
 
 @router.get("/test-image/{number}", summary="Get a labelled image", response_class=Response)

@@ -91,7 +91,7 @@ class LiveReport:
         self._report(event)
 
     def parts(self) -> dict[str, Any]:
-        """The report now: HTML, and the data for its script."""
+        """The report now: HTML, the data for its script, and whether it is that of the labelled images already."""
         with self._lock:
             assert self._model is not None
             assert self._facts is not None
@@ -99,7 +99,7 @@ class LiveReport:
                 self._parts_of = self._model.saved  # another operating point may have been saved since
                 self._facts = self._facts.with_saved_point(self._parts_of)
                 self._parts = finite(parts(self._facts))
-            return self._parts
+            return {**self.state, **self._parts}
 
     def image(self, number: int) -> tuple[str, Image]:
         """The name and the pixels of one labelled image."""

@@ -796,7 +796,7 @@ def test_joint_learning_of_two_tables_is_one_training(folder: Path, monkeypatch:
     monkeypatch.setattr(module, "pretrain", lambda *a, **k: pytest.fail("trained again"))
     again = measure(joint, other, (1,))
     assert once.points["plain"][0][0].test.all == pytest.approx(again.points["plain"][0][0].test.all, abs=0.05)
-    assert again.seconds["train"] > 0.5 * once.seconds["train"]
+    assert again.seconds["train"] > 0.1 * once.seconds["train"]  # which also saved the network
 
 
 def test_every_seed_trains_joint_learning_anew(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1069,11 +1069,18 @@ def test_a_cluster_whose_worker_dies_in_a_row_makes_every_row_once(folder: Path,
     jobs = [job(folder, tmp_path, name, plan, seeds=(1,)) for name in ("ncm", "fecam", "ranpac")]
     files = [path for each in jobs for path in each.files().values()]
     before: dict[Path, int] = {}
+    assert Experiment(
+        plan, resolve(str(folder))
+    ).base  # stopped while it trains the base, a worker would block the other
     with two_workers(tmp_path) as (address, workers), executor_of(2, address) as (executor, number):
 
         def stop_in_a_row() -> None:
-            wait_until(lambda: holds_a_lock(workers[0].pid), seconds=300, pause=0.01)
-            os.kill(workers[0].pid, signal.SIGSTOP)
+            while True:
+                wait_until(lambda: holds_a_lock(workers[0].pid), seconds=300, pause=0.01)
+                os.kill(workers[0].pid, signal.SIGSTOP)
+                if holds_a_lock(workers[0].pid):  # still; a row's lock is released once to see who else waits
+                    return
+                os.kill(workers[0].pid, signal.SIGCONT)
 
         def kill(_: runner.Done) -> None:
             if workers[0].poll() is None:
@@ -1098,7 +1105,7 @@ def test_a_killed_runner_leaves_nothing_half_done_and_blocks_nobody(folder: Path
     words = [sys.executable, "-m", "branchout", "bench", *asked.split(), "--data", str(folder), "--out", str(tmp_path)]
     place = tmp_path / folder.name / "disjoint-8+3" / "resnet10"
     runner = subprocess.Popen([*words, "--epochs", "400"], stdout=subprocess.DEVNULL)
-    until = time.monotonic() + 90
+    until = time.monotonic() + 300
     while not (place / ".finetune.lock").exists() and time.monotonic() < until:
         time.sleep(0.05)
     time.sleep(1)
@@ -1107,7 +1114,7 @@ def test_a_killed_runner_leaves_nothing_half_done_and_blocks_nobody(folder: Path
     runner.wait()
     assert (place / ".finetune.lock").exists()
     assert not list(tmp_path.rglob("*.json"))
-    subprocess.run([*words, "--epochs", "1"], check=True, timeout=120, stdout=subprocess.DEVNULL)
+    subprocess.run([*words, "--epochs", "1"], check=True, timeout=360, stdout=subprocess.DEVNULL)
     assert (place / "finetune-plain.json").exists()
 
 

@@ -58,7 +58,7 @@ def typed(*words: str | Path) -> Iterator[tuple[subprocess.Popen[str], Caller, s
 
 def leaves_quietly(process: subprocess.Popen[str], how: signal.Signals = signal.SIGINT) -> None:
     process.send_signal(how)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert err == ""
     assert process.returncode == 0
 

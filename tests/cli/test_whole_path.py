@@ -166,9 +166,13 @@ def test_the_forecast_of_time_is_of_the_right_order(place: Place) -> None:
     began = time.monotonic()
     well(place.extend("timed", *place.kept))
     took = time.monotonic() - began
-    told = well(run("check", place / "new", "--base", place / "base", *place.kept))
-    forecast = float(told.split("time: about ")[1].split(" s")[0])
-    assert took / 10 <= forecast + 1 <= took * 10 + 1
+
+    def forecast() -> float:
+        told = well(run("check", place / "new", "--base", place / "base", *place.kept))
+        return float(told.split("time: about ")[1].split(" s")[0])
+
+    # A busy machine may delay the short steps that are measured, but hardly twice.
+    assert any(took / 10 <= forecast() + 1 <= took * 10 + 1 for _ in range(2))
 
 
 # extend

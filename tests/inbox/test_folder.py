@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -72,7 +71,6 @@ def test_a_decision_about_photos_that_left_the_folder_is_not_the_last(photos: Pa
     inbox = Inbox(photos)
     first, second, *_ = inbox.photos()
     inbox.decide([first], "robin")
-    time.sleep(0.002)  # decisions are ordered by milliseconds
     inbox.decide([second], "wren")
     inbox.path(second).unlink()
     assert [each.photo for each in last_decision(inbox)] == [first.id]

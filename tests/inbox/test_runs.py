@@ -243,7 +243,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 def test_a_kill_in_the_middle_of_teaching_loses_nothing(case: Case) -> None:
     inbox = named(case)
     before = inbox.decisions()
-    run = planned(case, inbox, epochs=150)
+    run = planned(case, inbox, epochs=300)  # longer than its progress takes to appear
     process = start("inbox", case.photos, "--resume")
     work = work_folder(run.out)
     wait_for(lambda: list(work.glob("*.safetensors")))  # the checkpoint of an epoch

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -419,11 +420,12 @@ def test_requests_are_run_together_and_answered_as_if_alone(
 def test_when_too_much_waits_more_is_turned_away_and_the_rest_is_answered(
     extended: api.Model, files: list[File], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = threading.Event()
+    gate, begun = threading.Event(), threading.Event()
     answer = Engine.answer
 
     def slow(self: Engine, questions: list[Question]) -> list[Result]:
-        gate.wait(20)
+        begun.set()
+        gate.wait(60)
         return answer(self, questions)
 
     monkeypatch.setattr(Engine, "answer", slow)
@@ -431,7 +433,7 @@ def test_when_too_much_waits_more_is_turned_away_and_the_rest_is_answered(
     with running(create_app(extended, limits=limits)) as caller, ThreadPoolExecutor(8) as pool:
         try:
             held = [pool.submit(caller.predict, files[:1])]
-            wait_for(lambda: caller.get("/health").json["queued"] == 0)
+            assert begun.wait(60)
             held.append(pool.submit(caller.predict, files[:2]))
             wait_for(lambda: caller.get("/health").json["queued"] == 2)
             refusal = caller.predict(files[:2])  # two more than may wait
@@ -517,7 +519,7 @@ def tight(extended: api.Model) -> Iterator[Caller]:
         request_pixels=1_500_000,
         decoding_pixels=1_000_000,
         small_pixels=100_000,
-        header_seconds=0.5,
+        header_seconds=2,
         body_grace=1.5,
         requests=4,
     )
@@ -567,7 +569,7 @@ def test_small_images_do_not_wait_for_large_ones(
 
 
 def unfinished(port: int, sent: bytes) -> socket.socket:
-    line = socket.create_connection(("127.0.0.1", port), timeout=10)
+    line = socket.create_connection(("127.0.0.1", port), timeout=30)
     line.sendall(sent)
     return line
 
@@ -575,24 +577,24 @@ def unfinished(port: int, sent: bytes) -> socket.socket:
 BODY = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\nContent-Length: 5000\r\n\r\nx"
 
 
-def test_unfinished_bodies_block_nobody_and_are_given_up(tight: Caller, files: list[File]) -> None:
-    lines = [unfinished(tight.port, BODY) for _ in range(20)]  # five times the requests that are answered at once
-    start = time.monotonic()
-    assert tight.predict(files[:1]).status == 200
-    assert time.monotonic() - start < 1
-    for line in lines:
-        answer = line.recv(10_000)
-        assert answer.startswith(b"HTTP/1.1 408 ")
-        line.close()
-    assert time.monotonic() - start < 8
+def test_unfinished_bodies_block_nobody_and_are_given_up(extended: api.Model, files: list[File]) -> None:
+    with running(create_app(extended, limits=Limits(body_grace=6, requests=4))) as caller:
+        lines = [unfinished(caller.port, BODY) for _ in range(20)]  # five times the requests that are answered at once
+        start = time.monotonic()
+        assert caller.predict(files[:1]).status == 200
+        assert time.monotonic() - start < 5  # before any of them is given up
+        for line in lines:
+            answer = line.recv(10_000)
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            line.close()
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "])
 def test_headers_must_arrive_in_time(tight: Caller, sent: bytes) -> None:
+    start = time.monotonic()
     with unfinished(tight.port, sent) as line:
-        start = time.monotonic()
         assert line.recv(1000) == b""
-        assert 0.3 < time.monotonic() - start < 5
+        assert 1.8 < time.monotonic() - start < 20
 
 
 def test_headers_must_arrive_in_time_on_a_connection_in_use_too(tight: Caller) -> None:
@@ -768,6 +770,16 @@ def test_nothing_is_watched_unless_asked(server: Caller) -> None:
     assert "--watch" in error_of(server.get("/progress/events"), 404)
 
 
+def follow(caller: Caller, seen: list[dict[str, Any]]) -> str:
+    """Read the stream of progress to its end, each event as it comes; its content type."""
+    connection = HTTPConnection("127.0.0.1", caller.port, timeout=60)
+    connection.request("GET", "/progress/events")
+    reply = connection.getresponse()
+    seen.extend(json.loads(line[6:]) for line in reply if line.startswith(b"data: "))
+    connection.close()
+    return str(reply.headers["content-type"])
+
+
 def test_a_model_in_the_making_is_watched_and_then_served(
     extended: api.Model, files: list[File], tmp_path: Path
 ) -> None:
@@ -795,7 +807,8 @@ def test_a_model_in_the_making_is_watched_and_then_served(
         assert caller.get("/health").status == 503
         assert caller.get("/health").json["status"] == "waiting"
         with ThreadPoolExecutor(1) as pool:
-            stream = pool.submit(caller.get, "/progress/events")
+            seen: list[dict[str, Any]] = []
+            stream = pool.submit(follow, caller, seen)
             for done in (1, 2):
                 works[:] = [
                     {"work": "branch", "done": done, "total": 2, "figures": {"loss": float("nan")}, "since": 1.0}
@@ -805,15 +818,12 @@ def test_a_model_in_the_making_is_watched_and_then_served(
                 schema.Progress.model_validate(told)
                 assert told["works"][0]["done"] == done
                 assert told["works"][0]["figures"] == {"loss": None}  # JSON has no word for it
-                time.sleep(0.7)
+                wait_for(lambda done=done: any(work["done"] == done for event in seen for work in event["works"]))
             shutil.copytree(extended.folder, tmp_path / "copy")
             (tmp_path / "copy").rename(out)
             shutil.rmtree(work)
-            reply = stream.result(20)
-        assert reply.headers["content-type"].startswith("text/event-stream")
-        events = [json.loads(line[6:]) for line in reply.body.decode().splitlines() if line.startswith("data: ")]
-        assert [event["state"] for event in events][-1] == "finished"
-        assert {work["done"] for event in events for work in event["works"]} == {1, 2}
+            assert stream.result(60).startswith("text/event-stream")
+        assert seen[-1]["state"] == "finished"
         wait_for(lambda: caller.get("/health").status == 200)
         assert caller.predict(files[:1]).status == 200
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browsing import DIAL, Browser, Page, fits, turn, visited, with_fixed_dial
+from browsing import DIAL, Browser, Page, fits, turn, until, visited, with_fixed_dial
 from helpers import BASE, NEW
 from inbox_case import make
 from serving import Caller, png, running
@@ -226,8 +226,8 @@ def test_columns_out_of_sight_are_hinted_at_and_reached_by_keyboard(
     browser: Browser, addresses: dict[str, str]
 ) -> None:
     with visited(browser, addresses["report"], width=240) as page:  # a phone with large letters
+        until(page, "document.querySelector('.scroll.wide') !== null")
         wide = page.locator(".scroll.wide")
-        assert wide.count() > 0
         for box in wide.all():
             assert box.get_attribute("tabindex") == "0"
             assert "scrolls sideways" in box.get_attribute("aria-label")
@@ -237,8 +237,7 @@ def test_columns_out_of_sight_are_hinted_at_and_reached_by_keyboard(
             assert box.evaluate(inside) <= box.evaluate("each => each.clientWidth") + 1  # a caption is not cut off
         wide.first.focus()
         page.keyboard.press("ArrowRight")
-        page.wait_for_timeout(200)
-        assert wide.first.evaluate("each => each.scrollLeft") > 0
+        until(page, "document.querySelector('.scroll.wide').scrollLeft > 0")
 
 
 def test_headings_stay_in_view(browser: Browser, addresses: dict[str, str]) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from browsing import with_fixed_dial
 from PIL import Image
 from serving import Caller, File, glyph_files, running, wait_for
 
@@ -28,9 +28,8 @@ def tested(extended: api.Model, val: Samples) -> Samples:
 
 
 @pytest.fixture
-def copied(extended: api.Model, tmp_path: Path) -> api.Model:
-    assert extended.folder is not None
-    return api.load(shutil.copytree(extended.folder, tmp_path / "v2"))
+def copied(extended: api.Model, tested: Samples, tmp_path: Path) -> api.Model:
+    return with_fixed_dial(extended, tested, tmp_path / "v2")
 
 
 @pytest.fixture

@@ -11,19 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from browsing import with_fixed_dial
 from helpers import BASE, NEW, untrained
 
 from branchout import api
+from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.model.checkpoint import SavedModel, StepPoints
 from branchout.serve.operating_points import OperatingPoints
 
 
 @pytest.fixture
-def model(extended: api.Model, tmp_path: Path) -> api.Model:
+def model(extended: api.Model, val: Samples, tmp_path: Path) -> api.Model:
     """A copy that may be written to."""
-    assert extended.folder is not None
-    return api.load(shutil.copytree(extended.folder, tmp_path / "v2"))
+    return with_fixed_dial(extended, val.of_classes(extended.classes), tmp_path / "v2")
 
 
 def grid_model() -> api.Model:

@@ -363,7 +363,7 @@ def test_a_mistake_is_explained_where_it_is_seen(
         logits = page.locator("#view .why tbody tr td:last-child").all_text_contents()
         shown = [float(each.replace("\N{MINUS SIGN}", "-")) for each in logits]
         assert shown == pytest.approx([why.winner.logit, why.expected.score.logit], abs=0.02)
-        assert f"place {why.expected.place}" in page.locator("#view .why").text_content()
+        assert f"ranked {why.expected.place}" in page.locator("#view .why").text_content()
         assert "base" in page.locator("#view .said").text_content()
 
 
@@ -522,7 +522,7 @@ def test_a_running_extension_is_watched_until_it_answers(
         (tmp_path / "copy").rename(out)
         shutil.rmtree(work)
         ready(page)
-        assert page.locator("#state").text_content() == "Finished."
+        until(page, "document.getElementById('state').textContent === 'Finished.'")
         given(page, [file_of(tested, NEW[0])])
         page.wait_for_selector(".top")
 

@@ -150,7 +150,7 @@ def trickled(limits: Limits, pause: float, chunk: bytes) -> Refused | None:
 def test_a_body_that_arrives_too_slowly_is_refused() -> None:
     assert trickled(Limits(body_seconds=0.05), 60, b"").status_code == 408  # nothing at all
     assert trickled(Limits(body_grace=0.1, body_rate=1000), 0.05, b"x").status_code == 408  # 20 bytes per second
-    assert trickled(Limits(body_grace=0.1, body_rate=1000), 0.02, b"x" * 200) is None  # 10,000 bytes per second
+    assert trickled(Limits(body_grace=1, body_rate=1000), 0.2, b"x" * 400) is None  # 2,000 bytes per second
     assert trickled(Limits(body_seconds=0.3, body_rate=1), 0.1, b"x" * 200).status_code == 408  # fast, but too long
 
 
