@@ -19,7 +19,7 @@ from branchout.data.scenarios import Scenario
 from branchout.errors import BranchoutError
 from branchout.files import check_output, write_text
 from branchout.method.config import ExtendConfig
-from branchout.progress import Report
+from branchout.progress import OnProgress
 
 BASE, NOVEL, OVERLAP, EXEMPLARS = 800, 40, 5, 10
 TEST_IMAGES = 10
@@ -34,7 +34,7 @@ UNKNOWN = ("beamed eighth notes", "black telephone")
 
 
 def run(
-    out: Path, say: Callable[[str], None], report: Report, device: str | None = None
+    out: Path, say: Callable[[str], None], on_progress: OnProgress, device: str | None = None
 ) -> tuple[api.Model, api.Prepared]:
     """Extend the shipped base; writes what WRITTEN and FOLDERS list into OUT."""
     check_output(out, folder=True)
@@ -61,7 +61,7 @@ def run(
     config = ExtendConfig(epochs=12, views=2)
     val = concatenate([plan.dev(data), plan.test(data)])
     prepared = base.prepare(new, memory=old, val=val, config=config)
-    model = base.extend_prepared(prepared, out=out / "v2", report=report)
+    model = base.extend_prepared(prepared, out=out / "v2", on_progress=on_progress)
     drawing = out / "predictions.png"
     draw_predictions(base, model, plan.test(data), plan.branches[1], drawing)
     say(f"Some predictions before and after: {drawing}")

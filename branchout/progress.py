@@ -1,4 +1,4 @@
-"""The progress of long work: what is reported, and to whom. It imports nothing slow."""
+"""The progress of long work: what callbacks are called with. It imports nothing slow."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ class Event:
     figures: dict[str, float] = field(default_factory=dict)
 
 
-Report = Callable[[Event], None]
+OnProgress = Callable[[Event], None]
+"""Called with each event of some work."""
 
 
 def silent(_: Event) -> None:
-    """Report to nobody."""
+    """Ignores all progress."""
 
 
-def both(one: Report, other: Report) -> Report:
-    """Report to both."""
+def both(one: OnProgress, other: OnProgress) -> OnProgress:
+    """Calls both."""
 
-    def report(event: Event) -> None:
+    def on_progress(event: Event) -> None:
         one(event)
         other(event)
 
-    return report
+    return on_progress

@@ -33,7 +33,7 @@ def main() -> None:
     print(f"{options.base}: {len(base.classes):,} classes, images of {base.classifier.preprocessing.size} pixels")
 
     # Only a copy of the last stage is trained; the network itself does not change.
-    model = base.extend(options.new, memory=options.memory, out=options.out, epochs=options.epochs, report=show)
+    model = base.extend(options.new, memory=options.memory, out=options.out, epochs=options.epochs, on_progress=show)
     print(f"now {len(model.classes):,} classes; saved in {options.out}")
 
     # The operating points, measured on held-out images. `model.tune("avg")` chooses another.

@@ -44,7 +44,7 @@ def rows(settings: Settings) -> Rows:
     memory = samples(range(old), EXEMPLARS, size)
     times: list[float] = []
 
-    def report(event: Event) -> None:
+    def on_progress(event: Event) -> None:
         if "loss" in event.figures:
             times.append(time.perf_counter())
 
@@ -60,7 +60,7 @@ def rows(settings: Settings) -> Rows:
         synchronize(settings.device)
         ours = time.perf_counter() - start
         start = time.perf_counter()
-        train(images["joint"], epochs=measured, report=report)
+        train(images["joint"], epochs=measured, on_progress=on_progress)
         synchronize(settings.device)
         whole = time.perf_counter() - start
     epoch = float(np.median(np.diff(times[-measured:])))

@@ -67,7 +67,7 @@ def compute(settings: Settings) -> tuple[str, dict[str, object]]:
             lambda given, network=network: F.cross_entropy(network(given[0]), given[1]),  # type: ignore[misc]
             Optimisation(epochs=settings.pick(8, 3) if settings.gpu else 3, lr=0.01, batch=batch),
             device=device,
-            report=Clock(taken),
+            on_progress=Clock(taken),
         )
         seconds[name] = float(np.median(np.diff(taken)))
     row = compared(

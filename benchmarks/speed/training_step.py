@@ -78,7 +78,7 @@ def stage_one(arch: str, settings: Settings) -> Run:
 
     def run() -> tuple[Epochs, int]:
         taken, names = Epochs(), [f"new {n}" for n in range(NEW)]
-        stage1.train_branch(model, names, fresh, recipe, exemplars=kept, views=1, device=device, report=taken)
+        stage1.train_branch(model, names, fresh, recipe, exemplars=kept, views=1, device=device, on_progress=taken)
         return taken, count // scale_to_dataset(recipe.optimisation, count).batch
 
     return run
@@ -111,7 +111,9 @@ def whole_network(arch: str, settings: Settings, optimiser: str = "sgd") -> Run:
             return F.cross_entropy(z, batch[1]) + distillation(z, remembered)
 
         steps = count // batch
-        fit(network, list(network.parameters()), batches, steps, loss_of, optimisation, device=device, report=taken)
+        fit(
+            network, list(network.parameters()), batches, steps, loss_of, optimisation, device=device, on_progress=taken
+        )
         return taken, steps
 
     return run
@@ -135,7 +137,7 @@ def pretraining(arch: str, settings: Settings) -> Run:
             width=settings.width,
             optimisation=optimisation,
             device=settings.device,
-            report=taken,
+            on_progress=taken,
         )
         return taken, count // scale_to_dataset(optimisation, count).batch
 
@@ -208,7 +210,16 @@ def unrecordable(settings: Settings) -> dict[str, dict[str, object]]:
 
             optimisation = Optimisation(4, lr=0.05, batch=64, optimiser="adamw" if kind == "adamw" else "sgd")
             parameters = list(network.parameters())
-            fit(network, parameters, lambda _: [(x, y)] * 20, 20, loss_of, optimisation, device=device, report=taken)
+            fit(
+                network,
+                parameters,
+                lambda _: [(x, y)] * 20,
+                20,
+                loss_of,
+                optimisation,
+                device=device,
+                on_progress=taken,
+            )
             return taken, 20
 
         return run

@@ -84,7 +84,7 @@ def measure(asked: argparse.Namespace) -> None:
         print(f"all {len(names)} rows exist in {folder}")
         return
     made_by = rows.provenance() | {"command": " ".join(["python -m benchmarks.steps", *_words(asked)])}
-    experiment = Experiment(plan, dataset, report=Lines())
+    experiment = Experiment(plan, dataset, on_progress=Lines())
     begun = experiment.now()
     print(f"base: {rows.percent(experiment.before.test.all)} after {experiment.now() - begun:.0f} s", flush=True)
     runs = [Run(experiment, seed, asked.one_branch_epochs) for seed in asked.seeds]

@@ -76,7 +76,7 @@ class Run:
             ExtendConfig(branch=branch or self.branch, seed=self.seed, epochs=epochs),
             device=experiment.device,
             images=experiment.images,
-            report=experiment.report,
+            on_progress=experiment.on_progress,
         )
         if changed.exemplar_share is not None:
             effort = replace(extension.plan.effort, exemplar_share=changed.exemplar_share)
@@ -233,7 +233,7 @@ def compacted(run: Run) -> Scores:
         config = replace(config, epochs=2 * experiment.plan.epochs)
     small = Compaction(
         SavedModel(model, (points,) * steps, ()), memory, config, val=dev, device=experiment.device,
-        report=experiment.report,
+        on_progress=experiment.on_progress,
     ).run()  # fmt: skip
     return one_offset(run, run.halves(small.model))
 

@@ -24,7 +24,7 @@ from branchout.data.verify import ImageFile
 from branchout.errors import BranchoutError, printable
 from branchout.files import atomic_write, check_output, checksum, read_json, write_json
 from branchout.model.manifest import MANIFEST, is_saved_model
-from branchout.progress import Event, Report, silent
+from branchout.progress import Event, OnProgress, silent
 from branchout.training.work_folder import working_on
 
 if TYPE_CHECKING:
@@ -61,7 +61,12 @@ class Settings:
 
 
 def predict_files(
-    settings: Settings, files: Sequence[ImageFile], out: Path, *, dask: str | None = None, report: Report = silent
+    settings: Settings,
+    files: Sequence[ImageFile],
+    out: Path,
+    *,
+    dask: str | None = None,
+    on_progress: OnProgress = silent,
 ) -> int:
     """Answer every file and write the table `out` (.csv, .jsonl or .parquet); returns how many could not be read.
 
@@ -85,7 +90,7 @@ def predict_files(
             for number, answers in answered:
                 write_json(places[number], answers, indent=None)
                 done += len(answers)
-                report(Event("Predicting", done, len(files)))
+                on_progress(Event("Predicting", done, len(files)))
         with atomic_write(out) as partial:
             writer(partial, (read_json(place) for place in places), settings.top)
         return sum(answer["problem"] is not None for place in places for answer in read_json(place))

@@ -20,7 +20,7 @@ from branchout.metrics import Accuracies
 from branchout.model import checkpoint
 from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
-from branchout.progress import Report
+from branchout.progress import OnProgress
 from branchout.training.progress_file import recorded
 from branchout.training.work_folder import working_on
 
@@ -61,7 +61,7 @@ def compact(
     val: Samples | None = None,
     unlabelled: Samples | None = None,
     out: Path | None = None,
-    report: Report,
+    on_progress: OnProgress,
 ) -> Outcome:
     """Compact a model and save it as `out`, if given; a run that was stopped resumes."""
     saved, device = model.saved, model.device
@@ -75,7 +75,7 @@ def compact(
         "images": "none" if unlabelled is None else unlabelled.fingerprint(),
     }
     with working_on(out, settings) as work:
-        with recorded(work, report) as reported:
+        with recorded(work, on_progress) as reported:
             made = Compaction(
                 saved,
                 memory,
@@ -85,7 +85,7 @@ def compact(
                 device=device,
                 work=work,
                 cache=cache_folder(),
-                report=reported,
+                on_progress=reported,
             ).run()
         event = _event(saved, config, made, memory)
         earlier = [{**event, "measured": None}] * (config.branches - 1)

@@ -21,7 +21,7 @@ from branchout.method.running.prepared_extension import now
 from branchout.model import architectures, bases, checkpoint, hub
 from branchout.model.checkpoint import SavedModel
 from branchout.model.manifest import is_saved_model
-from branchout.progress import Report, silent
+from branchout.progress import OnProgress, silent
 from branchout.training import pretrain as pretraining
 from branchout.training import processes
 from branchout.training.device import Device, device_named
@@ -75,7 +75,7 @@ def pretrain(
     classes_from: str | None = None,
     seed: int = 0,
     device: Device = None,
-    report: Report = silent,
+    on_progress: OnProgress = silent,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Model:
     """Train a base model from scratch: one of our ResNets, or a small vision transformer, with a cosine head.
@@ -99,7 +99,7 @@ def pretrain(
         start = time.perf_counter()
         with processes.first_on_machine():
             images = open_images(train, preprocessing, place, cache=cache_folder())
-        with recorded(work, report) as reported:
+        with recorded(work, on_progress) as reported:
             trained = pretraining.pretrain(
                 images,
                 train.labels,
@@ -112,11 +112,11 @@ def pretrain(
                 seed=seed,
                 device=place,
                 checkpoint=None if work is None else work / "pretrain.safetensors",
-                report=reported,
+                on_progress=reported,
             )
         event = _event(train, seed, optimisation, time.perf_counter() - start)
         model = Model(SavedModel(trained.cpu(), (), (event,)), None, place)
-        _validate(model, test, report)
+        _validate(model, test, on_progress)
         return model if out is None else model.save(out, half=half)
 
 
@@ -126,12 +126,12 @@ def _event(train: Samples, seed: int, optimisation: Optimisation, seconds: float
             "seconds": round(seconds, 1), "version": __version__}  # fmt: skip
 
 
-def _validate(model: Model, test: Samples | None, report: Report) -> None:
+def _validate(model: Model, test: Samples | None, on_progress: OnProgress) -> None:
     """Measure a base model on validation images, if there are any, and keep the accuracy in its history."""
     test = None if test is None else test.of_classes(model.classes)
     if not test:
         return
-    model.validation = model.evaluate(test, report=report)
+    model.validation = model.evaluate(test, on_progress=on_progress)
     (event,) = model.saved.history
     accuracy = round(model.validation.after.all, 4)
     model.saved = replace(model.saved, history=({**event, "accuracy": accuracy},))

@@ -32,7 +32,7 @@ from branchout.method.running.prepared_extension import Prepared, now
 from branchout.method.split import DataSplit
 from branchout.model import checkpoint, hub
 from branchout.model.staged import branch_point
-from branchout.progress import Report, silent
+from branchout.progress import OnProgress, silent
 from branchout.report import page as reports
 from branchout.report.data import ReportData, collect
 from branchout.report.other_methods import read_results
@@ -90,7 +90,7 @@ class Model(Predictor):
 
     # Measuring.
 
-    def evaluate(self, test: Source, *, flip: bool = False, report: Report = silent) -> Comparison:
+    def evaluate(self, test: Source, *, flip: bool = False, on_progress: OnProgress = silent) -> Comparison:
         """Before and after the last step, on labelled images of known classes."""
         samples = samples_in(test)
         check_classes(samples.classes, self.classifier.space)
@@ -98,7 +98,9 @@ class Model(Predictor):
         labels = self.classifier.space.index(samples.classes)[samples.labels]
         use_engine(self.classifier, engine_for(self.classifier, self.device, len(samples) * (1 + flip)))
         try:
-            return compare(self.classifier, self._before(), self._images(samples), labels, flip=flip, report=report)
+            return compare(
+                self.classifier, self._before(), self._images(samples), labels, flip=flip, on_progress=on_progress
+            )
         finally:
             self.classifier.engine = None
 
@@ -142,7 +144,7 @@ class Model(Predictor):
         results: str | Path | None = None,
         gallery: int = 60,
         model_path: str | None = None,
-        report: Report = silent,
+        on_progress: OnProgress = silent,
     ) -> ReportData:
         """Everything that a report shows; `.to_dict()` gives it as JSON-able data.
 
@@ -158,7 +160,7 @@ class Model(Predictor):
             gallery=gallery,
             device=self.device,
             cache=cache_folder(),
-            report=report,
+            on_progress=on_progress,
         )
 
     def report(
@@ -169,13 +171,13 @@ class Model(Predictor):
         results: str | Path | None = None,
         gallery: int = 60,
         model_path: str | None = None,
-        report: Report = silent,
+        on_progress: OnProgress = silent,
     ) -> Path:
         """Write one HTML file about what was added, gained and lost; by default beside the model: v2-report.html."""
         if out is None and self.folder is None:
             raise BranchoutError("This model is not saved, so its report needs a name: out='report.html'")
         page = reports.check_report(reports.default_path(self.folder) if out is None else Path(out))  # type: ignore[arg-type]
-        data = self.report_data(test, results=results, gallery=gallery, model_path=model_path, report=report)
+        data = self.report_data(test, results=results, gallery=gallery, model_path=model_path, on_progress=on_progress)
         write_text(page, reports.render(data))
         return page
 
@@ -189,7 +191,7 @@ class Model(Predictor):
         val: Source | None = None,
         config: ExtendConfig = ExtendConfig(),  # noqa: B008 – frozen
         classes_from: str | None = None,
-        report: Report = silent,
+        on_progress: OnProgress = silent,
     ) -> Prepared:
         """Check the settings against this model, read the images and divide them into train, dev and test."""
         base = self.classifier
@@ -201,7 +203,7 @@ class Model(Predictor):
             base = base.rebuilt((), config.pooler)
         warnings: list[str] = []
         kept, fresh, held = (
-            None if source is None else samples_in(source, warnings, self.classes, classes_from, report)
+            None if source is None else samples_in(source, warnings, self.classes, classes_from, on_progress)
             for source in (memory, new, val)
         )
         assert fresh is not None
@@ -231,7 +233,7 @@ class Model(Predictor):
         minutes: float | None = None,
         memory_limit: float | None = None,
         seed: int = 0,
-        report: Report = silent,
+        on_progress: OnProgress = silent,
     ) -> Model:
         """A new model that also knows the classes of `new`; the settings are those of `ExtendConfig`.
 
@@ -239,8 +241,8 @@ class Model(Predictor):
         """
         config = ExtendConfig(recipe, branch, goal, fuse, exemplars, epochs, views, seed, pooler, minutes, memory_limit)
         place = check_out(out)
-        prepared = self.prepare(new, memory=memory, val=val, config=config, report=report)
-        return self.extend_prepared(prepared, out=place, report=report)
+        prepared = self.prepare(new, memory=memory, val=val, config=config, on_progress=on_progress)
+        return self.extend_prepared(prepared, out=place, on_progress=on_progress)
 
     def extend_prepared(
         self,
@@ -248,7 +250,7 @@ class Model(Predictor):
         *,
         out: str | Path | None = None,
         plan: Plan | None = None,
-        report: Report = silent,
+        on_progress: OnProgress = silent,
         announce: Callable[[str], None] = lambda _: None,
     ) -> Model:
         """Train what `prepare` checked, by `plan` or by one that is made for this machine.
@@ -258,7 +260,7 @@ class Model(Predictor):
         out = None if out is None else Path(out)
         points = self.saved.step_points
         with working_on(out, prepared.settings()) as work:
-            with recorded(work, report) as reported:
+            with recorded(work, on_progress) as reported:
                 plan = processes.from_main(plan or self._plan(prepared, work, reported))
                 assert plan is not None
                 for line in plan.lines():
@@ -272,7 +274,7 @@ class Model(Predictor):
                     work=work,
                     cache=cache_folder(),
                     earlier_biases=balanced_biases(points[-1], len(points)) if points else None,
-                    report=reported,
+                    on_progress=reported,
                 ).run()
             classifier = outcome.model.rebuilt(outcome.model.steps).to(self.device)
             grown = self.saved.extended(classifier, outcome.points, prepared.event(outcome, plan))
@@ -282,14 +284,14 @@ class Model(Predictor):
         model.outcome = outcome
         return model
 
-    def _plan(self, prepared: Prepared, work: Path | None, report: Report) -> Plan | None:
+    def _plan(self, prepared: Prepared, work: Path | None, on_progress: OnProgress) -> Plan | None:
         """What to train; None in all processes but the first, which rests it on measured times."""
         if not processes.is_main():
             return None
         with processes.independent():
             plan = kept_plan(work)
             if plan is None:
-                plan = make_plan(prepared.base, prepared.split, prepared.config, self.device, report=report)
+                plan = make_plan(prepared.base, prepared.split, prepared.config, self.device, on_progress=on_progress)
                 keep_plan(work, plan)
         return plan
 
@@ -304,7 +306,7 @@ class Model(Predictor):
         epochs: int | None = None,
         classes_from: str | None = None,
         seed: int = 0,
-        report: Report = silent,
+        on_progress: OnProgress = silent,
     ) -> Model:
         """A smaller model: the branches of all steps distilled into `branches` of them; `.compaction` compares both.
 
@@ -318,12 +320,12 @@ class Model(Predictor):
         unlabelled, unread = (None, Problems()) if images is None else unlabelled_images(Path(images))
         made = compact(
             self,
-            samples_in(memory, problems, self.classes, classes_from, report),
+            samples_in(memory, problems, self.classes, classes_from, on_progress),
             CompactConfig(branches, CompactConfig.epochs if epochs is None else epochs, seed),
-            val=None if val is None else samples_in(val, problems, self.classes, classes_from, report),
+            val=None if val is None else samples_in(val, problems, self.classes, classes_from, on_progress),
             unlabelled=unlabelled,
             out=place,
-            report=report,
+            on_progress=on_progress,
         )
         model = Model(made.saved, place, self.device)
         problems += [f"{images}: {line}" for line in unread.summary()]

@@ -22,7 +22,7 @@ from branchout.evaluate.explain import Explanation, LabelledFeatures, explain
 from branchout.method.features import extract
 from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
-from branchout.progress import Report, silent
+from branchout.progress import OnProgress, silent
 from branchout.training.loop import best_device
 
 Source = str | Path | Samples
@@ -39,7 +39,7 @@ def samples_in(
     problems: list[str] | None = None,
     known: Sequence[str] = (),
     classes_from: str | None = None,
-    report: Report = silent,
+    on_progress: OnProgress = silent,
 ) -> Samples:
     """Samples as they are, or all usable images of a folder of class folders or of tar shards.
 
@@ -47,7 +47,7 @@ def samples_in(
     """
     if isinstance(source, Samples):
         return source
-    found, wrong = scan(Path(source), known=known, classes_from=classes_from, report=report)
+    found, wrong = scan(Path(source), known=known, classes_from=classes_from, on_progress=on_progress)
     if problems is not None:
         problems += [f"{source}: {line}" for line in wrong.summary()]
     return found
@@ -117,7 +117,7 @@ class Predictor:
         expect: str | None = None,
         memory: Source | None = None,
         nearest: int = 5,
-        report: Report = silent,
+        on_progress: OnProgress = silent,
     ) -> Explanation: ...
 
     @overload
@@ -129,7 +129,7 @@ class Predictor:
         expect: str | None = None,
         memory: Source | None = None,
         nearest: int = 5,
-        report: Report = silent,
+        on_progress: OnProgress = silent,
     ) -> list[Explanation]: ...
 
     def explain(
@@ -140,7 +140,7 @@ class Predictor:
         expect: str | None = None,
         memory: Source | None = None,
         nearest: int = 5,
-        report: Report = silent,
+        on_progress: OnProgress = silent,
     ) -> Explanation | list[Explanation]:
         """How the logits of an image come about; a list of explanations for several images.
 
@@ -148,17 +148,19 @@ class Predictor:
         features are nearest.
         """
         if isinstance(images, str | PathLike | np.ndarray):
-            return self.explain([images], top=top, expect=expect, memory=memory, nearest=nearest, report=report)[0]
+            return self.explain(
+                [images], top=top, expect=expect, memory=memory, nearest=nearest, on_progress=on_progress
+            )[0]
         labelled = None
         if memory is not None:
             samples = samples_in(memory)
-            features = extract(self.classifier, self._images(samples), device=self.device, report=report)[0]
+            features = extract(self.classifier, self._images(samples), device=self.device, on_progress=on_progress)[0]
             labelled = LabelledFeatures(features, samples.ids.tolist(), samples.names.tolist(), nearest)
         before, how = self._before(), self.classifier.preprocessing
         pixels = (how.normalise(how.prepare(picture_of(image))[None].to(self.device)) for image in images)
         return [explain(self.classifier, before, each, top=top, expect=expect, labelled=labelled) for each in pixels]
 
-    def features(self, samples: Samples, *, report: Report = silent) -> np.ndarray:
+    def features(self, samples: Samples, *, on_progress: OnProgress = silent) -> np.ndarray:
         """The base's penultimate features of every sample: one row each."""
-        found = extract(self.classifier, self._images(samples), device=self.device, report=report)
+        found = extract(self.classifier, self._images(samples), device=self.device, on_progress=on_progress)
         return np.asarray(found[0, :, 0].cpu())

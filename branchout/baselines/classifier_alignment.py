@@ -122,7 +122,9 @@ def aligned(head: Head, means: Tensor, factors: Tensor, task: Task) -> Head:
 
     steps = -(-len(labels) // task.heads.batch)
     parameters = list(trained.parameters())
-    fit(trained, parameters, epoch_batches, steps, loss_of, task.heads, device=task.device, report=task.report)
+    fit(
+        trained, parameters, epoch_batches, steps, loss_of, task.heads, device=task.device, on_progress=task.on_progress
+    )
     return feature_heads.plain_head(trained)
 
 

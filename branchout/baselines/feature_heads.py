@@ -61,7 +61,7 @@ def cached(model: Classifier, task: Task, samples: Samples, *, views: int) -> Ca
             augmentation=task.head_augmentation,
             seed=task.seed,
             device=task.device,
-            report=task.report,
+            on_progress=task.on_progress,
         )
     )
     return Cached.of(features, task, samples)
@@ -96,7 +96,7 @@ def train(
         return loss(scores(batch[0]), batch[1])
 
     steps, parameters = len(order(0)), list(head.parameters())
-    fit(head, parameters, epoch_batches, steps, loss_of, task.heads, device=task.device, report=task.report)
+    fit(head, parameters, epoch_batches, steps, loss_of, task.heads, device=task.device, on_progress=task.on_progress)
     head.requires_grad_(False)
 
 

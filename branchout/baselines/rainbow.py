@@ -76,7 +76,7 @@ def learn(before: Classifier | Network, task: Task, *, own_memory: bool = False)
         optimisation,
         device=task.device,
         work="train the network",
-        report=task.report,
+        on_progress=task.on_progress,
     )
     return network.eval()
 

@@ -25,7 +25,7 @@ from branchout.method.new_branch import Labelled
 from branchout.method.recipes import BRANCHOUT, PAPER
 from branchout.model.classifier import Classifier
 from branchout.model.staged import Backbone
-from branchout.training.loop import Report, best_device, silent
+from branchout.training.loop import OnProgress, best_device, silent
 from branchout.training.optimisation import Optimisation
 from branchout.training.pretrain import FAST
 
@@ -70,7 +70,7 @@ class Task:
     """The name of an augmentation for all training, if not the default for the kind of image."""
     seed: int = 0
     device: torch.device = field(default_factory=best_device)
-    report: Report = silent
+    on_progress: OnProgress = silent
 
     @property
     def step(self) -> int:

@@ -133,7 +133,7 @@ def train(
         optimisation,
         device=task.device,
         work=work,
-        report=task.report,
+        on_progress=task.on_progress,
     )
     network.eval()
 

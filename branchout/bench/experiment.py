@@ -45,7 +45,7 @@ from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier, Step
 from branchout.model.manifest import is_saved_model
 from branchout.model.staged import Backbone
-from branchout.training.loop import Event, Report, best_device, seed_for, silent
+from branchout.training.loop import Event, OnProgress, best_device, seed_for, silent
 from branchout.training.optimisation import Optimisation, settings_dict
 from branchout.training.pretrain import pretrain
 
@@ -66,7 +66,7 @@ class Experiment:
         device: torch.device | None = None,
         cache: Path | None = None,
         scenario_file: Path | None = None,
-        report: Report = silent,
+        on_progress: OnProgress = silent,
     ) -> None:
         """`scenario_file` keeps the scenario if it is clustered."""
         self.plan = plan
@@ -74,7 +74,7 @@ class Experiment:
         self.dataset = dataset
         self.device = device or best_device()
         self.cache = cache or cache_folder()
-        self.report = report
+        self.on_progress = on_progress
         self.saved_base = None if plan.model is None else open_base(plan.model)
         if self.saved_base is not None and self.saved_base.weights != plan.weights:
             raise BranchoutError(
@@ -206,7 +206,7 @@ class Experiment:
             augmented=self.plan.augmentation,
             seed=seed,
             device=self.device,
-            report=self.report,
+            on_progress=self.on_progress,
         )
 
     # Networks, branches and features, computed once.
@@ -250,7 +250,7 @@ class Experiment:
         asked, held = time.perf_counter(), kept.with_name(f".{kept.name}.lock")
         with lock(held, wait=False) as free:
             if not free:
-                self.report(Event("Waiting for another process that trains this network", 0, 1))
+                self.on_progress(Event("Waiting for another process that trains this network", 0, 1))
         with lock(held):
             self._earlier -= time.perf_counter() - asked  # waiting does not count: the time it took is in the file
             fresh = not is_saved_model(kept)
@@ -270,7 +270,7 @@ class Experiment:
                     seed=settings["seed"],
                     device=self.device,
                     checkpoint=unfinished,
-                    report=self.report,
+                    on_progress=self.on_progress,
                 )
                 event = {"what": "pretrain", "images": len(samples), "seconds": self.now() - start, **settings}
                 checkpoint.save(SavedModel(made.cpu(), (), (event,)), kept)
@@ -326,7 +326,7 @@ class Experiment:
                     views=VIEWS[self.device.type],
                     augmentation=self.augmentation(few=True),
                     device=self.device,
-                    report=self.report,
+                    on_progress=self.on_progress,
                 )
                 self._branches[key] = (learned, self.now() - start)
             learned, took = self._branches[key]
@@ -353,7 +353,7 @@ class Experiment:
             augmentation=self.augmentation(),
             seed=seed,
             device=self.device,
-            report=self.report,
+            on_progress=self.on_progress,
         )
         self._features[key] = (found, self.now() - start)
         while sum(each.nbytes for each, _ in self._features.values()) > KEPT_FEATURES and len(self._features) > 1:

@@ -16,29 +16,29 @@ from branchout.bench.methods import Method, method_named
 from branchout.bench.runner import Done, Job, Opened, experiment_of, run, run_all
 from branchout.errors import DoesNotApply
 from branchout.training import processes
-from branchout.training.loop import Report, best_device, silent
+from branchout.training.loop import OnProgress, best_device, silent
 
 Item = TypeVar("Item")
 
 
 def run_divided(
-    jobs: Sequence[Job], *, report: Report = silent, on_done: Callable[[Done], None] = lambda done: None
+    jobs: Sequence[Job], *, on_progress: OnProgress = silent, on_done: Callable[[Done], None] = lambda done: None
 ) -> list[Done]:
     """Run every job with missing rows; returns what this process has run."""
     processes.join(best_device())
     missing = processes.from_main([job for job in jobs if job.missing()])
     if len(missing) >= processes.count():
         with processes.independent():
-            finished = run_all(jobs, report=report, on_done=on_done)
+            finished = run_all(jobs, on_progress=on_progress, on_done=on_done)
         processes.wait()
         return finished
     if not processes.is_main():
-        _measure_when_asked(report)
+        _measure_when_asked(on_progress)
         return []
     finished, opened = [], Opened()
     for job in jobs:
         with processes.independent():
-            done = run(job, opened, report, measured_by=partial(_measure_together, job))
+            done = run(job, opened, on_progress, measured_by=partial(_measure_together, job))
         if done is not None:
             finished.append(done)
             on_done(done)
@@ -59,13 +59,13 @@ def _measure_together(
     return joined(parts)
 
 
-def _measure_when_asked(report: Report) -> None:
+def _measure_when_asked(on_progress: OnProgress) -> None:
     """In the other processes, until the first one has no more jobs."""
     opened, part = Opened(), processes.part()
     job: Job | None
     while (job := processes.from_main(None)) is not None:
         with processes.independent():
-            found = _own_seeds(method_named(job.method), experiment_of(job, opened, report), job.seeds, part)
+            found = _own_seeds(method_named(job.method), experiment_of(job, opened, on_progress), job.seeds, part)
         processes.from_each(found)
 
 

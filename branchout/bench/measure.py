@@ -147,7 +147,9 @@ def _extension(
         epochs=experiment.plan.epochs,
         seed=seed,
     )
-    return Extension(model, split, config, device=experiment.device, images=experiment.images, report=experiment.report)
+    return Extension(
+        model, split, config, device=experiment.device, images=experiment.images, on_progress=experiment.on_progress
+    )
 
 
 def _grid(method: Method, recipe: Recipe, experiment: Experiment, seeds: Sequence[int], on_step: OnStep) -> Measured:

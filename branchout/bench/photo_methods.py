@@ -36,7 +36,7 @@ from branchout.method.running.speeds import Counts, frozen_passes
 from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier
 from branchout.model.heads import new_head
-from branchout.training.loop import Report, silent
+from branchout.training.loop import OnProgress, silent
 from branchout.training.optimisation import Optimisation
 
 KEPT = 5
@@ -72,7 +72,7 @@ class Case:
     test: Samples
     effort: Effort | None = None
     """What Branchout computes in stage I, if not what it chooses itself."""
-    report: Report = silent
+    on_progress: OnProgress = silent
 
     @cached_property
     def task(self) -> Task:
@@ -86,7 +86,7 @@ class Case:
             size=model.preprocessing.size,
             per_class=max(self.old.counts().values()),
             device=self.base.device,
-            report=self.report,
+            on_progress=self.on_progress,
         )
 
     def split(self, seed: int) -> DataSplit:
@@ -94,12 +94,14 @@ class Case:
         return DataSplit.of(self.base.classifier.space, self.new, self.old, None, seed)
 
     def extended(self, model: Model, new: Samples, old: Samples | None, branch: str, seed: int) -> Model:
-        prepared = model.prepare(new, memory=old, config=ExtendConfig(branch=branch, seed=seed), report=self.report)
+        prepared = model.prepare(
+            new, memory=old, config=ExtendConfig(branch=branch, seed=seed), on_progress=self.on_progress
+        )
         plan = None
         if self.effort is not None:
             passes = frozen_passes(self.effort, Counts.of(prepared.base, prepared.split, prepared.config))
             plan = Plan(branch, self.effort, engine_for(prepared.base, model.device, passes))
-        return model.extend_prepared(prepared, plan=plan, report=self.report)
+        return model.extend_prepared(prepared, plan=plan, on_progress=self.on_progress)
 
     def answers(self, extended: Model) -> Answers:
         model, event = extended.classifier, extended.saved.history[-1]
@@ -111,7 +113,7 @@ class Case:
         device = self.base.device
         use_engine(model, engine_for(model, device, len(samples)))
         try:
-            return extract(model, self.task.images(samples), device=device, report=self.report)[0]
+            return extract(model, self.task.images(samples), device=device, on_progress=self.on_progress)[0]
         finally:
             model.engine = None
 
@@ -209,7 +211,7 @@ def fine_tuned(base: Classifier, task: Task, optimisation: Optimisation) -> Netw
     head = new_head(base.base_head, len(names)).to(task.device)
     if isinstance(head, nn.Linear):
         length = RECIPE.stage_one.first_rows
-        imprint(head, base, task.labelled(task.new), task.space, length, task.device, task.report)
+        imprint(head, base, task.labelled(task.new), task.space, length, task.device, task.on_progress)
         fresh = [n for n, name in enumerate(names) if name not in base.space.classes]
         rows = torch.from_numpy(task.space.index([names[n] for n in fresh])).to(task.device)
         with torch.no_grad():

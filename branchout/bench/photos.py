@@ -28,7 +28,7 @@ from branchout.labels import Ints
 from branchout.method.dial import dial_frontier, predict, step_offsets, with_bias
 from branchout.method.features import predictions
 from branchout.method.running.effort import CPU_BATCH, Effort
-from branchout.training.loop import Event, Report, silent
+from branchout.training.loop import Event, OnProgress, silent
 
 HELD_OUT = 0.2
 
@@ -39,7 +39,7 @@ def open_case(
     old: Samples,
     test: Samples | None,
     effort: Effort | None = None,
-    report: Report = silent,
+    on_progress: OnProgress = silent,
 ) -> Case:
     steps = len(base.classifier.steps)
     if steps:
@@ -59,7 +59,7 @@ def open_case(
             "no test image is of a class that only the base knows: add some to --test; without --test a fifth of "
             "--memory is held out, which takes two images of a class"
         )
-    return Case(base, new, old, test, effort, report)
+    return Case(base, new, old, test, effort, on_progress)
 
 
 def _hold_out(samples: Samples) -> tuple[Samples, Samples]:
@@ -178,7 +178,7 @@ def run(
         per_seed = [] if row is None else row["per_seed"]
         try:
             for done, seed in enumerate(seeds):
-                case.report(Event(f"Measuring {label}, seeds", done, len(seeds)))
+                case.on_progress(Event(f"Measuring {label}, seeds", done, len(seeds)))
                 if seed in [each["seed"] for each in per_seed]:
                     continue
                 reference = before(case) if reference is None else reference
@@ -191,7 +191,7 @@ def run(
         except BranchoutError as error:
             yield label, str(error)
             continue
-        case.report(Event(f"Measuring {label}, seeds", len(seeds), len(seeds)))
+        case.on_progress(Event(f"Measuring {label}, seeds", len(seeds), len(seeds)))
         assert row is not None
         yield label, row
 

@@ -31,7 +31,7 @@ from branchout.evaluate.two_fold import Scored
 from branchout.files import lock, write_json
 from branchout.goals import PAPER_GOALS
 from branchout.metrics import average_over_steps, incremental, part_of_class
-from branchout.training.loop import Event, Report, silent
+from branchout.training.loop import Event, OnProgress, silent
 from branchout.training.optimisation import settings_dict
 
 Opened = dict[tuple[str, Plan], Experiment]
@@ -153,7 +153,7 @@ def run_all(
     *,
     executor: Executor | None = None,
     workers: int = 1,
-    report: Report = silent,
+    on_progress: OnProgress = silent,
     on_done: Callable[[Done], None] = lambda done: None,
     may_start: Callable[[Job], bool] = lambda job: True,
 ) -> list[Done]:
@@ -170,7 +170,7 @@ def run_all(
         for wait in (False, True):
             ended = {done.job for done in finished}
             for job in jobs:
-                done = run(job, opened, report, wait=wait) if job not in ended and may_start(job) else None
+                done = run(job, opened, on_progress, wait=wait) if job not in ended and may_start(job) else None
                 if done is not None:
                     finished.append(done)
                     on_done(done)
@@ -200,18 +200,18 @@ def run_group(jobs: Sequence[Job]) -> list[Done]:
         return [done for done in (run(job, _OPENED) for job in jobs) if done is not None]
 
 
-def experiment_of(job: Job, opened: Opened, report: Report = silent) -> Experiment:
+def experiment_of(job: Job, opened: Opened, on_progress: OnProgress = silent) -> Experiment:
     """The job's experiment. `opened` holds the last one, with the images and models that its jobs share."""
     if (job.data, job.plan) not in opened:
         opened.clear()
         opened[job.data, job.plan] = Experiment(
-            job.plan, resolve(job.data), scenario_file=job.scenario_file, report=report
+            job.plan, resolve(job.data), scenario_file=job.scenario_file, on_progress=on_progress
         )
     return opened[job.data, job.plan]
 
 
 def run(
-    job: Job, opened: Opened, report: Report = silent, *, wait: bool = True, measured_by: Measure = measure
+    job: Job, opened: Opened, on_progress: OnProgress = silent, *, wait: bool = True, measured_by: Measure = measure
 ) -> Done | None:
     """Measure the missing rows of one job; without `wait`, None if another process is measuring them."""
     if not job.missing():
@@ -220,14 +220,14 @@ def run(
         if not free and not wait:
             return None
         if not free:
-            report(Event(f"Waiting for another process that measures {job.method}", 0, 1))
+            on_progress(Event(f"Waiting for another process that measures {job.method}", 0, 1))
     with lock(job.folder / f".{job.method}.lock", wait=wait) as mine:
         if not mine:
             return None
         missing = job.missing()  # another process may have written them meanwhile
         if not missing:
             return Done(job)
-        experiment = experiment_of(job, opened, report)
+        experiment = experiment_of(job, opened, on_progress)
         method = method_named(job.method)
         forget_peak_memory()
         shared = others_beside()

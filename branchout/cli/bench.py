@@ -229,13 +229,13 @@ def _photos(
     data, network = name or new.absolute().parent.name, Path(base).name
     folder = out / (name or Path(data, network))
     shown = new_table("method", "old before", "old after", "new", "average", "s")
-    with progress() as report:
+    with progress() as on_progress:
         model = load(base)
 
         def read(folder: Path) -> Samples:
-            return samples_in(folder, None, model.classes, classes_from, report)
+            return samples_in(folder, None, model.classes, classes_from, on_progress)
 
-        case = photos.open_case(model, read(new), read(memory), read(test) if test else None, effort, report)
+        case = photos.open_case(model, read(new), read(memory), read(test) if test else None, effort, on_progress)
         sizes = f"{len(model.classes)} + {len(case.new.classes)} classes, {len(case.test)} test images"
         say(f"{sizes}: {', '.join(chosen)}, seeds {', '.join(map(str, seeds))}")
         for method, row in photos.run(case, chosen, seeds, folder, network, data, plan or ""):
@@ -264,11 +264,11 @@ def _run(jobs: list[Job], workers: int, dask: str | None, may_start: Callable[[J
     elif is_distributed():
         from branchout.bench.many_processes import run_divided
 
-        with progress() as report:
-            done = run_divided(jobs, report=report, on_done=_say_left_out)
+        with progress() as on_progress:
+            done = run_divided(jobs, on_progress=on_progress, on_done=_say_left_out)
     else:
-        with progress() as report:
-            done = runner.run_all(jobs, report=report, on_done=_say_left_out, may_start=may_start)
+        with progress() as on_progress:
+            done = runner.run_all(jobs, on_progress=on_progress, on_done=_say_left_out, may_start=may_start)
     for folder in dict.fromkeys(job.folder for job in jobs):
         _show([job for job in jobs if job.folder == folder and not job.missing()])
         _warn_of_other_bases(folder)

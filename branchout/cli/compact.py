@@ -40,7 +40,7 @@ def compact(
 
     check_out(out)
     loaded = open_model(model, device=device)
-    with progress() as report:
+    with progress() as on_progress:
         small = loaded.compact(
             memory,
             out=out,
@@ -50,7 +50,7 @@ def compact(
             epochs=epochs,
             classes_from=classes_from,
             seed=seed,
-            report=report,
+            on_progress=on_progress,
         )
     assert small.compaction is not None
     warn(small.compaction.warnings)

@@ -103,8 +103,8 @@ def scenario(
     dataset = open_dataset(data, classes, classes_from)
     rows = read_features(features) if features else None
     if model and name in scenarios.CLUSTERED:
-        with progress() as report:
-            rows = open_model(str(model), device=device).features(dataset.train, report=report)
+        with progress() as on_progress:
+            rows = open_model(str(model), device=device).features(dataset.train, on_progress=on_progress)
     plan = draw_scenario(name, dataset, base=base, novel=novel, overlap=overlap, steps=steps, seed=seed, features=rows)
     splits = [(split, f"{count:,}", f"{images:,}") for split, count, images in scenarios.describe(plan, dataset)]
     console.print(new_table("split", "classes", "images", rows=splits, title=Text(str(plan))))

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from branchout.cli.app import console
 from branchout.goals import METRICS
-from branchout.progress import Event, Report, silent
+from branchout.progress import Event, OnProgress, silent
 from branchout.units import percent
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def notes_on(console: Console) -> Iterator[None]:
 
 
 @contextmanager
-def progress(console: Console = console, *, quiet: bool = False) -> Iterator[Report]:
+def progress(console: Console = console, *, quiet: bool = False) -> Iterator[OnProgress]:
     """Show progress: on a terminal a bar for each piece of work, in a log file a line every half minute.
 
     If `quiet`, nothing is shown: the output is for a program.
@@ -62,12 +62,12 @@ def progress(console: Console = console, *, quiet: bool = False) -> Iterator[Rep
     if quiet:
         yield silent
         return
-    with notes_on(console), _bars(console) if console.is_terminal else nullcontext(_lines(console)) as report:
-        yield report
+    with notes_on(console), _bars(console) if console.is_terminal else nullcontext(_lines(console)) as on_progress:
+        yield on_progress
 
 
 @contextmanager
-def _bars(console: Console) -> Iterator[Report]:
+def _bars(console: Console) -> Iterator[OnProgress]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     roomy = console.width >= 84
@@ -81,19 +81,19 @@ def _bars(console: Console) -> Iterator[Report]:
     bars = Progress(*(columns if console.width >= 60 else [columns[0], columns[2]]), console=console)
     tasks: dict[str, TaskID] = {}
 
-    def report(event: Event) -> None:
+    def on_progress(event: Event) -> None:
         if event.work not in tasks or event.done < bars.tasks[tasks[event.work]].completed:
             tasks[event.work] = bars.add_task(event.work, total=event.total, figures="")
         bars.update(tasks[event.work], completed=event.done, total=event.total, figures=_figures(event))
 
     with bars:
-        yield report
+        yield on_progress
 
 
-def _lines(console: Console) -> Report:
+def _lines(console: Console) -> OnProgress:
     said: dict[str, tuple[float, Event, bool]] = {}  # when, the last event, whether a line was printed
 
-    def report(event: Event) -> None:
+    def on_progress(event: Event) -> None:
         now = time.monotonic()
         since, last, begun = said.get(event.work, (now, event, False))
         if event.done < last.done or (last.done >= last.total and last is not event):  # again, with other images
@@ -106,7 +106,7 @@ def _lines(console: Console) -> Report:
         line = f"{event.work} {event.done:,}/{event.total:,}  {_figures(event)}"
         console.print(line.rstrip(), highlight=False, soft_wrap=True)
 
-    return report
+    return on_progress
 
 
 def _figures(event: Event) -> str:

@@ -54,8 +54,8 @@ def explain(
     album = _labelled(memory, classes_from, to_stderr=as_json) if memory else None
     read: list[ImageFile] = []
     pixels = (read.append(file) or image for file, image in readable(files))  # type: ignore[func-returns-value]
-    with progress(quiet=as_json) as report:
-        found = loaded.explain(pixels, top=top, expect=expect, memory=album, nearest=nearest, report=report)
+    with progress(quiet=as_json) as on_progress:
+        found = loaded.explain(pixels, top=top, expect=expect, memory=album, nearest=nearest, on_progress=on_progress)
     has_dial = bool(loaded.saved.step_points) and loaded.frontier.kind == "dial"
     for file, explanation in zip(read, found, strict=True):
         if as_json:

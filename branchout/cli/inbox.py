@@ -111,9 +111,11 @@ def _list(
         raise BranchoutError(f"No model was given. Type: branchout inbox {quoted(box.folder)} --model MODEL")
     opened = open_model(model, device=device)
     done = taught(box, opened.classes)
-    with progress(quiet=as_json) as report:
-        analyzer = Analyzer.of(opened, known, threshold, classes_from=classes_from, report=report)
-        found = analyzer.analyze(box, [photo for photo in box.photos() if photo.id not in done], report=report)
+    with progress(quiet=as_json) as on_progress:
+        analyzer = Analyzer.of(opened, known, threshold, classes_from=classes_from, on_progress=on_progress)
+        found = analyzer.analyze(
+            box, [photo for photo in box.photos() if photo.id not in done], on_progress=on_progress
+        )
     found.save(box)
     if as_json:
         decided = {each.file: each.name for each in box.decisions().values()}
@@ -256,8 +258,8 @@ def _teach(box: Inbox, run: Run, device: str | None) -> None:
     from branchout.inbox.teach import execute
 
     say(f"teaching {', '.join(f'{name} ({n})' for name, n in run.settings.classes.items())} into {run.out}")
-    with progress() as report:
-        result = execute(run, device=device, report=report, note=warn)
+    with progress() as on_progress:
+        result = execute(run, device=device, on_progress=on_progress, note=warn)
     for line in (*result.warnings, *sentences(result)):
         say(line)
     here = f"branchout inbox {quoted(box.folder)}"

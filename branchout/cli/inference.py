@@ -77,8 +77,8 @@ def predict(
     if out is not None:
         from branchout.api.bulk_prediction import Settings, predict_files
 
-        with progress() as report:
-            unread = predict_files(Settings(model, top, flip, device), files, out, dask=dask, report=report)
+        with progress() as on_progress:
+            unread = predict_files(Settings(model, top, flip, device), files, out, dask=dask, on_progress=on_progress)
         say(f"written: {out} ({len(files):,} images{f', {unread:,} of them could not be read' if unread else ''})")
         return
     loaded = open_model(model, device=device)
@@ -134,11 +134,11 @@ def evaluate(
 
     loaded = open_model(model, device=device)
     problems: list[str] = []
-    with progress() as report:
-        samples = api.samples_in(test, problems, loaded.classes, classes_from, report)
+    with progress() as on_progress:
+        samples = api.samples_in(test, problems, loaded.classes, classes_from, on_progress)
     warn(problems)
-    with progress() as report:
-        found = loaded.evaluate(samples, flip=flip, report=report)
+    with progress() as on_progress:
+        found = loaded.evaluate(samples, flip=flip, on_progress=on_progress)
     _show_comparison(loaded, found, test)
     folds = _two_fold(loaded, found) if two_fold else {}
     if flip:

@@ -41,7 +41,7 @@ def report(
     warn(problems)
     with progress() as watch:
         model_path = model.rstrip("/") or model
-        loaded.report(samples, out=out, results=results, gallery=gallery, model_path=model_path, report=watch)
+        loaded.report(samples, out=out, results=results, gallery=gallery, model_path=model_path, on_progress=watch)
     say(f"Wrote {out} ({size(out.stat().st_size)}). Open it in a browser.")
     if test is None:
         then(f"branchout report {quoted(model)} TEST/")

@@ -14,7 +14,7 @@ import typer
 from branchout.cli import options
 from branchout.cli.app import app, check_folders, open_model, quoted, say, then, warn
 from branchout.errors import BranchoutError
-from branchout.progress import Event, Report
+from branchout.progress import Event, OnProgress
 
 if TYPE_CHECKING:
     from branchout.api import Model
@@ -139,7 +139,7 @@ def _serve(
             test=test,
             model_path=place.rstrip("/") or place,
             device=device,
-            report=_reading(),
+            on_progress=_reading(),
             inbox=inbox,
             classes_from=classes_from,
         )
@@ -168,11 +168,11 @@ def _warn_of_other_model(photos: Path, place: str) -> None:
         warn([f"the photos of this inbox were last taught to {live}, which is not the model that is served"])
 
 
-def _reading() -> Report:
+def _reading() -> OnProgress:
     """Print how far the labelled images are read: at the start, every few seconds, and at the end."""
     last = [float("-inf")]
 
-    def report(event: Event) -> None:
+    def on_progress(event: Event) -> None:
         now, finished = time.monotonic(), event.work == "thumbnails" and event.done == event.total
         if finished:
             say("The labelled images are read: the page has accuracies, tables and images.")
@@ -181,7 +181,7 @@ def _reading() -> Report:
             say(f"Reading the labelled images ({event.work}): {event.done:,} of {event.total:,}")
         sys.stdout.flush()
 
-    return report
+    return on_progress
 
 
 def _open(model: str | None, watch: Path | None, device: str | None) -> tuple[Model | None, Path | None]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from branchout.errors import BranchoutError
 from branchout.files import check_output
-from branchout.progress import Event, Report, silent
+from branchout.progress import Event, OnProgress, silent
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -29,8 +29,8 @@ def check(folder: Path | None) -> None:
 
 
 @contextmanager
-def event_files(folder: Path | None) -> Iterator[Report]:
-    """A report that writes event files into `folder`; without one it does nothing."""
+def event_files(folder: Path | None) -> Iterator[OnProgress]:
+    """A callback that writes event files into `folder`; without one it does nothing."""
     if folder is None:
         yield silent
         return
@@ -38,7 +38,7 @@ def event_files(folder: Path | None) -> Iterator[Report]:
     with ExitStack() as opened:
         writers: list[SummaryWriter] = []  # made when there is something to write
 
-        def report(event: Event) -> None:
+        def on_progress(event: Event) -> None:
             from torch.utils.tensorboard import SummaryWriter
 
             if event.figures and not writers:
@@ -47,10 +47,10 @@ def event_files(folder: Path | None) -> Iterator[Report]:
                 tag = f"{event.work}/{name}".replace(" ", "_")  # TensorBoard would do so too, with a warning
                 writers[0].add_scalar(tag, value, event.done)
 
-        yield report
+        yield on_progress
 
 
-def write_goals(model: Model, write: Report) -> None:
+def write_goals(model: Model, write: OnProgress) -> None:
     """Write the accuracies of every operating point that an extension measured, as events of their own."""
     assert model.outcome is not None
     measured = model.outcome.measured

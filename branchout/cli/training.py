@@ -66,7 +66,7 @@ def pretrain(
             classes_from=classes_from,
             seed=seed,
             device=device,
-            report=both(shown, kept),
+            on_progress=both(shown, kept),
             warn=lambda line: warn([line]),
         )
         found = model.validation
@@ -104,9 +104,11 @@ def check(
     from branchout.method.running.plan import make_plan
 
     model = open_model(base, arch, head=head, classes=classes, device=device)
-    with progress() as report:
-        prepared = model.prepare(new, memory=memory, val=val, config=config, classes_from=classes_from, report=report)
-        plan = make_plan(model.classifier, prepared.split, config, model.device, timed=True, report=report)
+    with progress() as on_progress:
+        prepared = model.prepare(
+            new, memory=memory, val=val, config=config, classes_from=classes_from, on_progress=on_progress
+        )
+        plan = make_plan(model.classifier, prepared.split, config, model.device, timed=True, on_progress=on_progress)
     warn(prepared.warnings)
     for line in forecast(prepared, plan, device=model.device, base_bytes=model.bytes_on_disk()):
         say(line)
@@ -161,16 +163,16 @@ def extend(
         check_out(out)
         boards.check(tensorboard)
         model = open_model(base, arch, head=head, classes=classes, device=device)
-        with nullcontext(emit_progress) if as_json else progress() as report:
+        with nullcontext(emit_progress) if as_json else progress() as on_progress:
             prepared = model.prepare(
-                new, memory=memory, val=val, config=config, classes_from=classes_from, report=report
+                new, memory=memory, val=val, config=config, classes_from=classes_from, on_progress=on_progress
             )
         for line in prepared.warnings:
             emit("warning", message=line) if as_json else warn([line])
         shown = nullcontext(emit_progress) if as_json else progress()
-        with shown as report, boards.event_files(tensorboard) as kept:
+        with shown as on_progress, boards.event_files(tensorboard) as kept:
             announce = (lambda line: emit("plan", message=line)) if as_json else say
-            grown = model.extend_prepared(prepared, out=out, report=both(report, kept), announce=announce)
+            grown = model.extend_prepared(prepared, out=out, on_progress=both(on_progress, kept), announce=announce)
             boards.write_goals(grown, kept)
         if as_json:
             emit_extension(grown, out)
@@ -186,8 +188,8 @@ def demo(
     """Run everything on built-in data: 800 known characters, 35 new ones."""
     from branchout import demo as demonstration
 
-    with progress() as report:
-        grown, prepared = demonstration.run(out, say, report, device)
+    with progress() as on_progress:
+        grown, prepared = demonstration.run(out, say, on_progress, device)
     inbox = f"--inbox {quoted(out / 'photos')} --memory {quoted(out / 'old')}"
     _show_extension(grown, prepared, out / "v2", f"{out / 'photos' / '1.png'}", f"{out / 'test'}", inbox)
 

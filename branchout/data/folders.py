@@ -19,7 +19,7 @@ from branchout.data.problems import Problems
 from branchout.data.samples import TEXT, UNASSIGNED, Samples
 from branchout.data.verify import IMAGE_SUFFIXES, FilePixels, ImageFile, Member, named_as_images, verified
 from branchout.errors import BranchoutError, canonical, printable, unknown
-from branchout.progress import Report, silent
+from branchout.progress import OnProgress, silent
 
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
 CLASSES_FROM = ("folders", "leaves")
@@ -38,7 +38,7 @@ def scan(
     verify: bool = True,
     known: Collection[str] = (),
     classes_from: str | None = None,
-    report: Report = silent,
+    on_progress: OnProgress = silent,
 ) -> tuple[Samples, Problems]:
     """All usable images below a folder of class folders or in tar shards, and what was wrong with the others.
 
@@ -57,7 +57,7 @@ def scan(
         _require_folder(root)
         samples, classes = _listed_images(root, known, classes_from, problems)
     if verify:
-        samples = verified(samples, problems, report, f"Checking images in {root.name}")
+        samples = verified(samples, problems, on_progress, f"Checking images in {root.name}")
     else:
         samples = named_as_images(samples, problems)
     _require_images(root, set(classes) - set(samples.classes), problems)

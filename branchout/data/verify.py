@@ -20,7 +20,7 @@ from branchout.data.problems import Problems
 from branchout.data.samples import Hashes, Image, Samples, content_hash, digest
 from branchout.files import open_regular
 from branchout.labels import Ints
-from branchout.progress import Event, Report, silent
+from branchout.progress import Event, OnProgress, silent
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 COMPANION_SUFFIXES = frozenset(
@@ -109,7 +109,9 @@ class FilePixels:
             return path + b"\0missing"
 
 
-def verified(samples: Samples, problems: Problems, report: Report = silent, work: str = "Checking images") -> Samples:
+def verified(
+    samples: Samples, problems: Problems, on_progress: OnProgress = silent, work: str = "Checking images"
+) -> Samples:
     """The images that can be decoded, measured and hashed; of identical images in one class only the first."""
     assert isinstance(samples.pixels, FilePixels)
     pixels, count = samples.pixels, len(samples)
@@ -142,7 +144,7 @@ def verified(samples: Samples, problems: Problems, report: Report = silent, work
                 if error is not None:
                     problems.add(error.kind, samples.ids[row], error.detail)
                 if (row + 1) % 50 == 0 or row + 1 == count:
-                    report(Event(work, row + 1, count))
+                    on_progress(Event(work, row + 1, count))
     good &= ~_copies(samples, content, problems)
     measured = replace(samples, pixels=replace(pixels, shapes=shapes), content=content, image_hash=hashes)
     return _only(measured, good)

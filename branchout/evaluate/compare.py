@@ -14,7 +14,7 @@ from branchout.errors import BranchoutError, some
 from branchout.labels import Floats, Ints, LabelSpace
 from branchout.metrics import Accuracies, accuracies, confusion_between_parts, part_of_class, per_class
 from branchout.model.classifier import Classifier
-from branchout.progress import Event, Report, silent
+from branchout.progress import Event, OnProgress, silent
 from branchout.training.device import giving_back
 from branchout.training.forward import in_full_batches
 from branchout.training.out_of_memory import in_parts
@@ -142,7 +142,7 @@ def compare(
     labels: Ints,
     *,
     flip: bool = False,
-    report: Report = silent,
+    on_progress: OnProgress = silent,
 ) -> Comparison:
     """Run both models over the images once. `labels` are class indices of the newer model."""
     batches = in_order(len(images), forward_batch(images, 256))
@@ -156,7 +156,7 @@ def compare(
             # The older model has the first of the same branches.
             count = 1 + max(before.fused.feature_of)
             old_answers.append(_answers(before, [h[:count] for h in seen]))
-        report(Event("Evaluating images", int(order[-1]) + 1, len(images)))
+        on_progress(Event("Evaluating images", int(order[-1]) + 1, len(images)))
     old = None
     if before is not None:
         known = np.isin(labels, np.arange(len(before.space.classes)))  # old classes keep their indices

@@ -20,7 +20,7 @@ from branchout.evaluate.unknown import FALSE_ALARMS, Outputs, energy, group, thr
 from branchout.inbox.folder import Inbox, Photo, reason
 from branchout.inbox.groups import Analysis, SeenPhoto
 from branchout.method.features import extract
-from branchout.training.loop import Event, Report, silent
+from branchout.training.loop import Event, OnProgress, silent
 from branchout.training.out_of_memory import in_parts
 
 BATCH = 16
@@ -47,7 +47,7 @@ class Analyzer:
         limit: float | None = None,
         *,
         classes_from: str | None = None,
-        report: Report = silent,
+        on_progress: OnProgress = silent,
     ) -> Analyzer:
         """`known` are labelled images of known classes: they set the threshold, unless `limit` gives it."""
         if limit is not None:
@@ -57,10 +57,10 @@ class Analyzer:
                 "Images of known classes tell which score counts as unknown: add --memory OLD/, or better --test TEST/ "
                 "with images that the model was not trained with (one folder per class)."
             )
-        return cls(model, known_scores(model, known, classes_from, report))
+        return cls(model, known_scores(model, known, classes_from, on_progress))
 
-    def analyze(self, inbox: Inbox, photos: Sequence[Photo], *, report: Report = silent) -> Analysis:
-        self._compute(inbox, photos, report)
+    def analyze(self, inbox: Inbox, photos: Sequence[Photo], *, on_progress: OnProgress = silent) -> Analysis:
+        self._compute(inbox, photos, on_progress)
         share = inbox.false_alarms or FALSE_ALARMS
         found = Analysis(
             threshold=threshold(self.known_scores, share) if self.threshold is None else self.threshold,
@@ -91,7 +91,7 @@ class Analyzer:
         return found
 
     @torch.no_grad()
-    def _compute(self, inbox: Inbox, photos: Sequence[Photo], report: Report) -> None:
+    def _compute(self, inbox: Inbox, photos: Sequence[Photo], on_progress: OnProgress) -> None:
         classifier = self.model.classifier
         new = [photo for photo in photos if photo.id not in self._features and photo.id not in self._unreadable]
         for start in range(0, len(new), BATCH):
@@ -106,15 +106,17 @@ class Analyzer:
                 batch = classifier.preprocessing.normalise(torch.stack(list(pixels.values())).to(self.model.device))
                 found = torch.stack(in_parts(classifier.features, classifier.backbone.arrange(batch)), dim=1).float()
                 self._features.update(zip(pixels, found, strict=True))
-            report(Event("Looking at photos", min(start + BATCH, len(new)), len(new)))
+            on_progress(Event("Looking at photos", min(start + BATCH, len(new)), len(new)))
 
 
-def known_scores(model: Model, known: Source, classes_from: str | None, report: Report) -> npt.NDArray[np.float64]:
+def known_scores(
+    model: Model, known: Source, classes_from: str | None, on_progress: OnProgress
+) -> npt.NDArray[np.float64]:
     """The scores of labelled images of known classes."""
     samples = samples_in(known, known=model.classes, classes_from=classes_from)
     classifier = model.classifier
     images = open_images(samples, classifier.preprocessing, model.device, cache=cache_folder())
     features = extract(classifier, images, device=model.device, cache=cache_folder(),
-                       fingerprint=samples.fingerprint(), report=report)[0]  # fmt: skip
+                       fingerprint=samples.fingerprint(), on_progress=on_progress)[0]  # fmt: skip
     check_classes(samples.classes, classifier.space)
     return energy(Outputs.of(classifier, features).logits)

@@ -22,7 +22,7 @@ from branchout.labels import LabelSpace
 from branchout.method.config import ExtendConfig
 from branchout.metrics import part_of_class
 from branchout.model.manifest import is_saved_model
-from branchout.training.loop import Report, silent
+from branchout.training.loop import OnProgress, silent
 from branchout.units import count
 
 NAMED = 5
@@ -33,7 +33,7 @@ def execute(
     run: Run,
     *,
     device: str | None = None,
-    report: Report = silent,
+    on_progress: OnProgress = silent,
     note: Callable[[list[str]], object] = lambda lines: None,
 ) -> Result:
     """Train, or resume. The result stays in the run's folder. `note` gets the `memory_notes` before the training."""
@@ -46,7 +46,7 @@ def execute(
             return run.result
         (run.folder / "error.txt").unlink(missing_ok=True)
         try:
-            result = _extend(run, device, report, note)
+            result = _extend(run, device, on_progress, note)
         except Exception as error:  # whatever it is, the page must be able to say why
             text = str(error) if isinstance(error, BranchoutError) else f"{type(error).__name__}: {error}"
             write_text(run.folder / "error.txt", text)
@@ -67,7 +67,7 @@ def _exclusively(run: Run) -> Iterator[None]:
     raise BranchoutError(f"Run {run.number} is already running.")
 
 
-def _extend(run: Run, device: str | None, report: Report, note: Callable[[list[str]], object]) -> Result:
+def _extend(run: Run, device: str | None, on_progress: OnProgress, note: Callable[[list[str]], object]) -> Result:
     asked = run.settings
     new = api.samples_in(run.folder / "new")
     model = api.load(asked.model, device=device)
@@ -78,12 +78,12 @@ def _extend(run: Run, device: str | None, report: Report, note: Callable[[list[s
     if is_saved_model(run.out):  # killed after the model was saved
         grown = api.load(run.out, device=device)
     else:
-        grown = model.extend_prepared(prepared, out=run.out, report=report)
+        grown = model.extend_prepared(prepared, out=run.out, on_progress=on_progress)
     measured = grown.saved.history[-1].get("measured") or {"images": 0, "before": {}, "after": {}}
     split = prepared.split
     held = concatenate([part for part in (split.dev, split.test, split.calibration) if part is not None and len(part)])
     counted = _counts(grown.evaluate(held))
-    tested = {} if test is None else _counts(grown.evaluate(test, report=report))
+    tested = {} if test is None else _counts(grown.evaluate(test, on_progress=on_progress))
     answers = grown.predict([run.folder / "new" / file for file in new.ids.tolist()], top=1)
     return Result(
         images=measured["images"],

@@ -36,7 +36,7 @@ from branchout.method.trunk_cache import TrunkOutputs
 from branchout.metrics import Accuracies, accuracies
 from branchout.model.checkpoint import SavedModel, StepPoints
 from branchout.model.classifier import Classifier, Step
-from branchout.training.loop import Report, fit, seed_for, silent
+from branchout.training.loop import OnProgress, fit, seed_for, silent
 from branchout.training.optimisation import Optimisation, scale_to_dataset
 
 DISTILLATION = Optimisation(epochs=60, nesterov=True, schedule="cosine")
@@ -108,11 +108,11 @@ class Compaction:
         device: torch.device,
         work: Path | None = None,
         cache: Path | None = None,
-        report: Report = silent,
+        on_progress: OnProgress = silent,
     ) -> None:
         """`unlabelled` images are distilled on too; `work` is for checkpoints, `cache` for decoded images."""
         self.old, self.points = saved.model().placed(device), saved.step_points[-1]
-        self.config, self.device, self.work, self.cache, self.report = config, device, work, cache, report
+        self.config, self.device, self.work, self.cache, self.on_progress = config, device, work, cache, on_progress
         self.unlabelled = unlabelled
         self.groups = groups_of(len(self.old.steps), config.branches)
         branches = self.old.space.branches
@@ -179,7 +179,9 @@ class Compaction:
         frozen = Teacher(teacher, steps[0].start, BRANCHOUT.stage_one, device=self.device)
         views = VIEWS_FACTOR * effort_for(self.device, base.preprocessing.size).views
         checkpoint = self.work / "compact.safetensors" if self.work else None
-        trunk = TrunkOutputs(frozen, [images], views, checkpoint=checkpoint, seed=config.seed, report=self.report)
+        trunk = TrunkOutputs(
+            frozen, [images], views, checkpoint=checkpoint, seed=config.seed, on_progress=self.on_progress
+        )
         optimisation = scale_to_dataset(replace(DISTILLATION, epochs=config.epochs), len(images))
 
         def batches(epoch: int) -> Iterator[list[Tensor]]:
@@ -196,7 +198,7 @@ class Compaction:
             device=self.device,
             work="Distilling the branches",
             checkpoint=checkpoint,
-            report=self.report,
+            on_progress=self.on_progress,
         )
         return steps, losses
 
@@ -219,7 +221,7 @@ class Compaction:
         base = self.old.rebuilt(model.steps[:-1])
         for points in last:
             base.fused.set_bias(balanced_biases(points, number - 1))
-        extension = Extension(base, split, config, device=self.device, images=self.images, report=self.report)
+        extension = Extension(base, split, config, device=self.device, images=self.images, on_progress=self.on_progress)
         extension.space = space  # a class without images keeps its column
         trained = extension.train_deltas(model) if extension.needs_deltas() else None
         notice = ""
@@ -243,7 +245,7 @@ class Compaction:
         return open_images(samples, self.old.preprocessing, self.device, cache=self.cache)
 
     def features(self, model: Classifier, samples: Samples) -> Tensor:
-        return extract(model, self.images(samples), device=self.device, report=self.report)[0]
+        return extract(model, self.images(samples), device=self.device, on_progress=self.on_progress)[0]
 
     def labels(self, samples: Samples) -> np.ndarray:
         return self.space.index(samples.classes)[samples.labels]

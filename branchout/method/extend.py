@@ -37,7 +37,7 @@ from branchout.model.checkpoint import StepPoints
 from branchout.model.classifier import Classifier, Step
 from branchout.model.staged import branch_point
 from branchout.training.device import give_back_memory
-from branchout.training.loop import Event, Report, silent
+from branchout.training.loop import Event, OnProgress, silent
 
 
 class Extension(StepImages):
@@ -55,7 +55,7 @@ class Extension(StepImages):
         cache: Path | None = None,
         images: Callable[[Samples], Images] | None = None,
         earlier_biases: Sequence[float] | None = None,
-        report: Report = silent,
+        on_progress: OnProgress = silent,
     ) -> None:
         """`plan` replaces the branch of `config` and what this device is usually given.
 
@@ -64,7 +64,7 @@ class Extension(StepImages):
         `balanced`, by default those that it has now: a point chosen for another goal says nothing about where steps
         belong.
         """
-        super().__init__(base, split, config, device=device, cache=cache, images=images, report=report)
+        super().__init__(base, split, config, device=device, cache=cache, images=images, on_progress=on_progress)
         self.work = work
         self.earlier_biases = base.fused.bias[1:].tolist() if earlier_biases is None else earlier_biases
         replay = recipe_named(config.recipe).stage_one.replay
@@ -109,7 +109,7 @@ class Extension(StepImages):
                 exemplar_views=effort.exemplar_views,
                 cache_limit=self.config.memory_bytes,
                 device=self.device,
-                report=self.report,
+                on_progress=self.on_progress,
             )
         return train_branch(
             *sources,
@@ -124,7 +124,7 @@ class Extension(StepImages):
             held_out=self.held_out() if effort.stops else None,
             device=self.device,
             checkpoint=self.work / "branch.safetensors" if self.work else None,
-            report=self.report,
+            on_progress=self.on_progress,
         )
 
     def needs_deltas(self) -> bool:
@@ -148,7 +148,7 @@ class Extension(StepImages):
             seed=config.seed,
             per_class=config.exemplars,
             memory_limit=config.memory_bytes,
-            on_epoch=lambda done, total: self.report(Event("Training the deltas", done, total)),
+            on_epoch=lambda done, total: self.on_progress(Event("Training the deltas", done, total)),
         )
 
     def choose_and_measure(

@@ -26,7 +26,7 @@ from branchout.model.classifier import Classifier
 from branchout.training import processes
 from branchout.training.device import giving_back
 from branchout.training.forward import in_full_batches
-from branchout.training.loop import Event, Report, seed_for, silent
+from branchout.training.loop import Event, OnProgress, seed_for, silent
 
 BATCH = 256
 ROWS = 1024
@@ -58,7 +58,7 @@ def extract(
     cache: Path | None = None,
     fingerprint: str = "",
     work: str = "Computing features",
-    report: Report = silent,
+    on_progress: OnProgress = silent,
 ) -> Tensor:
     """Features (max(views, 1), N, feature vectors, k) of the images, or of `views` augmented views of each.
 
@@ -87,7 +87,7 @@ def extract(
         for order, batch in zip(batches, giving_back(stream), strict=True):
             found = in_full_batches(model.features, model.backbone.arrange(processes.never_empty(batch)))
             rows.append(torch.stack(found, dim=1).float()[: len(batch)])
-            report(Event(work, view * len(images) + int(order[-1]) + 1, rounds * len(images)))
+            on_progress(Event(work, view * len(images) + int(order[-1]) + 1, rounds * len(images)))
         features.append(processes.gather(torch.cat(rows), [len(batch) for batch in batches]))
     whole = _finite(torch.stack(features))
     if key is not None and processes.local_rank() == 0:

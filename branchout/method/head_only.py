@@ -22,7 +22,7 @@ from branchout.method.stage1 import Batch, cross_entropy
 from branchout.method.trunk_cache import TrunkOutputs
 from branchout.model.classifier import Classifier, Step
 from branchout.training import processes
-from branchout.training.loop import Event, Report, silent
+from branchout.training.loop import Event, OnProgress, silent
 
 
 def train_head(
@@ -37,25 +37,31 @@ def train_head(
     exemplar_views: int | None,
     cache_limit: int | None = None,
     device: torch.device,
-    report: Report = silent,
+    on_progress: OnProgress = silent,
 ) -> tuple[Step, list[float]]:
     """Train a head for the classes `names` on the base's features; returns it with the loss before and after.
 
     `views` augmented views of each new image, and `exemplar_views` of each exemplar, are cached, or as many as fit
     under `cache_limit` bytes.
     """
-    trained = initial_branch(model, names, new, "fc", settings=settings, seed=seed, device=device, report=report)
+    trained = initial_branch(
+        model, names, new, "fc", settings=settings, seed=seed, device=device, on_progress=on_progress
+    )
     sources = [new] if exemplars is None else [new, exemplars]
     end = len(model.backbone.names)
     frozen = Frozen(model, end, settings, device=device)
     images = [source.images for source in sources]
-    trunk = TrunkOutputs(frozen, images, views, exemplar_views, limit=cache_limit, live=False, seed=seed, report=report)
+    trunk = TrunkOutputs(
+        frozen, images, views, exemplar_views, limit=cache_limit, live=False, seed=seed, on_progress=on_progress
+    )
     labels = [torch.from_numpy(source.labels).to(device) for source in sources]
-    losses = minimise(trained, trunk, labels, report)
+    losses = minimise(trained, trunk, labels, on_progress)
     return Step(tuple(names), "fc", end, trained.branch, trained.head), losses
 
 
-def minimise(trained: NewBranch, trunk: TrunkOutputs, labels: list[Tensor], report: Report = silent) -> list[float]:
+def minimise(
+    trained: NewBranch, trunk: TrunkOutputs, labels: list[Tensor], on_progress: OnProgress = silent
+) -> list[float]:
     """Train the head on the cached views of all images; returns the loss before and after."""
     batches = equal_batches(trunk, labels)
     del trunk.tables  # they take as much memory again
@@ -76,14 +82,16 @@ def minimise(trained: NewBranch, trunk: TrunkOutputs, labels: list[Tensor], repo
             loss = cross_entropy(trained.head(trained.features(batch.x)), batch, trained) / len(batches)
             loss.backward()  # type: ignore[no-untyped-call]
             losses[-1] += loss.item()
-        report(Event("Training the new head", min(len(losses), HEAD_ITERATIONS), HEAD_ITERATIONS, {"loss": losses[-1]}))
+        on_progress(
+            Event("Training the new head", min(len(losses), HEAD_ITERATIONS), HEAD_ITERATIONS, {"loss": losses[-1]})
+        )
         return losses[-1]
 
     with processes.independent():
         optimiser.step(closure)  # type: ignore[no-untyped-call]
     if not torch.isfinite(weight).all():
         raise BranchoutError("The new head has NaN or infinite weights. Check the images with: branchout data FOLDER")
-    report(Event("Training the new head", HEAD_ITERATIONS, HEAD_ITERATIONS, {"loss": losses[-1]}))
+    on_progress(Event("Training the new head", HEAD_ITERATIONS, HEAD_ITERATIONS, {"loss": losses[-1]}))
     return [losses[0], losses[-1]]
 
 

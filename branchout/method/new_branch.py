@@ -19,7 +19,7 @@ from branchout.method.recipes import Stage1
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead, Head, Pooler, new_head
 from branchout.model.staged import Branch, branch_point
-from branchout.training.loop import Report, precision, seed_for, silent
+from branchout.training.loop import OnProgress, precision, seed_for, silent
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def initial_branch(
     settings: Stage1,
     seed: int,
     device: torch.device,
-    report: Report = silent,
+    on_progress: OnProgress = silent,
 ) -> NewBranch:
     """Φ_n starts as a clone of Φ_b; a cosine head starts at random, a linear one at the means of its classes."""
     torch.manual_seed(seed_for(seed, len(model.steps)))
@@ -79,7 +79,7 @@ def initial_branch(
     head = new_head(model.base_head, len(names)).to(device)
     space = model.space.extend(names)
     if isinstance(head, nn.Linear):
-        imprint(head, model, new, space, settings.first_rows, device, report)
+        imprint(head, model, new, space, settings.first_rows, device, on_progress)
     old_heads = copied_heads(model) if settings.replay else nn.ModuleList()
     return NewBranch(branch, head, old_heads, space, model.fused.pooler.kind).to(device)
 
@@ -92,7 +92,7 @@ def imprint(
     space: LabelSpace,
     length: float,
     device: torch.device,
-    report: Report = silent,
+    on_progress: OnProgress = silent,
 ) -> None:
     """Start a linear head at the means of its classes, with logits on the scale of the earlier heads.
 
@@ -100,7 +100,7 @@ def imprint(
     classes to the mean feature of its own and is `length` times as long as the base's rows; its bias gives it, on
     its own images, the mean of the largest earlier logit, so that neither side starts above the other.
     """
-    features = extract(model, new.images, device=device, report=report)[0]
+    features = extract(model, new.images, device=device, on_progress=on_progress)[0]
     largest = model.fused.frozen_columns(features.unbind(1)).amax(1)
     names = torch.from_numpy(space.index(space.branches[-1])).to(device)
     member = torch.from_numpy(new.labels).to(device)[:, None] == names

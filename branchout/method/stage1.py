@@ -39,7 +39,7 @@ from branchout.model.classifier import Classifier, Step
 from branchout.model.staged import branch_point
 from branchout.training import processes
 from branchout.training.device import give_back_memory
-from branchout.training.loop import Report, fit, seed_for, silent
+from branchout.training.loop import OnProgress, fit, seed_for, silent
 from branchout.training.losses import softened_kl
 from branchout.training.optimisation import Optimisation, scale_to_dataset
 
@@ -107,7 +107,7 @@ def train_branch(
     held_out: tuple[Labelled, Labelled | None] | None = None,
     device: torch.device,
     checkpoint: Path | None = None,
-    report: Report = silent,
+    on_progress: OnProgress = silent,
 ) -> tuple[Step, list[float]]:
     """Train a branch and a head for the classes `names`; returns them with the mean loss of every epoch.
 
@@ -116,12 +116,14 @@ def train_branch(
     images are few (`batch_sizes`). Training ends once the loss on `held_out` images, new and old, stops improving.
     """
     start = branch_point(model.backbone, where).start
-    trained = initial_branch(model, names, new, where, settings=settings, seed=seed, device=device, report=report)
+    trained = initial_branch(
+        model, names, new, where, settings=settings, seed=seed, device=device, on_progress=on_progress
+    )
     sources = [new, exemplars] if settings.replay and exemplars is not None else [new]
     frozen = Frozen(model, start, settings, augmentation=augmentation, device=device)
     trunk = TrunkOutputs(
         frozen, [source.images for source in sources], views, exemplar_views, limit=cache_limit, compressed=compressed,
-        checkpoint=checkpoint, seed=seed, report=report,
+        checkpoint=checkpoint, seed=seed, on_progress=on_progress,
     )  # fmt: skip
     labels = [torch.from_numpy(source.labels).to(device) for source in sources]
     sizes = [len(source.labels) for source in sources]
@@ -146,7 +148,7 @@ def train_branch(
         checkpoint=checkpoint,
         held_out_loss=HeldOut(trained, frozen, *held_out, compressed=compressed) if held_out else None,
         split=Batch.split,
-        report=report,
+        on_progress=on_progress,
     )
     return Step(tuple(names), where, start, trained.branch, trained.head), losses
 

@@ -78,8 +78,8 @@ def train_grid(
     trained = []
     for number, chunk in enumerate(chunks):
         done = number * settings.optimisation.epochs
-        report = None if on_epoch is None else lambda epoch, done=done: on_epoch(done + epoch, epochs)
-        train = partial(_train, layout, data, settings, seed=seed, per_class=per_class, report=report)
+        after_epoch = None if on_epoch is None else lambda epoch, done=done: on_epoch(done + epoch, epochs)
+        train = partial(_train, layout, data, settings, seed=seed, per_class=per_class, after_epoch=after_epoch)
         trained.append(in_parts(train, chunk, dim=1))
     deltas = tuple(torch.cat([part[d] for part in trained], dim=1) for d in range(len(layout.space.branches)))
     if divided:
@@ -135,7 +135,7 @@ def _train(
     *,
     seed: int,
     per_class: int,
-    report: Callable[[int], None] | None,
+    after_epoch: Callable[[int], None] | None,
 ) -> list[Tensor]:
     """Deltas of some grid points, trained side by side: per branch (seeds, points, inputs, |Y_d|)."""
     like = data[0].u
@@ -166,8 +166,8 @@ def _train(
             optimiser.zero_grad(set_to_none=True)
             loss.sum().backward()  # type: ignore[no-untyped-call] # points and seeds share nothing: gradients stay apart
             optimiser.step()
-        if report is not None:
-            report(epoch + 1)
+        if after_epoch is not None:
+            after_epoch(epoch + 1)
     return [delta.detach().transpose(1, 2).contiguous() for delta in deltas]
 
 

@@ -19,7 +19,7 @@ from branchout.method.pseudo import Exemplars, pseudo_exemplars
 from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier
 from branchout.training import processes
-from branchout.training.loop import Report, silent
+from branchout.training.loop import OnProgress, silent
 
 
 class StepImages:
@@ -34,7 +34,7 @@ class StepImages:
         device: torch.device,
         cache: Path | None = None,
         images: Callable[[Samples], Images] | None = None,
-        report: Report = silent,
+        on_progress: OnProgress = silent,
     ) -> None:
         self.base = base.to(device)
         self.split = split
@@ -42,7 +42,7 @@ class StepImages:
         self.device = device
         self.cache = cache
         self.images = images or self.open_images
-        self.report = report
+        self.on_progress = on_progress
         self.space: LabelSpace = base.space.extend(split.new.classes)
 
     def open_images(self, samples: Samples) -> Images:
@@ -69,7 +69,7 @@ class StepImages:
             device=self.device,
             cache=self.cache,
             fingerprint=samples.fingerprint(),
-            report=self.report,
+            on_progress=self.on_progress,
         )
 
     def held_out(self) -> tuple[Labelled, Labelled | None]:

@@ -29,7 +29,7 @@ from branchout.method.compressed_maps import as_cached, as_computed, table_in
 from branchout.method.frozen import Frozen
 from branchout.training import processes
 from branchout.training.device import give_back_memory
-from branchout.training.loop import Event, Report, seed_for, silent
+from branchout.training.loop import Event, OnProgress, seed_for, silent
 from branchout.training.out_of_memory import empty_cache, out_of_memory
 from branchout.units import size
 
@@ -65,7 +65,7 @@ class TrunkOutputs:
         live: bool = True,
         checkpoint: Path | None = None,
         seed: int = 0,
-        report: Report = silent,
+        on_progress: OnProgress = silent,
     ) -> None:
         self.frozen = frozen
         self.live = live
@@ -76,7 +76,7 @@ class TrunkOutputs:
         self.limit = default_limit(frozen.device) if limit is None else limit
         self.checkpoint = checkpoint if processes.count() == 1 else None  # several processes never use the disk
         self.seed = seed
-        self.report = report
+        self.on_progress = on_progress
         self.scratch: list[npt.NDArray[np.uint8]] = []
         """The memory of tables that are kept on disk."""
 
@@ -188,7 +188,7 @@ class TrunkOutputs:
                         whole[own] = part
                     forget_pages(*self.scratch)
                     filled += len(batch)
-                    self.report(Event("Computing frozen features", done + filled, total))
+                    self.on_progress(Event("Computing frozen features", done + filled, total))
             done += filled
             tables.append([processes.sum_up(whole) for whole in table])
         self.frozen.close()

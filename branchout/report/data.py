@@ -27,7 +27,7 @@ from branchout.model.checkpoint import SavedModel
 from branchout.report.answers_by_point import point_order
 from branchout.report.labelled_results import LabelledResults, first_branch, labelled_results
 from branchout.report.other_methods import OtherResults
-from branchout.training.loop import Report, best_device, silent
+from branchout.training.loop import OnProgress, best_device, silent
 
 Figures = Mapping[str, list[float | None]]
 """For each metric its value at every operating point."""
@@ -145,7 +145,7 @@ def collect(
     gallery: int = 60,
     device: torch.device | None = None,
     cache: Path | None = None,
-    report: Report = silent,
+    on_progress: OnProgress = silent,
 ) -> ReportData:
     """Collect what the model records about itself and, with labelled images, its results on them.
 
@@ -157,7 +157,14 @@ def collect(
     if samples is not None:
         position, count = (points.saved, len(points)) if points else (0, 1)
         test = labelled_results(
-            saved, samples, position, count, gallery=gallery, device=device or best_device(), cache=cache, report=report
+            saved,
+            samples,
+            position,
+            count,
+            gallery=gallery,
+            device=device or best_device(),
+            cache=cache,
+            on_progress=on_progress,
         )
     files = sorted(folder.glob("*.safetensors")) if folder is not None else []
     return ReportData(

@@ -21,7 +21,7 @@ from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
 from branchout.report.answers_by_point import PointValues, answers_by_point
 from branchout.report.gallery import KINDS, members, select, thumbnail
-from branchout.training.loop import Event, Report
+from branchout.training.loop import Event, OnProgress
 
 THUMBNAIL_BYTES = 1_500_000
 """Above this, no further thumbnails are made for other points than the saved one."""
@@ -72,7 +72,7 @@ def labelled_results(
     gallery: int,
     device: torch.device,
     cache: Path | None,
-    report: Report,
+    on_progress: OnProgress,
 ) -> LabelledResults:
     """Evaluate the model at all `points` operating points; `point` is the saved one."""
     model = saved.model().placed(device)
@@ -88,7 +88,7 @@ def labelled_results(
         cache=cache,
         fingerprint=samples.fingerprint(),
         work="Evaluating images",
-        report=report,
+        on_progress=on_progress,
     )[0]
     answers, branches = answers_by_point(saved, model, features, labels)
     known = _known_classes(saved)
@@ -102,7 +102,7 @@ def labelled_results(
             kind: select(kind, answers, points, point, labels, were_right, labels < known, gallery) for kind in KINDS
         }
         here = {kind: members(kind, answers.at(point), labels, were_right) for kind in KINDS}
-        thumbnails = _thumbnails(samples, galleries, here, model, features, report)
+        thumbnails = _thumbnails(samples, galleries, here, model, features, on_progress)
     return LabelledResults(
         labels=labels.tolist(),
         known=known,
@@ -159,7 +159,7 @@ def _thumbnails(
     here: dict[str, Bools],
     model: Classifier,
     features: torch.Tensor,
-    report: Report,
+    on_progress: OnProgress,
 ) -> dict[int, Thumbnail]:
     """Thumbnails of the chosen images. Those of the saved point come first and are made whatever their size."""
     wanted = [(image, bool(here[kind][image])) for kind, images in chosen.items() for image in images]
@@ -173,5 +173,5 @@ def _thumbnails(
             shares = branch_shares(model.fused, model.fused.columns(features[image : image + 1].unbind(1)))
             rounded = [round(share, 3) for share in shares[0].tolist()]
             found[image] = Thumbnail(copy, printable(str(samples.ids[image])), rounded)
-        report(Event("thumbnails", number + 1, len(wanted)))
+        on_progress(Event("thumbnails", number + 1, len(wanted)))
     return found

@@ -32,7 +32,7 @@ from branchout.serve.progress import progress_of
 from branchout.serve.responses import HANDLERS, FiniteJSON, event, has_inbox
 from branchout.serve.service import Service
 from branchout.serve.uploads import uploaded_files
-from branchout.training.loop import Report, silent
+from branchout.training.loop import OnProgress, silent
 
 STATUS = {Kind.EMPTY: 400, Kind.NOT_AN_IMAGE: 415, Kind.UNSUPPORTED: 415, Kind.TOO_LARGE: 413}
 """For an image that cannot be used; 422 for every other reason."""
@@ -53,7 +53,7 @@ def create_app(
     test: Path | Samples | None = None,
     model_path: str | None = None,
     device: str | None = None,
-    report: Report = silent,
+    on_progress: OnProgress = silent,
     inbox: InboxSettings | None = None,
     classes_from: str | None = None,
 ) -> FastAPI:
@@ -61,11 +61,11 @@ def create_app(
 
     With `test`, labelled images, it also shows accuracies before and after the last step. `model_path` is how commands
     on the page name the model. With `token`, every request must carry it. `device` is for a model that is loaded later.
-    `report` gets the progress of reading the labelled images; `classes_from` says how their nested folders are read.
-    `inbox` is a folder of new photos.
+    `on_progress` gets the progress of reading the labelled images; `classes_from` says how their nested folders are
+    read. `inbox` is a folder of new photos.
     """
     limits = limits or Limits()
-    service = Service(model, limits, LiveReport(test, model_path, report, classes_from), watch, device)
+    service = Service(model, limits, LiveReport(test, model_path, on_progress, classes_from), watch, device)
     served_inbox = None if inbox is None else ServedInbox(inbox, service)
 
     @asynccontextmanager

@@ -108,7 +108,7 @@ class ServedInbox:
                 if served is not None and served is not model:  # the first one, or one that went live
                     known = asked.known or asked.memory
                     analyzer = Analyzer.of(
-                        served, known, asked.threshold, classes_from=asked.classes_from, report=self._note
+                        served, known, asked.threshold, classes_from=asked.classes_from, on_progress=self._note
                     )
                     model, before = served, None
                 if analyzer is not None:
@@ -116,7 +116,7 @@ class ServedInbox:
                     photos = [photo for photo in self.inbox.photos() if photo.id not in done]
                     now = photos, self.inbox.copies, self.inbox.broken, self.inbox.false_alarms
                     if now != before:
-                        self._analysis = analyzer.analyze(self.inbox, photos, report=self._note)
+                        self._analysis = analyzer.analyze(self.inbox, photos, on_progress=self._note)
                         before = now
                     if (now_kept := (served, _changed(asked.memory), len(done))) != kept:
                         self._notes = self._memory_notes(analyzer.model)

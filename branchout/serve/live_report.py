@@ -17,7 +17,7 @@ from branchout.report.data import ReportData
 from branchout.report.page import parts
 from branchout.serve.limits import Refused
 from branchout.serve.responses import finite
-from branchout.training.loop import Event, Report, silent
+from branchout.training.loop import Event, OnProgress, silent
 
 
 class Stopped(Exception):  # noqa: N818 – not an error
@@ -35,7 +35,7 @@ class LiveReport:
         self,
         test: Path | Samples | None = None,
         model_path: str | None = None,
-        report: Report = silent,
+        on_progress: OnProgress = silent,
         classes_from: str | None = None,
     ) -> None:
         self.test = test
@@ -45,7 +45,7 @@ class LiveReport:
         }  # fmt: skip
         """The progress of reading the labelled images: see schema.LabelledImages."""
         self.model_path = model_path
-        self._report = report
+        self._on_progress = on_progress
         self._model: Model | None = None
         self._facts: ReportData | None = None
         self._samples: Samples | None = None
@@ -64,7 +64,7 @@ class LiveReport:
             self._thread.start()
 
     def _gather(self, model: Model, samples: Samples | None) -> ReportData:
-        facts = model.report_data(samples, model_path=self.model_path, report=self._note)
+        facts = model.report_data(samples, model_path=self.model_path, on_progress=self._note)
         # The command that adds labelled images to this page, not to a report file.
         return replace(facts, command=f"branchout serve {shlex.quote(facts.path)} TEST/")
 
@@ -88,7 +88,7 @@ class LiveReport:
         if self._stopping:
             raise Stopped
         self.state = {**self.state, "work": event.work, "done": event.done, "total": event.total}
-        self._report(event)
+        self._on_progress(event)
 
     def parts(self) -> dict[str, Any]:
         """The report now: HTML, the data for its script, and whether it is that of the labelled images already."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from branchout.errors import BranchoutError, unknown
 from branchout.progress import Event as Event
-from branchout.progress import Report as Report
+from branchout.progress import OnProgress as OnProgress
 from branchout.progress import silent as silent
 from branchout.training import checkpoints, processes
 from branchout.training.cuda_graphs import EagerStep, Split, fastest
@@ -133,7 +133,7 @@ def fit(
     checkpoint: Path | None = None,
     held_out_loss: Callable[[], float] | None = None,
     split: Split[Batch] | None = None,
-    report: Report = silent,
+    on_progress: OnProgress = silent,
 ) -> list[float]:
     """Train `parameters` and return the mean loss of every epoch.
 
@@ -170,7 +170,7 @@ def fit(
             if checkpoint and processes.is_main():
                 checkpoints.save(checkpoint, modules, parameters, optimiser, optimisation, losses, held_out)
             last = epoch + 1 if stopped_improving(held_out) else optimisation.epochs
-            report(Event(work, epoch + 1, last, {"loss": losses[-1]}))
+            on_progress(Event(work, epoch + 1, last, {"loss": losses[-1]}))
     optimiser.zero_grad(set_to_none=True)  # what was trained lives on; its gradients would, too
     return losses
 

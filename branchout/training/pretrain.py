@@ -18,7 +18,7 @@ from branchout.errors import BranchoutError, unknown
 from branchout.model import architectures, bases
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead
-from branchout.progress import Report, silent
+from branchout.progress import OnProgress, silent
 from branchout.training import processes
 from branchout.training.loop import fit, precision, seed_for
 from branchout.training.optimisation import Optimisation, scale_to_dataset
@@ -66,7 +66,7 @@ def pretrain(
     seed: int = 0,
     device: torch.device,
     checkpoint: Path | None = None,
-    report: Report = silent,
+    on_progress: OnProgress = silent,
 ) -> Classifier:
     """A network with a cosine head, trained from scratch. `labels` index `classes`.
 
@@ -108,7 +108,7 @@ def pretrain(
         work="Training the base model",
         checkpoint=checkpoint,
         split=_split,
-        report=report,
+        on_progress=on_progress,
     )
     return Classifier(description, backbone, head, classes, preprocessing, kind)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from branchout.errors import BranchoutError
 from branchout.files import write_json
-from branchout.progress import Event, Report, silent
+from branchout.progress import Event, OnProgress, silent
 from branchout.training import processes
 
 NOTE = "progress.json"
@@ -21,10 +21,10 @@ EVERY = 0.5
 
 
 @contextmanager
-def recorded(work: Path | None, report: Report) -> Iterator[Report]:
-    """A report that also writes the file; without a work folder, the same report; silent in other processes."""
+def recorded(work: Path | None, on_progress: OnProgress) -> Iterator[OnProgress]:
+    """A callback that also writes the file; without a work folder, the same one; silent in other processes."""
     if work is None or not processes.is_main():
-        yield report if processes.is_main() else silent
+        yield on_progress if processes.is_main() else silent
         return
     file = work / NOTE
     about = {"pid": os.getpid(), "host": platform.node(), "started": time.time()}
@@ -39,7 +39,7 @@ def recorded(work: Path | None, report: Report) -> Iterator[Report]:
             write_json(file, content, indent=None)
 
     def recording(event: Event) -> None:
-        report(event)
+        on_progress(event)
         earlier = works.pop(event.work, None)  # and put back last: the latest work ends the list
         works[event.work] = {
             "work": event.work,

@@ -87,7 +87,7 @@ def test_a_stopped_run_resumes_and_answers_nothing_twice(
     monkeypatch.setattr(bulk_prediction, "answer_part", counted)
     out = tmp_path / "answers.csv"
     with pytest.raises(KeyboardInterrupt):
-        predict_files(Settings(str(extended.folder)), files_of(photos), out, report=stop)
+        predict_files(Settings(str(extended.folder)), files_of(photos), out, on_progress=stop)
     assert len(answered) == 24
     assert not out.exists()
     with pytest.raises(BranchoutError, match="top"):  # other settings would mix two tables
@@ -108,7 +108,7 @@ def test_a_cluster_whose_worker_dies_answers_every_file_once(
         def kill(_: Event) -> None:
             workers[0].kill()
 
-        predict_files(Settings(str(extended.folder)), files_of(photos), out, dask=address, report=kill)
+        predict_files(Settings(str(extended.folder)), files_of(photos), out, dask=address, on_progress=kill)
     assert rows(out) == expected(extended, photos)
 
 

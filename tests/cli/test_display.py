@@ -17,8 +17,8 @@ from branchout.training.loop import Event
 def test_what_the_package_logs_is_printed_once_beside_the_progress(terminal: bool) -> None:
     console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
     log = logging.getLogger("branchout.training.cuda_graphs")
-    with progress(console) as report:
-        report(Event("Training", 1, 1, {"loss": 0.5}))
+    with progress(console) as on_progress:
+        on_progress(Event("Training", 1, 1, {"loss": 0.5}))
         log.info("No CUDA graph: [20 steps] are too few.")
     log.info("said when nobody listens")
     shown = console.file.getvalue()  # type: ignore[attr-defined]
@@ -31,11 +31,11 @@ def test_a_log_file_has_the_end_of_work_that_it_has_the_beginning_of(monkeypatch
     clock = [0.0]
     monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
     console = Console(file=io.StringIO(), force_terminal=False)
-    with progress(console) as report:
+    with progress(console) as on_progress:
         for at, done in ((0, 10), (20, 50), (40, 90), (41, 100)):  # long work
             clock[0] = at
-            report(Event("Computing", done, 100))
+            on_progress(Event("Computing", done, 100))
         for at, done in ((100, 1), (101, 8), (102, 8), (103, 8)):  # the same, quickly done with other images
             clock[0] = at
-            report(Event("Computing", done, 8))
+            on_progress(Event("Computing", done, 8))
     assert console.file.getvalue().split("\n") == ["Computing 90/100", "Computing 100/100", ""]  # type: ignore[attr-defined]

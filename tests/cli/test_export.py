@@ -367,6 +367,6 @@ def test_a_board_that_cannot_be_opened_is_no_traceback(tmp_path: Path) -> None:
         tensorboard.event_files(tmp_path / "file" / "deeper"),
     ):
         pytest.fail("opened")
-    with tensorboard.event_files(None) as report:
-        report(Event("train", 1, 1, {"loss": 1.0}))
+    with tensorboard.event_files(None) as on_progress:
+        on_progress(Event("train", 1, 1, {"loss": 1.0}))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

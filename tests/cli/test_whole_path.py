@@ -493,9 +493,9 @@ def test_help_lists_the_commands_in_the_order_of_use() -> None:
 @pytest.mark.parametrize("width", [40, 60, 100])
 def test_bars_fit_the_terminal(width: int) -> None:
     screen = io.StringIO()
-    with progress(Console(file=screen, force_terminal=True, width=width, color_system=None)) as report:
+    with progress(Console(file=screen, force_terminal=True, width=width, color_system=None)) as on_progress:
         for done in range(4):
-            report(Event("Training the new branch", done, 3, {"loss": 1.5}))
+            on_progress(Event("Training the new branch", done, 3, {"loss": 1.5}))
     last = screen.getvalue().split("Training the new branch")[-1]
     assert "3/3" in last
     assert len("Training the new branch" + last.split("\n")[0].split("\r")[0]) <= width + 8
@@ -505,10 +505,10 @@ def test_a_log_file_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) ->
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     log = io.StringIO()
-    with progress(Console(file=log, width=80)) as report:
+    with progress(Console(file=log, width=80)) as on_progress:
         for done in range(1, 1001):
             now += 0.1
-            report(Event("pretrain", done, 1000, {"loss": 2.0}))
+            on_progress(Event("pretrain", done, 1000, {"loss": 2.0}))
     lines = log.getvalue().splitlines()
     assert lines[-1] == "pretrain 1,000/1,000  loss 2.000"
     assert 3 <= len(lines) <= 6

@@ -181,7 +181,7 @@ def test_progress_counts_files_by_fifties_and_all_at_the_end(tmp_path: Path) -> 
         put(tmp_path / f"a/{number}.jpg", b"")
     put(tmp_path / "a/good.jpg", jpeg())
     reported: list[Event] = []
-    scan(tmp_path, report=reported.append)
+    scan(tmp_path, on_progress=reported.append)
     assert reported == [Event(f"Checking images in {tmp_path.name}", done, 121) for done in (50, 100, 121)]
 
 

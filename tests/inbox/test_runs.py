@@ -258,7 +258,7 @@ def test_a_kill_in_the_middle_of_teaching_loses_nothing(case: Case) -> None:
 
     seen: list[int] = []
     first = runs.Run(run.folder, run.settings)
-    execute(first, report=lambda event: seen.append(event.done) if "branch" in event.work else None)
+    execute(first, on_progress=lambda event: seen.append(event.done) if "branch" in event.work else None)
     assert seen[0] > 1  # it went on where it was killed
     assert run.state() == "finished"
     assert set(UNKNOWN) < set(api.load(run.out).classes)

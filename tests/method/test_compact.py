@@ -154,7 +154,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
 
     whole = extended_twice.compact(memory, val=val, epochs=4, out=tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        extended_twice.compact(memory, val=val, epochs=4, out=tmp_path / "broken", report=stop)
+        extended_twice.compact(memory, val=val, epochs=4, out=tmp_path / "broken", on_progress=stop)
     assert not (tmp_path / "broken").exists()
     with pytest.raises(BranchoutError, match="seed"):
         extended_twice.compact(memory, val=val, epochs=4, seed=1, out=tmp_path / "broken")
@@ -164,7 +164,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
         val=val,
         epochs=4,
         out=tmp_path / "broken",
-        report=lambda event: seen.append(event.done) if event.work == "Distilling the branches" else None,
+        on_progress=lambda event: seen.append(event.done) if event.work == "Distilling the branches" else None,
     )
     assert seen == [3, 4]
     again = api.load(tmp_path / "broken")

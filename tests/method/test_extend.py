@@ -151,7 +151,7 @@ def test_a_typo_is_answered_before_anything_is_trained(
     options: dict[str, str], words: str, base: api.Model, train: Samples, tmp_path: Path
 ) -> None:
     with pytest.raises(BranchoutError, match=words):
-        base.extend(train.of_classes(NEW), out=tmp_path / "m", report=pytest.fail, **options)
+        base.extend(train.of_classes(NEW), out=tmp_path / "m", on_progress=pytest.fail, **options)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -320,7 +320,7 @@ def test_another_run_into_the_same_folder_is_refused_by_what_differs(
 
     settings: dict[str, object] = {"memory": exemplars(train), "epochs": 2, "views": 1, "out": out}
     with pytest.raises(KeyboardInterrupt):
-        base.extend(train.of_classes(NEW), report=stop, **settings)
+        base.extend(train.of_classes(NEW), on_progress=stop, **settings)
     assert not out.exists()
     for change, words in (
         ({"epochs": 3}, "epochs: 2 before, 3 now"),
@@ -332,7 +332,7 @@ def test_another_run_into_the_same_folder_is_refused_by_what_differs(
         ({"memory": exemplars(train, BASE, 4)}, "memory: checksum [0-9a-f]+ before, checksum [0-9a-f]+ now"),
     ):
         with pytest.raises(BranchoutError, match=words) as caught:
-            base.extend(train.of_classes(NEW), report=pytest.fail, **(settings | change))
+            base.extend(train.of_classes(NEW), on_progress=pytest.fail, **(settings | change))
         assert str(tmp_path / ".m.work") in str(caught.value)
     with pytest.raises(BranchoutError, match=r"new images: checksum [0-9a-f]+ before, checksum [0-9a-f]+ now"):
         base.extend(train.of_classes(NEW[:2]), **settings)
@@ -350,7 +350,7 @@ def test_a_goal_out_of_reach_can_be_lowered_without_training_again(
     with pytest.raises(BranchoutError, match="cannot be reached"):
         base.extend(train.of_classes(NEW), goal="all>=1", **settings)
     trained = []
-    base.extend(train.of_classes(NEW), goal="all", report=lambda event: trained.append(event.work), **settings)
+    base.extend(train.of_classes(NEW), goal="all", on_progress=lambda event: trained.append(event.work), **settings)
     assert "Training the new branch" not in trained
     assert api.load(tmp_path / "m").saved.step_points[0].goal == "all"
 

@@ -85,7 +85,7 @@ def test_without_images_it_says_so_and_how_to_serve_some(copied: api.Model) -> N
 
 def test_progress_of_reading_is_reported(copied: api.Model, tested: Samples) -> None:
     seen: list[Event] = []
-    with running(create_app(copied, test=tested, report=seen.append)) as caller:
+    with running(create_app(copied, test=tested, on_progress=seen.append)) as caller:
         is_read(caller)
     assert {event.work for event in seen} >= {"thumbnails"}
     assert seen[-1].done == seen[-1].total

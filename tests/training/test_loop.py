@@ -54,7 +54,7 @@ class Run:
     def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         return nn.functional.cross_entropy(self.network(batch[0]), batch[1])
 
-    def report(self, event: Event) -> None:
+    def on_progress(self, event: Event) -> None:
         if event.done == self.stop_after:
             raise StoppedError
 
@@ -68,7 +68,7 @@ class Run:
             optimisation,
             device=CPU,
             checkpoint=checkpoint,
-            report=self.report,
+            on_progress=self.on_progress,
         )
 
 
@@ -208,9 +208,9 @@ def judged(losses: list[float], run: Run, checkpoint: Path | None = None) -> int
     left = iter(losses)
     done: list[Event] = []
 
-    def report(event: Event) -> None:
+    def on_progress(event: Event) -> None:
         done.append(event)
-        run.report(event)
+        run.on_progress(event)
 
     taken = fit(
         run.network,
@@ -222,7 +222,7 @@ def judged(losses: list[float], run: Run, checkpoint: Path | None = None) -> int
         device=CPU,
         checkpoint=checkpoint,
         held_out_loss=lambda: next(left),
-        report=report,
+        on_progress=on_progress,
     )
     assert not done or done[-1].done == done[-1].total == len(taken)  # a bar is full at the end
     return len(taken)

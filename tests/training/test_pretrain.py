@@ -43,7 +43,7 @@ def test_a_transformer_learns_and_grows_a_branch(tmp_path: Path) -> None:
         kind="glyph",
         optimisation=optimisation,
         device=CPU,
-        report=watch,
+        on_progress=watch,
     )
     assert losses[-1] < 0.5 * losses[0]
     assert model.classifier.arch["family"] == "vit"
@@ -74,7 +74,9 @@ def test_a_transformer_killed_and_trained_on_is_the_one_never_killed(train: Samp
 
         settings = {"arch": "vit_tiny", "width": 16, "kind": "glyph", "device": CPU, "checkpoint": checkpoint}
         optimisation = replace(TRANSFORMER, epochs=3)
-        made = pretrain(images, few.labels, few.classes, SIZES, **settings, optimisation=optimisation, report=watch)
+        made = pretrain(
+            images, few.labels, few.classes, SIZES, **settings, optimisation=optimisation, on_progress=watch
+        )
         return snapshot(made)
 
     with pytest.raises(StoppedError):

@@ -282,11 +282,11 @@ def test_every_image_is_seen_once_an_epoch(train: Samples) -> None:
 def saved(patterns: Samples, out: Path, stop: bool = False) -> State:
     """A run into `out`; with `stop` the first process ends after two epochs."""
 
-    def report(event: Event) -> None:
+    def on_progress(event: Event) -> None:
         if stop and event.done == 2:
             raise KeyboardInterrupt
 
-    model = api.pretrain(patterns, out=out, width=4, size=32, kind="glyph", device="cpu", report=report,
+    model = api.pretrain(patterns, out=out, width=4, size=32, kind="glyph", device="cpu", on_progress=on_progress,
                          optimisation=Optimisation(epochs=4, lr=0.03, batch=16))  # fmt: skip
     return {name: tensor.clone() for name, tensor in model.classifier.state_dict().items()}
 

@@ -20,7 +20,7 @@ from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier
 from branchout.model.staged import Branch, branch_point
 from branchout.training.device import give_back_memory
-from branchout.training.loop import Event, Report, silent
+from branchout.training.loop import Event, OnProgress, silent
 from branchout.training.optimisation import scale_to_dataset
 
 LONG_STEP = 0.4
@@ -36,13 +36,13 @@ def measure_speeds(
     device: torch.device,
     engine: str,
     fused: bool,
-    report: Report = silent,
+    on_progress: OnProgress = silent,
 ) -> Speeds:
     """A few seconds of measurement; `fused` says whether stage II is trained."""
     total = 3 + len(branches)
 
     def done(count: int) -> None:
-        report(Event("Measuring this machine", count, total))
+        on_progress(Event("Measuring this machine", count, total))
 
     done(0)
     starts = [branch_point(model.backbone, branch).start for branch in branches]

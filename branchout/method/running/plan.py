@@ -34,7 +34,7 @@ from branchout.method.running.measure_speed import measure_speeds
 from branchout.method.running.speeds import Counts, Speeds, frozen_passes, seconds_for, table_rows
 from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier
-from branchout.training.loop import Report, silent
+from branchout.training.loop import OnProgress, silent
 
 _log = logging.getLogger(__name__)
 FILE = "plan.json"
@@ -52,7 +52,7 @@ def make_plan(
     device: torch.device,
     *,
     timed: bool = False,
-    report: Report = silent,
+    on_progress: OnProgress = silent,
 ) -> Plan:
     """The best that fits the time, from a few seconds of measurement where there is a limit, or with `timed`."""
     large = effort_for(device, base.preprocessing.size) == LARGE_INPUTS
@@ -65,7 +65,7 @@ def make_plan(
     if not limited and not timed:
         return replace(choices[0], engine=engine)
     branches = sorted({plan.branch for plan in choices})
-    speeds = measure_speeds(base, split, branches, device, engine, counts.fused, report)
+    speeds = measure_speeds(base, split, branches, device, engine, counts.fused, on_progress)
     if device.type == "cpu":
         choices = [plan for plan in choices if _fits_memory(plan, counts, speeds)] or choices[:1]
     forecasts = [seconds_for(plan.effort, plan.branch, counts, speeds) for plan in choices]
