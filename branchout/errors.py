@@ -116,11 +116,11 @@ def explain_os_error(error: BaseException) -> str:
     return printable(f"{error.filename}: {found}" if isinstance(error.filename, str) else found)
 
 
-def explain_invalid(error: ValidationError, most: int = 3) -> str:
-    """The first errors of a validation: where, what was expected, what was found."""
+def explain_invalid(error: ValidationError) -> str:
+    """The first three errors of a validation: where, what was expected, what was found."""
     found = error.errors(include_url=False, include_context=False)
     sentences = []
-    for each in found[:most]:
+    for each in found[:3]:
         place = ".".join(str(part) for part in each["loc"])
         message = each["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
         if each["type"] == "value_error":
@@ -129,15 +129,15 @@ def explain_invalid(error: ValidationError, most: int = 3) -> str:
             sentences.append(f"{place} is missing")
         else:
             sentences.append(f"{place}: expected {message}, found {shortened(each['input'])}")
-    more = f" (and {len(found) - most} more errors)" if len(found) > most else ""
+    more = f" (and {len(found) - 3} more errors)" if len(found) > 3 else ""
     return printable("; ".join(sentences) + more)
 
 
-def shortened(value: object, most: int = 80) -> str:
-    """A value as it is shown in a message."""
+def shortened(value: object) -> str:
+    """A value as it is shown in a message; of a long one the first 80 characters."""
     if isinstance(value, list | dict):
         return f"a {type(value).__name__} of {len(value)}"
     if isinstance(value, int) and abs(value) > 10**20:
         return "a very large number"
     text = repr(value)
-    return text if len(text) <= most else f"{text[:most]}…"
+    return text if len(text) <= 80 else f"{text[:80]}…"

@@ -5,9 +5,9 @@ from __future__ import annotations
 MINUS = "\N{MINUS SIGN}"
 
 
-def percent(share: float | None, absent: str = "–") -> str:
-    """A share between 0 and 1 in percent, with one digit."""
-    return absent if share is None else f"{100 * share:.1f}"
+def percent(share: float | None) -> str:
+    """A share between 0 and 1 in percent, with one digit; – for none."""
+    return "–" if share is None else f"{100 * share:.1f}"
 
 
 def change(before: float | None, after: float | None) -> str:

@@ -91,7 +91,7 @@ class Task:
 
     def accuracy(self, fused: TrainedDeltas, point: int) -> float:
         features = extract(self.model, self.others, device=self.device)[0]
-        return float((grid_predictions(self.model, features, fused, 0)[point].cpu() == self.labels).float().mean())
+        return float((grid_predictions(self.model, features, fused)[point].cpu() == self.labels).float().mean())
 
 
 def extended(network: Network, model: Classifier, old: int) -> Classifier:

@@ -172,7 +172,7 @@ def _grid(method: Method, recipe: Recipe, experiment: Experiment, seeds: Sequenc
             times.append(experiment.now())
             trained = train_grid(head_layout(model), [data], settings, per_class=experiment.per_class(step))
             times.append(experiment.now())
-            dev, test = ((grid_predictions(model, h, trained, 0).cpu().numpy(), labels) for h, labels in halves)
+            dev, test = ((grid_predictions(model, h, trained).cpu().numpy(), labels) for h, labels in halves)
             for goal in PAPER_GOALS:
                 measured.points[goal][-1].append(score_grid(dev, test, space, trained.grid, goal, recipe.balanced))
             if seed == seeds[0]:

@@ -76,13 +76,12 @@ def resolve(text: str, *, problems: list[str] | None = None, classes_from: str |
 def folder(
     root: str | os.PathLike[str],
     *,
-    seed: int = 0,
     problems: list[str] | None = None,
     classes_from: str | None = None,
 ) -> Dataset:
     """A folder of class folders. `train/` and `val/` (or `test/`) in it are used as they are.
 
-    Without them a part of each class is held out as `val`, drawn by `seed`: at least one image where a class has two.
+    Without them a part of each class is held out as `val`: at least one image where a class has two.
     `classes.json` beside the class folders may give their domains and siblings. What was wrong with the files is added
     to `problems`.
     """
@@ -93,7 +92,7 @@ def folder(
         train, val = (below(name, _scan(root / name, problems, classes_from)) for name in (train_name, val_name))
         require_known(root, train, val)
     else:
-        train, val = _hold_out(_scan(root, problems, classes_from), seed)
+        train, val = _hold_out(_scan(root, problems, classes_from))
     dataset = Dataset(root.absolute().name, train, val)
     return with_facts(dataset, root / FACTS, partial=True) if _has_facts(root / FACTS) else dataset
 
@@ -149,13 +148,13 @@ def _scan(root: Path, problems: list[str] | None, classes_from: str | None) -> S
     return samples
 
 
-def _hold_out(samples: Samples, seed: int) -> tuple[Samples, Samples]:
+def _hold_out(samples: Samples) -> tuple[Samples, Samples]:
     """By a hash of each sample's id, so that an image added later moves few others across.
 
     Near-duplicates stay together, unless a class has nothing else.
     """
     groups = near_duplicates(samples)
-    draw = np.array([digest(str(seed), str(name)) for name in samples.ids], dtype=np.str_)
+    draw = np.array([digest("0", str(name)) for name in samples.ids], dtype=np.str_)  # another text, another choice
     held = np.zeros(len(samples), dtype=bool)
     for label in range(len(samples.classes)):
         members = np.flatnonzero(samples.labels == label)

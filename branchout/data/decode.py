@@ -89,12 +89,12 @@ def decode_picture(source: Source, *, max_pixels: int = MAX_PIXELS, shrink: int 
     return _read(source, max_pixels, lambda image: _picture(image, shrink))
 
 
-def measure(source: Source, *, max_pixels: int = MAX_PIXELS) -> tuple[tuple[int, int, int], Image]:
+def measure(source: Source) -> tuple[tuple[int, int, int], Image]:
     """Height, width and channels of the image, and a small copy of it.
 
     All of it is decoded, as cheaply as possible, to find damage.
     """
-    return _read(source, max_pixels, _shape)
+    return _read(source, MAX_PIXELS, _shape)
 
 
 def image_size(source: Source) -> tuple[int, int, bool]:

@@ -354,7 +354,11 @@ def _layout_error(root: Path, found: str) -> BranchoutError:
     )
 
 
-def _require_images(root: Path, missing: set[str], problems: Problems, most: int = 10) -> None:
+LISTED = 10
+"""Classes without images that a message names."""
+
+
+def _require_images(root: Path, missing: set[str], problems: Problems) -> None:
     """Raise if a class has no usable image, with every other problem of the folder: they can be mended at once."""
     if not missing:
         return
@@ -366,11 +370,11 @@ def _require_images(root: Path, missing: set[str], problems: Problems, most: int
         of_class = name is not None and problem.kind not in {Kind.MERGED, Kind.CASE}
         (of_missing[name] if name is not None and of_class else others).items.append(problem)
     lines = []
-    for name in sorted(missing)[:most]:
+    for name in sorted(missing)[:LISTED]:
         reasons = ", ".join(f"{count:,} {kind}" for kind, count in of_missing[name].counts.items())
         lines.append(f"  {name}: {reasons or 'no files in it'}")
-    if len(missing) > most:
-        lines.append(f"  … and {len(missing) - most:,} more")
+    if len(missing) > LISTED:
+        lines.append(f"  … and {len(missing) - LISTED:,} more")
     if others.items:
         lines += ["Other problems in this folder:", *(f"  {line}" for line in others.summary())]
     raise BranchoutError(

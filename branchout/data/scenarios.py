@@ -77,7 +77,7 @@ class Scenario:
     def train(self, dataset: Dataset) -> Samples:
         """The training samples in use, each with its origin and, if merged, its new class name."""
         self._check(dataset)
-        side = digits(dataset.train, self.sides, default=-1)
+        side = digits(dataset.train, self.sides)
         merged = dataset.train.rename(self.merged)
         given = []
         for origin, classes in enumerate(self.branches):
@@ -96,7 +96,7 @@ class Scenario:
 
     def _half(self, dataset: Dataset, digit: int, step: int | None) -> Samples:
         self._check(dataset)
-        half = dataset.val.select(digits(dataset.val, self.dev_or_test, default=-1) == digit).rename(self.merged)
+        half = dataset.val.select(digits(dataset.val, self.dev_or_test) == digit).rename(self.merged)
         space = self.space if step is None else self.space.upto(step)
         return half.of_classes(space.classes).placed(UNASSIGNED)
 
@@ -156,9 +156,9 @@ class Scenario:
 # Digits are in the order of the sample ids, so that they mean the same samples in whatever order a folder is read.
 
 
-def digits(samples: Samples, written: Mapping[str, str], default: int) -> Ints:
-    """The digit of every sample; `default` for samples of classes that have none."""
-    out = np.full(len(samples), default, dtype=np.int64)
+def digits(samples: Samples, written: Mapping[str, str]) -> Ints:
+    """The digit of every sample; -1 for samples of classes that have none."""
+    out = np.full(len(samples), -1, dtype=np.int64)
     by_label = members_in_id_order(samples)
     for name, text in written.items():
         if name in by_label:

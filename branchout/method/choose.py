@@ -61,7 +61,7 @@ def choose_point(
         chosen = [curve.choose(each) for each in curve.possible_goals()] if by_class else []
         points = curve.select(np.union1d(curve.pareto(), np.array(chosen, dtype=np.int64)))  # no goal needs another
         return StepPoints(points.to_dict(), deltas, points.choose(goal), goal, offsets), points
-    answers = grid_predictions(model, features, trained, 0).cpu().numpy()
+    answers = grid_predictions(model, features, trained).cpu().numpy()
     whole = grid_frontier(answers, labels, model.space, trained.grid, recipe.balanced)
     kept = whole.pareto()
     points = replace(whole.select(kept), chosen_on=chosen_on)

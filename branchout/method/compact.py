@@ -226,11 +226,11 @@ class Compaction:
         trained = extension.train_deltas(model) if extension.needs_deltas() else None
         notice = ""
         try:
-            points, _, measured = extension.choose_and_measure(model, trained)
+            points, measured = extension.choose_and_measure(model, trained)
         except BranchoutError as error:
             notice = f"The goal {config.goal!r} cannot be reached after compaction; balanced was chosen. {error}"
             extension.config = replace(config, goal="balanced")
-            points, _, measured = extension.choose_and_measure(model, trained)
+            points, measured = extension.choose_and_measure(model, trained)
         return points, measured, notice
 
     def accuracy_before(self, measured: Measured | None) -> Accuracies | None:

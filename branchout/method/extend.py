@@ -87,12 +87,12 @@ class Extension(StepImages):
         model.engine = self.base.engine
         trained = self.train_deltas(model) if self.needs_deltas() else None
         times.append(time.perf_counter())
-        points, frontier, measured = self.choose_and_measure(model, trained)
+        points, measured = self.choose_and_measure(model, trained)
         apply_point(model, points)
         times.append(time.perf_counter())
         seconds = dict(zip(("stage1", "fusion", "choice"), np.diff(times).tolist(), strict=True))
         model.engine = None
-        return Extended(model, step, points, frontier, measured, losses, seconds)
+        return Extended(model, points, measured, losses, seconds)
 
     def train_branch(self) -> tuple[Step, list[float]]:
         """Stage I."""
@@ -153,7 +153,7 @@ class Extension(StepImages):
 
     def choose_and_measure(
         self, model: Classifier, trained: TrainedDeltas | None
-    ) -> tuple[StepPoints, Frontier, Measured | None]:
+    ) -> tuple[StepPoints, Measured | None]:
         """The operating point, and its accuracies.
 
         Validation images that were given choose with one half and measure with the other. Images held out from
@@ -183,13 +183,13 @@ class Extension(StepImages):
             earlier_biases=earlier_biases,
         )
         if not both:
-            return points, frontier, self.measure(model, points, frontier)
+            return points, self.measure(model, points, frontier)
         stops = self.plan.effort.stops  # the dev images chose the end of training: they measure nothing
         before = self.before(self.split.test if stops else concatenate([self.split.dev, self.split.test]))
         measured = cross_fit(
             model, (halves[0], halves[1]), points, frontier, before, second_only=stops, earlier_biases=earlier_biases
         )
-        return points, frontier, measured
+        return points, measured
 
     def held_new(self, model: Classifier) -> tuple[Tensor, np.ndarray] | None:
         """Held-out images of the new classes, for a linear head without old images that could choose."""

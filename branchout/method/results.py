@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from branchout.method.frontier import Frontier
 from branchout.metrics import Accuracies
 from branchout.model.checkpoint import StepPoints
-from branchout.model.classifier import Classifier, Step
+from branchout.model.classifier import Classifier
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,7 @@ class Extended:
     """What an extension made."""
 
     model: Classifier
-    step: Step
     points: StepPoints
-    frontier: Frontier
     measured: Measured | None
     """None where there are too few images to measure with."""
     losses: list[float]

@@ -55,11 +55,15 @@ def give_back_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def giving_back(stream: Iterable[Item], every: int = 16) -> Iterator[Item]:
+EVERY = 16
+"""Batches after which freed memory is returned."""
+
+
+def giving_back(stream: Iterable[Item]) -> Iterator[Item]:
     """The batches of a stream, with freed memory returned now and then: glibc keeps more of it with every batch."""
     for number, item in enumerate(stream, 1):
         yield item
-        if number % every == 0:
+        if number % EVERY == 0:
             give_back_memory()
 
 

@@ -218,7 +218,8 @@ def test_images_that_ended_training_do_not_measure(stops: bool, base: api.Model,
     assert found.measured is not None
     assert found.measured.images == len(split.test) + (0 if stops else len(split.dev))
     assert found.measured.before is not None
-    assert all(parameter.grad is None for parameter in found.step.branch.parameters())  # memory that nothing needs
+    branch = found.model.steps[-1].branch
+    assert all(parameter.grad is None for parameter in branch.parameters())  # memory that nothing needs
 
 
 @pytest.mark.parametrize("recipe", ["branchout", "paper"])
@@ -252,14 +253,13 @@ def test_a_second_step_without_validation_images_leaves_the_first_where_it_was(
     base.fused.set_bias(-1.25)
     split = DataSplit.of(base.space, train.of_classes(LATER), exemplars(train, kept), None)
     assert split.chosen_on == "held-out"
-    fusion, frontier, measured = Extension(base, split, ExtendConfig(), device=CPU).choose_and_measure(model, None)
-    assert frontier.balanced_at is not None
-    first, second = fusion.biases(2)
-    assert second - first == pytest.approx(frontier.balanced_at + 1.25)
+    points, measured = Extension(base, split, ExtendConfig(), device=CPU).choose_and_measure(model, None)
+    first, second = points.biases(2)
+    assert second - first == pytest.approx(points.frontier["balanced_at"] + 1.25)
     assert measured is not None
     given = replace(split, chosen_on="dev")
-    _, frontier, _ = Extension(base, given, ExtendConfig(), device=CPU).choose_and_measure(model, None)
-    assert frontier.balanced_at is None
+    points, _ = Extension(base, given, ExtendConfig(), device=CPU).choose_and_measure(model, None)
+    assert "balanced_at" not in points.frontier
 
 
 def test_a_second_step_leaves_the_first_at_its_balanced_point_whatever_was_chosen(

@@ -52,8 +52,9 @@ def test_double_precision_is_computed_on_the_cpu_for_an_apple_gpu() -> None:
 
 def test_freed_memory_is_returned_while_a_long_stream_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     returned: list[int] = []
+    monkeypatch.setattr(device, "EVERY", 4)
     monkeypatch.setattr(device, "give_back_memory", lambda: returned.append(1))
-    assert list(device.giving_back(range(3), every=4)) == [0, 1, 2]
+    assert list(device.giving_back(range(3))) == [0, 1, 2]
     assert not returned
-    assert list(device.giving_back(range(10), every=4)) == list(range(10))
+    assert list(device.giving_back(range(10))) == list(range(10))
     assert len(returned) == 2
