@@ -60,7 +60,7 @@ lock: | $(BIN)/python  ## refresh both lock files to the newest versions that py
 	echo setuptools | $(LOCK) - $(EXTRAS) --upgrade --output-file requirements-dev.lock
 	echo setuptools | $(LOCK) - --constraint requirements-dev.lock --upgrade --output-file requirements.lock
 
-# A few tests of every room with the oldest and with the newest versions that pyproject.toml allows.
+# A few tests of every layer with the oldest and with the newest versions that pyproject.toml allows.
 QUICK := tests/test_labels.py tests/test_metrics.py tests/test_files.py tests/test_api.py tests/model/test_checkpoint.py \
          tests/model/test_staged.py tests/method/test_stage2.py tests/method/test_stage1.py tests/data/test_images.py \
          tests/data/test_samples.py tests/data/test_scenarios.py

@@ -130,9 +130,10 @@ def scratch_array(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
 def forget_pages(*arrays: npt.NDArray[Any]) -> None:
     """Take scratch arrays out of this process's memory. Their values stay in the files, which the system caches."""
     for array in arrays:
-        if isinstance(array.base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        mapped, shared = array.base, getattr(array, "mode", "") == "r+"  # a private mapping would lose its values
+        if isinstance(mapped, mmap.mmap) and shared and hasattr(mmap, "MADV_DONTNEED"):
             with suppress(OSError):  # a process that locks its memory keeps it
-                array.base.madvise(mmap.MADV_DONTNEED)
+                mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def _crc(array: npt.NDArray[Any]) -> bytes:

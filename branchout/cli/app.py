@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from branchout.data.datasets import Dataset
     from branchout.data.verify import ImageFile
 
-RESUMABLE = ("pretrain", "extend", "compact", "inbox", "demo", "bench")
+RESUMABLE = ("pretrain", "extend", "compact", "inbox", "bench")
 """Commands that resume when they are run again after an interruption. `predict --out` does too."""
 GROUPS = {
     "Create and extend models": ("demo", "bases", "pretrain", "check", "extend", "compact", "tune"),
@@ -108,7 +108,7 @@ def _options(
 def main() -> None:
     """The `branchout` command: errors that a user can fix end it with one sentence and status 1."""
     deferred_compiler.import_when_used()
-    resumable = sys.argv[1:2] in [[name] for name in RESUMABLE]
+    resumable = sys.argv[1:2] in [[name] for name in RESUMABLE] and not {"--help", "--list"} & set(sys.argv)
     resume = "; run the same command again to resume" if resumable else ""
     try:
         try:

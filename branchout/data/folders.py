@@ -151,9 +151,10 @@ def _class_folders(root: Path, above: Above, problems: Problems) -> list[str]:
     if not folders:
         found = "none in it"
         if strays:
+            above_it = Path(os.path.abspath(root)).parent  # noqa: PTH100 – resolve() would follow links
             found = (
                 f"images directly in it: {len(strays):,}, such as {strays[0]}. If they are all of one class, give the "
-                f"folder that contains this one: {root.absolute().parent}"
+                f"folder that contains this one: {above_it}"
             )
         raise _layout_error(root, f"expected one folder per class, found {found}")
     if all(name.lower() in SPLITS for name in folders):

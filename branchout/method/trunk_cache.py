@@ -201,11 +201,13 @@ class TrunkOutputs:
 
     def _empty_table(self, rows: int, outputs: Sequence[Tensor]) -> list[Tensor]:
         """Room for `rows` outputs; on disk where other programs have left too little of the GPU's memory."""
+        before = len(self.scratch)
         try:
             return [self._empty(rows, output, on_disk=self.on_disk) for output in outputs]
         except BranchoutError:  # a disk with a quota, or a file system without shared memory
             if self._bytes(self.cached_views) > self.limit:
                 raise
+            del self.scratch[before:]  # the first columns may have got their space
             return [self._empty(rows, output, on_disk=False) for output in outputs]
         except RuntimeError as error:
             needed = rows * sum(output[0].nbytes for output in outputs)

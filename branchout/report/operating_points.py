@@ -14,6 +14,8 @@ from branchout.report.charts import Axes, Legend, Mark, Series, glyph, scatter
 from branchout.report.data import Figures, OperatingPoints, ReportData
 from branchout.units import count, percent, setting
 
+IMAGES = CHOSEN_ON | {"pseudo": "new images and pseudo-exemplars"}
+"""As a part of longer sentences."""
 SHAPES = dict(zip(PAPER_GOALS, ("triangle", "disc", "square"), strict=True))
 
 
@@ -85,7 +87,7 @@ def axes_of(points: OperatingPoints) -> tuple[str, str]:
 
 
 def chosen_on(points: OperatingPoints) -> str:
-    return f"{points.images:,} {CHOSEN_ON[points.measured]}"
+    return f"{points.images:,} {IMAGES[points.measured]}"
 
 
 # The chart.
@@ -154,7 +156,7 @@ def _frontier(name: str, figures: Figures, points: OperatingPoints, *, labelled:
     """All points as dots on a line, with the points of goals and the saved point marked."""
     x, y = axes_of(points)
     goals = _goals_by_point(points)
-    on = CHOSEN_ON[points.measured] if name == "dev" else "the images of this report"
+    on = IMAGES[points.measured] if name == "dev" else "the images of this report"
 
     def mark(point: int, shape: str, label: str = "", prefix: str = "") -> Mark:
         here = {metric: values[point] for metric, values in figures.items()}

@@ -247,13 +247,14 @@ async def report_data(
     if brief and not service.ready and service.failure is None:
         return {**service.report.state, "state": "waiting"}
     points = service.engine.points
+    serving, report = service.serving(), service.report  # both now: another model may be served soon
     if brief:
-        return {**service.report.state, **service.serving()}
-    parts = await asyncio.to_thread(service.report.parts)
+        return {**report.state, **serving}
+    parts = await asyncio.to_thread(report.parts)
     numbers = parts["data"].get("numbers", [])
     about = points.current.about
     current = about["point"] if about else None
-    return {**parts, **service.serving(), "current": numbers.index(current) if current in numbers else None}
+    return {**parts, **serving, "current": numbers.index(current) if current in numbers else None}
 
 
 @router.get("/test-image/{number}", summary="Get a labelled image", response_class=Response)

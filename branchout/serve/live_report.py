@@ -71,7 +71,7 @@ class LiveReport:
     def _read(self, model: Model, test: Path | Samples) -> None:
         try:
             problems: list[str] = []
-            samples = samples_in(test, problems, model.classes, self.classes_from)
+            samples = samples_in(test, problems, model.classes, self.classes_from, self._note)
             facts = self._gather(model, samples)
         except Stopped:
             return

@@ -168,9 +168,9 @@ def test_the_report_follows_a_choice_made_outside(server: Caller, copied: api.Mo
     assert before["saved"]
     other = next(goal for goal in ("novel", "all") if copied.frontier.choose(goal) != before["point"])
     api.load(copied.folder).tune(other)
+    told = server.get("/report-data").json
+    assert told["data"]["numbers"][told["data"]["saved"]] == told["saved_point"] == copied.frontier.choose(other)
     assert not server.get("/operating-point").json["operating_point"]["saved"]
-    data = server.get("/report-data").json["data"]
-    assert data["numbers"][data["saved"]] == copied.frontier.choose(other)
     turned = server.put("/operating-point", {"goal": other}).json["operating_point"]
     assert turned["saved"]
 
