@@ -132,7 +132,7 @@ def test_outdated_rows_of_tables_are_measured_again(folder: Path, tmp_path: Path
     (tmp_path / folder.name / "demo" / "any.json").write_text("{}")  # no row
     status, told, _ = run(*words, "--stale", "--method", "pretrained")
     assert status == 0
-    assert "no row of the methods" in told
+    assert "for the methods and network given" in told
     assert "outdated" in json.loads(place.read_text())
     status, told, _ = run(*words, "--stale", "--minutes", "0")
     assert status == 0
