@@ -10,7 +10,7 @@ import pytest
 from branchout.bench.experiment import Experiment
 from branchout.bench.methods import method_named, methods
 from branchout.bench.plan import Plan
-from branchout.bench.request import Request
+from branchout.bench.request import EXEMPLARS, Request
 from branchout.bench.runner import Job
 from branchout.bench.tables import (
     experiments_of,
@@ -202,10 +202,12 @@ def test_rows_that_are_kept_here_are_those_that_would_be_made_today(name: str, t
     rows = 0
     for folder in sorted({path.parent for path in (RESULTS / name).glob("*/*/*.json")}):
         table, _, number = folder.parent.name.partition("-split")
+        experiment, _, exemplars = table.partition(EXEMPLARS)
         split = int(number or 1)
         if (split, folder.name) not in plans:
             plans[split, folder.name] = plans_of(dataset, size=size, arch=folder.name, split=split)
-        plan = plans[split, folder.name][table]
+        plan = plans[split, folder.name][experiment]
+        plan = replace(plan, exemplars=int(exemplars)) if exemplars else plan
         for method in methods():
             own = Job(name, name, table, plan, method, (), RESULTS).files()
             kept = [json.loads(path.read_text(encoding="utf-8")) for path in own.values() if path.exists()]
