@@ -240,7 +240,7 @@ class Model(Predictor):
         With `out` the model is saved there, and a run that was stopped resumes when it is called again.
         """
         config = ExtendConfig(recipe, branch, goal, fuse, exemplars, epochs, views, seed, pooler, minutes, memory_limit)
-        place = check_out(out)
+        place = check_out(out, (new, memory, val))
         prepared = self.prepare(new, memory=memory, val=val, config=config, on_progress=on_progress)
         return self.extend_prepared(prepared, out=place, on_progress=on_progress)
 
@@ -315,7 +315,7 @@ class Model(Predictor):
         """
         from branchout.api.compaction import compact
 
-        place = check_out(out)
+        place = check_out(out, (memory, val, images))
         problems: list[str] = []
         unlabelled, unread = (None, Problems()) if images is None else unlabelled_images(Path(images))
         made = compact(

@@ -38,7 +38,7 @@ def compact(
     """
     from branchout.training.work_folder import check_out
 
-    check_out(out)
+    check_out(out, (memory, val, images))
     loaded = open_model(model, device=device)
     with progress() as on_progress:
         small = loaded.compact(

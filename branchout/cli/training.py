@@ -160,7 +160,7 @@ def extend(
         check_folders(new, memory, val, classes_from=classes_from)
         from branchout.training.work_folder import check_out  # imports torch, which folder errors need not wait for
 
-        check_out(out)
+        check_out(out, (new, memory, val))
         boards.check(tensorboard)
         model = open_model(base, arch, head=head, classes=classes, device=device)
         with nullcontext(emit_progress) if as_json else progress() as on_progress:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,12 +21,21 @@ def work_folder(out: Path) -> Path:
     return out.with_name(f".{out.name}.work")
 
 
-def check_out(given: str | Path | None) -> Path | None:
-    """The folder to save a model in, if one is given. Raises, before any work is done, if that cannot be."""
+def check_out(given: str | Path | None, images: Sequence[object] = ()) -> Path | None:
+    """The folder to save a model in, if one is given. Raises, before any work is done, if that cannot be.
+
+    It must not lie in a folder of `images`, where it would be read as a class.
+    """
     out = None if given is None else Path(given)
     if out is not None and processes.is_main():
         if not out.name:
             raise BranchoutError(f"{out} is not a name for a new folder. Choose another --out, such as v2")
+        for folder in (Path(each) for each in images if isinstance(each, str | Path)):
+            if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
+                raise BranchoutError(
+                    f"--out {out} lies in the folder of images {folder}, where it would be read as a class. Choose a "
+                    f"folder outside it, such as {folder.resolve().parent / out.name}"
+                )
         _remove_finished(out.parent)
         check_output(out, folder=True, free=True)
         check_output(work_folder(out), folder=True)
@@ -89,12 +98,14 @@ def _check_same_run(out: Path, work: Path, settings: Mapping[str, object]) -> No
         raise BranchoutError(
             f"A run into {out} was stopped, and its settings differ from these:\n  "
             + "\n  ".join(differing)
-            + f"\nUse the same settings to resume it, choose another --out, or delete {work}"
+            + f"\nUse the same settings to resume it. To start over, delete {work} or choose another --out."
         )
 
 
 def _shown(value: object) -> str:
     """A setting; the first digits stand for a checksum."""
+    if value is None:
+        return "not given"
     return f"checksum {str(value)[:8]}" if re.fullmatch("[0-9a-f]{32,}", str(value)) else str(value)
 
 

@@ -105,3 +105,13 @@ def test_an_output_that_cannot_be_written_is_refused_before_any_work(
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(BranchoutError, match="the disk is full"):
         check_out(tmp_path / "new")
+
+
+def test_a_model_is_not_saved_among_images(tmp_path: Path) -> None:
+    images = tmp_path / "new"
+    images.mkdir()
+    (tmp_path / "link").symlink_to(images)
+    for out in (images / "v2", images, tmp_path / "link" / "robin" / "v2"):
+        with pytest.raises(BranchoutError, match="read as a class"):
+            check_out(out, (None, images))
+    assert check_out(tmp_path / "new2", (images, "glyphs", None)) == tmp_path / "new2"
