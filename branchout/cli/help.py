@@ -1,4 +1,4 @@
-"""The help of a command: its options in groups, in plain text that imports nothing slow."""
+"""The commands of the command line: their help in plain text, options in groups; options given twice are refused."""
 
 from __future__ import annotations
 
@@ -40,6 +40,16 @@ class App(typer.Typer):
 
 
 class Command(TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse an option with one value that is given twice: click would silently use the last."""
+        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        options: list[Any] = [param for param in given if param.param_type_name == "option"]
+        for option in options:
+            times = options.count(option)
+            if times > 1 and not (option.multiple or option.is_flag):
+                ctx.fail(f"{max(option.opts, key=len)} takes one value and was given {times} times. Type it once.")
+        return super().parse_args(ctx, args)
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [param for param in self.params if param.param_type_name == "argument"]
         shown = [(param, _name(param) + ("..." if param.nargs != 1 else "")) for param in arguments]

@@ -77,6 +77,26 @@ def test_many_options_stand_in_groups() -> None:
     assert " report [OPTIONS] MODEL [TEST]\n" in well(run("report", "--help"))
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["extend", "new", "--base", "b", "--out", "v", "--memory", "one", "--memory", "two"], "--memory"),
+        (["check", "new", "--base", "b", "--base=c"], "--base"),
+        (["tune", "v2", "--goal", "avg", "--goal", "novel"], "--goal"),
+    ],
+)
+def test_an_option_with_one_value_that_is_given_twice_is_refused(words: list[str], option: str) -> None:
+    answer = run(*words)
+    assert answer.status == 2
+    assert option in answer.err
+    assert "2 times" in answer.err
+
+
+def test_flags_and_options_with_many_values_may_be_given_twice() -> None:
+    refused(run("predict", "v2", "photo.jpg", "--flip", "--flip"), "photo.jpg")
+    refused(run("inbox", "nowhere", "--dismiss", "1", "--dismiss", "2"), "nowhere")
+
+
 def test_every_command_is_in_a_group() -> None:
     assert sorted(COMMANDS) == sorted(command.name or command.callback.__name__ for command in app.registered_commands)
 
