@@ -51,7 +51,8 @@ def run(words: list[str], cache: Path, shown: Path) -> dict[str, Any]:
 
 
 def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    given = [str(asked.new), "--base", asked.base, "--memory", str(asked.memory), "--branch", asked.branch]
+    given = [str(asked.new), "--base", asked.base, "--memory", str(asked.memory)]
+    given += [] if asked.branch is None else ["--branch", asked.branch]
     cache, shown, model, accuracy = (folder / name for name in ("cache", "shown.txt", "v2", "accuracy.json"))
     check = run(["check", *given], cache, shown)
     (forecast,) = re.findall(r"^time: (.*)$", shown.read_text(), re.MULTILINE)
@@ -62,7 +63,7 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "what": "commands",
         "dataset": asked.name,
         "arch": asked.base,
-        "branch": asked.branch,
+        "branch": asked.branch or "last",
         "check": {**check, "forecast": forecast},
         "extend": extend,
         "evaluate": evaluate,
@@ -76,7 +77,7 @@ def main() -> None:
     words.add_argument("--memory", type=Path, required=True)
     words.add_argument("--test", type=Path, required=True)
     words.add_argument("--base", required=True)
-    words.add_argument("--branch", default="last")
+    words.add_argument("--branch")
     words.add_argument("--name", required=True, help="of the images, for the file's name")
     words.add_argument("--out", type=Path, default=Path("results/commands"))
     asked = words.parse_args()

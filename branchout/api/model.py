@@ -195,7 +195,7 @@ class Model(Predictor):
     ) -> Prepared:
         """Check the settings against this model, read the images and divide them into train, dev and test."""
         base = self.classifier
-        branch_point(base.backbone, config.branch)
+        branch_point(base.backbone, config.where)
         pooler = base.fused.pooler.kind
         if config.pooler not in (None, pooler):
             if base.steps:
@@ -222,7 +222,7 @@ class Model(Predictor):
         memory: Source | None = None,
         val: Source | None = None,
         out: str | Path | None = None,
-        branch: str = "last",
+        branch: str | None = None,
         goal: str = "balanced",
         recipe: str = "branchout",
         fuse: bool = False,

@@ -93,14 +93,14 @@ class Case:
         """The images that train and those that choose, as `extend` divides them."""
         return DataSplit.of(self.base.classifier.space, self.new, self.old, None, seed)
 
-    def extended(self, model: Model, new: Samples, old: Samples | None, branch: str, seed: int) -> Model:
+    def extended(self, model: Model, new: Samples, old: Samples | None, branch: str | None, seed: int) -> Model:
         prepared = model.prepare(
             new, memory=old, config=ExtendConfig(branch=branch, seed=seed), on_progress=self.on_progress
         )
         plan = None
         if self.effort is not None:
             passes = frozen_passes(self.effort, Counts.of(prepared.base, prepared.split, prepared.config))
-            plan = Plan(branch, self.effort, engine_for(prepared.base, model.device, passes))
+            plan = Plan(prepared.config.where, self.effort, engine_for(prepared.base, model.device, passes))
         return model.extend_prepared(prepared, plan=plan, on_progress=self.on_progress)
 
     def answers(self, extended: Model) -> Answers:
@@ -124,7 +124,7 @@ class Case:
         return own_columns(scores.cpu().numpy(), self.task.space)
 
 
-def extended(case: Case, seed: int, *, memory: bool = True, branch: str = "last") -> Callable[[], Answers]:
+def extended(case: Case, seed: int, *, memory: bool = True, branch: str | None = None) -> Callable[[], Answers]:
     branch = case.base.classifier.backbone.names[-2] if branch == "deeper" else branch
     model = case.extended(case.base, case.new, case.old if memory else None, branch, seed)
     return partial(case.answers, model)
@@ -151,7 +151,7 @@ def in_steps(case: Case, seed: int, steps: Sequence[Sequence[str]]) -> Callable[
     model, kept = case.base, [case.old]
     for names in steps:
         images = case.new.of_classes(names)
-        model = case.extended(model, images, concatenate(kept), "last", seed)
+        model = case.extended(model, images, concatenate(kept), None, seed)
         kept.append(keep(images, per_class=KEPT, seed=seed))
     return partial(case.answers, model)
 

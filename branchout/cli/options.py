@@ -52,7 +52,8 @@ Recipe = Annotated[
     str, typer.Option(help="branchout, paper (as the paper says) or reference (as its authors' code does).")
 ]
 Where = Annotated[
-    str, typer.Option("--branch", help="What is cloned and trained: last, a stage, a module, or fc for a head alone.")
+    str | None,
+    typer.Option("--branch", help="What is cloned and trained: last (the default), a stage, a module, or fc (a head)."),
 ]
 Minutes = Annotated[
     float | None,

@@ -87,7 +87,7 @@ def check(
     base: options.Base,
     memory: options.Memory = None,
     val: options.Val = None,
-    branch: options.Where = "last",
+    branch: options.Where = None,
     minutes: options.Minutes = None,
     arch: options.Arch = None,
     classes_from: options.ClassesFrom = None,
@@ -118,7 +118,7 @@ def check(
     given = {"base": base, "arch": arch, "head": head, "classes": classes, "memory": memory, "val": val,
              "branch": branch, "minutes": minutes, "classes-from": classes_from, "device": device,
              "out": out}  # fmt: skip
-    typed = [f"--{name} {quoted(value)}" for name, value in given.items() if value not in (None, "last")]
+    typed = [f"--{name} {quoted(value)}" for name, value in given.items() if value is not None]
     then(f"branchout extend {quoted(new)} {' '.join(typed)}")
 
 
@@ -129,7 +129,7 @@ def extend(
     out: Annotated[Path, typer.Option(help="The folder to save the new model in.")],
     memory: options.Memory = None,
     val: options.Val = None,
-    branch: options.Where = "last",
+    branch: options.Where = None,
     goal: options.Goal = "balanced",
     recipe: options.Recipe = "branchout",
     fuse: Annotated[bool, typer.Option("--fuse", help="Train deltas even if few classes overlap.")] = False,

@@ -20,8 +20,9 @@ class ExtendConfig:
     branch is checked against the network later."""
 
     recipe: str = "branchout"
-    branch: str = "last"
-    """Where the network is cloned from: `last`, a stage, a module, or `fc` for a new head alone."""
+    branch: str | None = None
+    """Where the network is cloned from: `last`, a stage, a module, or `fc` for a new head alone. None is `last`, unless
+    a plan for limited time chooses another."""
     goal: str = "balanced"
     fuse: bool = False
     """Train deltas even if at most a tenth of the new classes is known already. The paper's recipes always do."""
@@ -38,6 +39,11 @@ class ExtendConfig:
     """How long the extension may take: see `method.running.plan`."""
     memory_limit: float | None = None
     """Gigabytes that cached outputs, decoded images and stage II's grid may each take; None decides by the device."""
+
+    @property
+    def where(self) -> str:
+        """The branch that is trained where no plan chooses another."""
+        return self.branch or "last"
 
     @property
     def memory_bytes(self) -> int | None:

@@ -68,7 +68,7 @@ class Extension(StepImages):
         self.work = work
         self.earlier_biases = base.fused.bias[1:].tolist() if earlier_biases is None else earlier_biases
         replay = recipe_named(config.recipe).stage_one.replay
-        self.plan = plan or Plan(config.branch, usual_effort(base, config.branch, device, replay=replay))
+        self.plan = plan or Plan(config.where, usual_effort(base, config.where, device, replay=replay))
         self.recipe = config.full_recipe(self.plan.effort.epochs, self.plan.effort.batch)
 
     def run(self) -> Extended:

@@ -326,7 +326,7 @@ def test_another_run_into_the_same_folder_is_refused_by_what_differs(
         ({"epochs": 3}, "epochs: 2 before, 3 now"),
         ({"seed": 5}, "seed: 0 before, 5 now"),
         ({"recipe": "paper"}, "recipe: branchout before, paper now"),
-        ({"branch": "fc"}, "branch: last before, fc now"),
+        ({"branch": "fc"}, "branch: not given before, fc now"),
         ({"pooler": "average"}, "pooler: max before, average now"),
         ({"memory": None}, "memory: checksum [0-9a-f]{8} before, none now"),
         ({"memory": exemplars(train, BASE, 4)}, "memory: checksum [0-9a-f]+ before, checksum [0-9a-f]+ now"),

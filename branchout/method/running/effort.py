@@ -94,13 +94,14 @@ class Plan:
     """The forecast; None where nothing was measured."""
     more: str = ""
     """A sentence about what more time would train."""
+    too_short: str = ""
+    """A sentence about a time limit that this plan exceeds."""
 
     def lines(self) -> Iterator[str]:
         """The plan in words; nothing where nothing was measured."""
         if self.seconds is not None:
             yield f"plan: train {self.described()}: about {duration(self.seconds)} (frozen part in {self.engine})"
-            if self.more:
-                yield self.more
+            yield from (line for line in (self.too_short, self.more) if line)
 
     def described(self) -> str:
         what = {"fc": "a new head", "last": "the last stage"}.get(self.branch, f"the network from {self.branch} on")

@@ -35,6 +35,7 @@ from branchout.method.running.speeds import Counts, Speeds, frozen_passes, secon
 from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier
 from branchout.training.loop import OnProgress, silent
+from branchout.units import duration
 
 _log = logging.getLogger(__name__)
 FILE = "plan.json"
@@ -57,11 +58,11 @@ def make_plan(
     """The best that fits the time, from a few seconds of measurement where there is a limit, or with `timed`."""
     large = effort_for(device, base.preprocessing.size) == LARGE_INPUTS
     replay = recipe_named(config.recipe).stage_one.replay
-    usual = usual_effort(base, config.branch, device, replay=replay)
+    usual = usual_effort(base, config.where, device, replay=replay)
     counts = Counts.of(base, split, config)
     engine = engine_for(base, device, frozen_passes(usual, counts))
     limited = (config.minutes is not None or large) and replay
-    choices = options(base, config, device) if limited else [Plan(config.branch, _with_given(usual, config))]
+    choices = options(base, config, device) if limited else [Plan(config.where, _with_given(usual, config))]
     if not limited and not timed:
         return replace(choices[0], engine=engine)
     branches = sorted({plan.branch for plan in choices})
@@ -71,10 +72,9 @@ def make_plan(
     forecasts = [seconds_for(plan.effort, plan.branch, counts, speeds) for plan in choices]
     timed_choices = [replace(plan, engine=speeds.engine, seconds=s) for plan, s in zip(choices, forecasts, strict=True)]
     chosen = choose_plan(timed_choices, config)
-    if chosen.more or any(plan.branch == config.branch for plan in choices):
+    if chosen.more or any(plan.branch == config.where for plan in choices):
         return chosen
-    stage = base.backbone.names[-1]
-    return replace(chosen, more=f"{MEMORY_SHORT}; to train the last stage anyway: --branch {stage}")
+    return replace(chosen, more=f"{MEMORY_SHORT}; to train the last stage anyway: --branch last")
 
 
 def _fits_memory(plan: Plan, counts: Counts, speeds: Speeds) -> bool:
@@ -87,7 +87,7 @@ def options(base: Classifier, config: ExtendConfig, device: torch.device) -> lis
     names = base.backbone.names
     deeper = [names[-2]] if len(names) > 1 else []
     head = ["fc"] if config.epochs is None and trains_head_alone(base, "fc") else []  # a head alone has no epochs
-    branches = [*head, "last", *deeper] if config.branch == "last" else [config.branch]
+    branches = [*head, "last", *deeper] if config.branch is None else [config.branch]
     found = [
         Plan(branch, _with_given(effort, config))
         for branch in branches
@@ -107,17 +107,31 @@ def _with_given(effort: Effort, config: ExtendConfig) -> Effort:
 def choose_plan(timed: list[Plan], config: ExtendConfig) -> Plan:
     """The last option that fits the time, or the shortest. Without `minutes` no more than the last stage is cloned."""
     minutes = DEFAULT_MINUTES if config.minutes is None else config.minutes
-    allowed = [plan for plan in timed if config.minutes is not None or plan.branch in ("fc", config.branch)]
+    allowed = [plan for plan in timed if config.minutes is not None or plan.branch in ("fc", config.where)]
     fitting = [plan for plan in allowed if _seconds(plan) <= 60 * minutes]
     chosen = fitting[-1] if fitting else min(allowed, key=_seconds)
+    too_short = "" if fitting else _too_short(chosen, config)
     better = timed[timed.index(chosen) + 1 :]
     if not better:
-        return chosen
+        return replace(chosen, too_short=too_short)
     asked = 0.0 if config.minutes is None else 60 * minutes
     needed = math.ceil(max(60, asked, _seconds(chosen), min(map(_seconds, better))) / 60)
     following = [plan for plan in timed if _seconds(plan) <= 60 * needed][-1]
-    why = "" if following in allowed else "; without --minutes no more than the last stage is trained"
-    return replace(chosen, more=f"--minutes {needed} would train {following.described()}{why}")
+    more = f"to train more: --minutes {needed} ({following.described()}: about {duration(_seconds(following))})"
+    if following not in allowed:
+        more += "; without --minutes, no branch deeper than the last stage is trained"
+    return replace(chosen, too_short=too_short, more=more)
+
+
+def _too_short(shortest: Plan, config: ExtendConfig) -> str:
+    """The sentence about a limit that even the shortest plan exceeds."""
+    if config.minutes is None:
+        return f"This is the shortest plan; none fits into the default limit of {DEFAULT_MINUTES:g} minutes"
+    needed = _seconds(shortest)
+    return (
+        f"--minutes {config.minutes:g} is too short. This is the shortest plan; it is trained although it takes about "
+        f"{duration(needed)}. The smallest limit that is enough: --minutes {math.ceil(needed / 60)}"
+    )
 
 
 def _seconds(plan: Plan) -> float:

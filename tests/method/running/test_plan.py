@@ -89,9 +89,11 @@ def test_more_minutes_never_train_less(linear: Classifier, minutes: float) -> No
     choices = timed(linear, config)
     chosen = choose_plan(choices, config)
     fitting = [plan for plan in choices if (plan.seconds or 0) <= 60 * minutes]
-    assert replace(chosen, more="") == (fitting[-1] if fitting else min(choices, key=lambda plan: plan.seconds or 0))
+    assert replace(chosen, more="", too_short="") == (
+        fitting[-1] if fitting else min(choices, key=lambda plan: plan.seconds or 0)
+    )
     longer = choose_plan(choices, replace(config, minutes=2 * minutes))
-    ranks = [choices.index(replace(plan, more="")) for plan in (chosen, longer)]
+    ranks = [choices.index(replace(plan, more="", too_short="")) for plan in (chosen, longer)]
     assert ranks == sorted(ranks)
 
 
@@ -117,7 +119,20 @@ def test_without_minutes_a_cpu_gets_seven_and_clones_the_last_stage_at_most(line
     assert choose_plan(timed(linear, config, 0.01), config).effort == BRANCHES[-1]
 
 
+def test_a_limit_that_no_plan_keeps_is_said_with_the_smallest_that_is_enough(linear: Classifier) -> None:
+    config = ExtendConfig(minutes=0.5)
+    choices = timed(linear, config)
+    chosen = choose_plan(choices, config)
+    assert chosen.too_short in list(chosen.lines())
+    least = float(chosen.too_short.split("--minutes ")[2])
+    assert not choose_plan(choices, replace(config, minutes=least)).too_short
+    assert choose_plan(choices, replace(config, minutes=least - 1)).too_short
+    assert "7 minutes" in choose_plan(timed(linear, ExtendConfig(), slower=10), ExtendConfig()).too_short
+
+
 def test_what_the_user_sets_is_in_every_option(linear: Classifier) -> None:
+    for minutes in (None, 100.0):
+        assert {plan.branch for plan in options(linear, ExtendConfig(branch="last", minutes=minutes), CPU)} == {"last"}
     assert {plan.branch for plan in options(linear, ExtendConfig(branch="layer2"), CPU)} == {"layer2"}
     chosen = options(linear, ExtendConfig(epochs=3, views=5), CPU)
     assert {(plan.effort.views, plan.effort.epochs) for plan in chosen} == {(5, 3)}
@@ -155,7 +170,7 @@ def test_what_takes_too_much_memory_on_a_cpu_is_no_option(
     plan = make_plan(linear, split, ExtendConfig(minutes=1000), CPU)
     assert (plan.branch, plan.effort) == ("fc", HEADS[-1])
     assert "180 MB" in plan.more
-    assert "--branch layer4" in plan.more
+    assert "--branch last" in plan.more
 
 
 @pytest.mark.parametrize(("config", "fused"), [({}, False), ({"fuse": True}, True), ({"recipe": "paper"}, True)])
