@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from branchout.training import checkpoints, processes
 from branchout.training.cuda_graphs import EagerStep, Split, fastest
 from branchout.training.optimisation import Optimisation
 
+_log = logging.getLogger(__name__)
 Batch = TypeVar("Batch")
 
 
@@ -148,6 +150,8 @@ def fit(
         ([], []) if not checkpoint else checkpoints.resume(checkpoint, modules, parameters, optimiser, optimisation)
     )
     processes.check_same((losses, held_out), "checkpoint")
+    if losses and processes.is_main():
+        _log.info("%s resumes after epoch %d of %d.", work, len(losses), optimisation.epochs)
     loss_of = processes.shared_loss(modules, loss_of, optimisation.batch)
     steps = steps_per_epoch * optimisation.epochs
     most_norm = 1.0 if optimisation.optimiser == "adamw" else None

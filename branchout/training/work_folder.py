@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from branchout.files import check_output, lock, read_json, sweep_partials, write
 from branchout.model.manifest import is_saved_model
 from branchout.training import processes
 
+_log = logging.getLogger(__name__)
 LOCK, SETTINGS = "lock", "request.json"
 
 
@@ -74,15 +76,15 @@ def _locked(out: Path, settings: Mapping[str, object]) -> Iterator[Path]:
         if out.exists():
             raise BranchoutError(f"{out} already exists. Choose another name or delete it.")
         sweep_partials(work)
-        _check_same_run(out, work, settings)
+        if (work / SETTINGS).exists():
+            _check_same_run(out, work, settings)
+            _log.info("The run into %s was stopped, and is resumed.", out)
         write_json(work / SETTINGS, settings)
         yield work
 
 
 def _check_same_run(out: Path, work: Path, settings: Mapping[str, object]) -> None:
     file = work / SETTINGS
-    if not file.exists():
-        return
     try:
         before = read_json(file)
         if not isinstance(before, dict):

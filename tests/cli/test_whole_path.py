@@ -328,7 +328,9 @@ def test_interrupted_it_says_how_to_go_on_and_does(place: Place) -> None:
     refused(run(*words, "--seed", "5"), "seed: 0 before, 5 now")
     assert checkpoint.exists()
 
-    well(run(*words))
+    told = well(run(*words))
+    assert f"{place / 'late'} was stopped, and is resumed" in told
+    assert f"resumes after epoch {len(losses)} of 300" in told
     assert not work.exists()
     history = api.load(place / "late").saved.history[-1]
     assert len(history["losses"]) == 300
