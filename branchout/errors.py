@@ -42,6 +42,19 @@ def unknown(what: str, name: str, known: Iterable[str]) -> BranchoutError:
     return BranchoutError(f"no {what} is called {printable(name)!r}; {hint} are: {listed}")
 
 
+LIST_CLASSES = " To list the names: branchout classes MODEL"
+
+
+def did_you_mean(names: Iterable[str], known: Iterable[str], most: int = 5) -> str:
+    """A question for the end of a message about the first unknown names: which known ones are like them."""
+    from difflib import get_close_matches
+
+    by_letters = {name.casefold(): name for name in known}
+    near = {name: get_close_matches(name.casefold(), by_letters, n=1, cutoff=0.75) for name in list(names)[:most]}
+    meant = [f"{by_letters[found[0]]!r} for {name!r}" for name, found in near.items() if found]
+    return f" Did you mean {printable(', '.join(meant))}?" if meant else ""
+
+
 def no_saved_model(folder: Path) -> BranchoutError:
     """The error for a model folder that does not exist, with the saved models beside it, similar names first."""
     nearby = sorted(str(file.parent) for file in folder.parent.glob("*/branchout.json"))

@@ -8,7 +8,7 @@ is the only place with label arithmetic.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -114,6 +114,16 @@ def unique_names(names: Sequence[str], suffixes: Iterable[object], key: Callable
     return tuple(
         name if count[key(name)] == 1 else f"{name} ({suffix})" for name, suffix in zip(names, suffixes, strict=True)
     )
+
+
+def almost_known(names: Iterable[str], known: Collection[str]) -> list[tuple[str, str]]:
+    """New names that differ from a known one only in case, spaces, hyphens or other marks, each with that one."""
+
+    def simple(name: str) -> str:
+        return "".join(letter for letter in name.casefold() if letter.isalnum())
+
+    old = {simple(name): name for name in known if simple(name)}
+    return [(name, old[simple(name)]) for name in names if simple(name) in old and name not in known]
 
 
 def branch_name(number: int) -> str:

@@ -15,10 +15,11 @@ from branchout.data.folders import images_in, unlabelled_images
 from branchout.data.preprocess import Picture
 from branchout.data.problems import Problems
 from branchout.disk_cache import cache_folder
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, some
 from branchout.evaluate.compare import Comparison, check_classes, compare
 from branchout.evaluate.two_fold import Scored, score_dial
 from branchout.files import write_text
+from branchout.labels import almost_known
 from branchout.method.choose import apply_point, balanced_biases
 from branchout.method.compact import CompactConfig
 from branchout.method.config import ExtendConfig
@@ -211,6 +212,10 @@ class Model(Predictor):
         lost = len(added - set(() if kept is None else kept.classes))
         if lost:
             warnings.append(f"--memory has no images for {lost:,} classes added earlier; they may be forgotten")
+        near = almost_known(fresh.classes, self.classes)
+        if near:
+            names = some(f"{new_name} / {old_name}" for new_name, old_name in near)
+            warnings.append(f"almost the name of an old class: {names}. If both are one class, use the old name")
         split = DataSplit.of(base.space, fresh, kept, held, config.seed)
         warnings += split.notices
         return Prepared(base, split, config, tuple(warnings))

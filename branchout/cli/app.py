@@ -30,7 +30,7 @@ RESUMABLE = ("pretrain", "extend", "compact", "inbox", "bench")
 """Commands that resume when they are run again after an interruption. `predict --out` does too."""
 GROUPS = {
     "Create and extend models": ("demo", "bases", "pretrain", "check", "extend", "compact", "tune"),
-    "Use models": ("predict", "evaluate", "explain", "report", "serve", "inbox"),
+    "Use models": ("classes", "predict", "evaluate", "explain", "report", "serve", "inbox"),
     "Export and share models": ("export", "push", "pull"),
     "Data and experiments": ("data", "scenario", "bench", "version"),
 }
@@ -207,6 +207,17 @@ def check_folders(*folders: Path | None, classes_from: str | None = None) -> Non
             scan(folder, verify=False, classes_from=classes_from)
         except BranchoutError:
             scan(folder, classes_from=classes_from)  # decodes every file, and names all problems at once
+
+
+def check_order(model: str, images: Iterable[Path | None]) -> None:
+    """Refuse a folder of images where the model belongs, and the model among the images."""
+    given = Path(model)
+    swapped = next((each for each in images if each is not None and (each / "branchout.json").is_file()), None)
+    if swapped is not None and given.exists() and not (given / "branchout.json").is_file():
+        raise BranchoutError(
+            f"{printable(given)} is not a saved model, but {printable(swapped)} is: their order is swapped. Type the "
+            f"model first: {quoted(swapped)} {quoted(given)}"
+        )
 
 
 def open_model(

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from branchout.cli import options
-from branchout.cli.app import app, console, open_model, readable, say, warn
+from branchout.cli.app import app, check_order, console, open_model, readable, say, warn
 from branchout.cli.display import new_table, progress
 from branchout.cli.json_events import print_json
 from branchout.errors import printable
@@ -49,6 +49,7 @@ def explain(
     """Explain a prediction: logits of each branch, deltas, dial."""
     from branchout.data.folders import images_in
 
+    check_order(model, images)
     files = [file for given in images for file in images_in(given)]
     loaded = open_model(model, device=device)
     album = _labelled(memory, classes_from, to_stderr=as_json) if memory else None

@@ -1,4 +1,4 @@
-"""Commands that use models: tune, predict, evaluate, version."""
+"""Commands that use models: tune, classes, predict, evaluate, version."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from branchout.cli import options
-from branchout.cli.app import app, check_folders, console, open_model, quoted, readable, say, then, warn
+from branchout.cli.app import app, check_folders, check_order, console, open_model, quoted, readable, say, then, warn
 from branchout.cli.display import before_after, forgotten, progress
 from branchout.cli.json_events import print_json
 from branchout.errors import BranchoutError, no_saved_model, printable
@@ -54,6 +54,20 @@ def tune(model: options.Saved, goal: options.Goal = "balanced") -> None:
     then(f"branchout evaluate {quoted(model)} TEST/", f"branchout predict {quoted(model)} photo.jpg")
 
 
+@app.command(epilog="Example: branchout classes v2/")
+def classes(model: options.Opened, as_json: options.AsJson = False) -> None:
+    """List the class names of a model, in the order of the logits."""
+    from branchout.labels import branch_name
+
+    space = open_model(model).classifier.space
+    for name in space.classes:
+        if as_json:
+            known_to = [branch_name(number) for number, names in enumerate(space.branches) if name in names]
+            print_json({"class": name, "branches": known_to})
+        else:
+            console.print(Text(name), highlight=False, soft_wrap=True)
+
+
 @app.command(epilog="Example: branchout predict v2/ photo.jpg folder/ --json")
 def predict(
     model: options.Saved,
@@ -73,6 +87,7 @@ def predict(
 
     if dask is not None and out is None:
         raise BranchoutError("--dask writes a table. Name it: --out answers.parquet")
+    check_order(model, images)
     files = [file for given in images for file in images_in(given)]
     if out is not None:
         from branchout.api.bulk_prediction import Settings, predict_files
@@ -121,6 +136,7 @@ def evaluate(
     device: options.Device = None,
 ) -> None:
     """Measure the accuracy before and after the last step."""
+    check_order(model, [test])
     check_folders(test, classes_from=classes_from)
     given = {"classes.csv": csv, "images.csv": images_csv, "results.json": json}
     asked = [file for file in given.values() if file is not None]

@@ -34,6 +34,7 @@ Val = Annotated[
     typer.Option(help="Validation images, one folder per class; without them a fifth of the images is held out."),
 ]
 Saved = Annotated[str, typer.Argument(metavar="MODEL", help="A saved model: a folder, or hf-hub:owner/name.")]
+Opened = Annotated[str, typer.Argument(metavar="MODEL", help="A saved model, or what --base takes.")]
 Pictures = Annotated[list[Path], typer.Argument(metavar="IMAGES", help="Image files, or folders of them.")]
 Labelled = typer.Argument(metavar="TEST", help="Labelled images: one folder per class.")
 ClassesFrom = Annotated[

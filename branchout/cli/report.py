@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from branchout.cli import options
-from branchout.cli.app import app, open_model, quoted, say, then, warn
+from branchout.cli.app import app, check_order, open_model, quoted, say, then, warn
 from branchout.cli.display import progress
 from branchout.units import size
 
@@ -27,6 +27,7 @@ def report(
 
     The report is one file that makes no network requests. Without TEST it shows what the model itself records.
     """
+    check_order(model, [test])
     from branchout import api
     from branchout.model.manifest import is_saved_model
     from branchout.report.page import check_report, default_path

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import typer
 
 from branchout.cli import options
-from branchout.cli.app import app, check_folders, open_model, quoted, say, then, warn
+from branchout.cli.app import app, check_folders, check_order, open_model, quoted, say, then, warn
 from branchout.errors import BranchoutError
 from branchout.progress import Event, OnProgress
 
@@ -127,6 +127,7 @@ def _serve(
     place = model if model is not None else str(watch or "")
     if not place:
         raise BranchoutError("No model was given. Type: branchout serve MODEL, or branchout serve --watch OUT")
+    check_order(place, [test])
     check_folders(test, classes_from=classes_from)
     with listen(host, port, again=f"branchout serve {quoted(place)}") as sock:
         opened, watch = _open(model, watch, device)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from branchout.data.images import Images, forward_batch, in_order
-from branchout.errors import BranchoutError, some
+from branchout.errors import LIST_CLASSES, BranchoutError, did_you_mean, some
 from branchout.labels import Floats, Ints, LabelSpace
 from branchout.metrics import Accuracies, accuracies, confusion_between_parts, part_of_class, per_class
 from branchout.model.classifier import Classifier
@@ -31,7 +31,9 @@ def check_classes(classes: Iterable[str], space: LabelSpace) -> None:
     if unknown:
         raise BranchoutError(
             f"The model does not know {len(unknown):,} of these classes: {some(unknown)}. It knows "
-            f"{len(space.classes):,} others. Name the folders of images as the model names its classes"
+            f"{len(space.classes):,} others. Name the folders of images as the model names its classes."
+            + did_you_mean(unknown, space.classes)
+            + LIST_CLASSES
         )
 
 

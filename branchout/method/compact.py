@@ -20,7 +20,7 @@ from torch import Tensor
 
 from branchout.data.images import Images, open_images, shuffled
 from branchout.data.samples import Samples, concatenate
-from branchout.errors import BranchoutError
+from branchout.errors import LIST_CLASSES, BranchoutError, did_you_mean
 from branchout.labels import LabelSpace
 from branchout.method.choose import apply_point, balanced_biases
 from branchout.method.config import ExtendConfig
@@ -83,7 +83,11 @@ def check(saved: SavedModel, memory: Samples, config: CompactConfig) -> list[str
         )
     unknown = sorted(set(memory.classes) - set(model.space.classes))
     if unknown:
-        raise BranchoutError(f"--memory has classes that the model does not know: {listed(unknown)}. Remove them.")
+        raise BranchoutError(
+            f"--memory has classes that the model does not know: {listed(unknown)}. Rename or remove them."
+            + did_you_mean(unknown, model.space.classes)
+            + LIST_CLASSES
+        )
     added = {name for step in model.steps for name in step.names}
     if not added & set(memory.classes):
         raise BranchoutError(

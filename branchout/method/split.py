@@ -15,7 +15,7 @@ import numpy as np
 
 from branchout.data.near_duplicates import count_grouped, near_duplicates, near_training, take_groups
 from branchout.data.samples import Samples, concatenate, find_identical
-from branchout.errors import BranchoutError
+from branchout.errors import LIST_CLASSES, BranchoutError, did_you_mean
 from branchout.labels import LabelSpace
 from branchout.method.recipes import ENOUGH_OLD, HELD_OUT
 
@@ -91,12 +91,17 @@ def check_classes(space: LabelSpace, new: Samples, memory: Samples | None, val: 
         raise BranchoutError(
             f"--memory has classes that the base does not know: {listed(unknown)}. It must hold images of old classes, "
             f"in folders named as the base's {len(known):,} classes. Put new classes into the first folder."
+            + did_you_mean(unknown, space.classes)
+            + LIST_CLASSES
         )
     if val is None:
         return
     unknown = sorted(set(val.classes) - known - set(new.classes))
     if unknown:
-        raise BranchoutError(f"--val has classes that are neither old nor new: {listed(unknown)}. Remove them.")
+        raise BranchoutError(
+            f"--val has classes that are neither old nor new: {listed(unknown)}. Rename or remove them."
+            + did_you_mean(unknown, [*space.classes, *new.classes])
+        )
     if not set(val.classes) & set(new.classes):
         raise BranchoutError("--val has no images of the new classes. Add some, or leave --val out.")
 

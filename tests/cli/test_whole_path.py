@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -138,6 +139,8 @@ def test_check_notices_names_that_are_nearly_old_ones_and_brackets_survive(place
     told = well(run("check", tmp_path, "--base", place / "base"))
     assert "almost the name of an old class: Digit_Two / digit two" in told
     assert "[red] wheel/[bold]broken.png" in told
+    said = well(run("extend", tmp_path, "--base", place / "base", "--epochs", "1", "--out", place / "almost"))
+    assert "almost the name of an old class: Digit_Two / digit two" in said
 
 
 @pytest.mark.parametrize(
@@ -298,6 +301,22 @@ def test_a_model_that_is_not_there_is_answered_with_those_that_are(place: Place,
     refused(run(*words(tmp_path / "torn")), "branchout.json is not valid JSON")
 
 
+def test_misspelt_classes_are_answered_with_those_that_are_like_them(place: Place, tmp_path: Path) -> None:
+    shutil.copytree(place / "memory", tmp_path / "memory")
+    (tmp_path / "memory" / OLD[2]).rename(tmp_path / "memory" / OLD[2].replace("g", "gg").upper())
+    memory = tmp_path / "memory"
+    for words in (
+        ["extend", place / "new", "--base", place / "base", "--memory", memory, "--out", place / "x"],
+        ["evaluate", place / "base", memory],
+    ):
+        refused(run(*words), f"Did you mean {OLD[2]!r}", "branchout classes")
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate", "explain", "report", "serve"])
+def test_a_model_and_images_in_the_wrong_order_are_answered_with_the_right_one(place: Place, command: str) -> None:
+    refused(run(command, place / "val", place / "base"), "swapped", f"{place / 'base'} {place / 'val'}")
+
+
 def test_a_base_that_nobody_knows_is_answered_with_near_ones(place: Place) -> None:
     answer = run("extend", place / "new", "--base", "efficientnet_lite", "--out", place / "x")
     refused(answer, "There is no saved model efficientnet_lite", "Did you mean efficientnet_lite")
@@ -403,6 +422,17 @@ def test_a_base_has_nothing_to_tune(place: Place) -> None:
 
 
 # predict
+
+
+def test_the_classes_of_a_model_are_listed_in_the_order_of_the_logits(place: Place) -> None:
+    model = api.load(place / "v2")
+    assert well(run("classes", place / "v2")).splitlines() == list(model.classes)
+    lines = [json.loads(line) for line in well(run("classes", place / "v2", "--json")).splitlines()]
+    assert [line["class"] for line in lines] == list(model.classes)
+    space = model.classifier.space
+    assert [line["class"] for line in lines if "step 1" in line["branches"]] == [
+        name for name in space.classes if name in space.branches[1]
+    ]
 
 
 def test_predict_a_file_a_folder_and_as_json(place: Place) -> None:

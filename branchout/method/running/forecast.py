@@ -43,9 +43,6 @@ def _classes(model: Classifier, split: DataSplit) -> Iterator[str]:
     shared = [name for name in new.classes if name in known]
     if shared:
         yield f"  known to the base too, so their logits will be pooled: {listed(shared)}"
-    near = _near_misses(new.classes, known)
-    if near:
-        yield "  almost the name of an old class: " + "; ".join(f"{a} / {b}" for a, b in near[:5])
 
 
 def _old_images(model: Classifier, split: DataSplit) -> Iterator[str]:
@@ -84,13 +81,3 @@ def added_bytes(model: Classifier, split: DataSplit, config: ExtendConfig, where
         reads = sources([*feature_of, new])
         more += 4 * width * sum(len(read) * len(of) for read, of in zip(reads, space.branches, strict=True))
     return more
-
-
-def _near_misses(new: tuple[str, ...], known: set[str]) -> list[tuple[str, str]]:
-    """New names that differ from an old one only in case, spaces, hyphens or underscores."""
-
-    def simple(name: str) -> str:
-        return "".join(c for c in name.casefold() if c.isalnum())
-
-    old = {simple(name): name for name in known if simple(name)}
-    return [(name, old[simple(name)]) for name in new if name not in known and simple(name) in old]
