@@ -40,6 +40,7 @@ from branchout.report.other_methods import read_results
 from branchout.training import processes
 from branchout.training.progress_file import recorded
 from branchout.training.work_folder import check_out, working_on
+from branchout.units import count
 
 if TYPE_CHECKING:
     from branchout.api.compaction import Outcome as CompactionOutcome
@@ -211,7 +212,8 @@ class Model(Predictor):
         added = {name for step in base.steps for name in step.names}
         lost = len(added - set(() if kept is None else kept.classes))
         if lost:
-            warnings.append(f"--memory has no images for {lost:,} classes added earlier; they may be forgotten")
+            classes = count(lost, "class", "classes")
+            warnings.append(f"--memory has no images for {classes} added earlier, which may be forgotten")
         near = almost_known(fresh.classes, self.classes)
         if near:
             names = some(f"{new_name} / {old_name}" for new_name, old_name in near)

@@ -14,7 +14,7 @@ from rich.text import Text
 from branchout.cli.app import console
 from branchout.goals import METRICS
 from branchout.progress import Event, OnProgress, silent
-from branchout.units import percent
+from branchout.units import count, percent
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -136,7 +136,7 @@ def operating_points(measured: Measured, chosen: str) -> Table:
     before = {name: getattr(measured.before, name, None) for name in METRICS if METRICS[name].of_old}
     shown = [name for name in METRICS if getattr(measured.after, name) is not None]
     headings = [name if before.get(name) is None else f"{name} before → after" for name in shown]
-    table = new_table("goal", *headings, title=f"accuracy in % on {measured.images:,} held-out test images")
+    table = new_table("goal", *headings, title=f"accuracy in % on {count(measured.images, 'held-out test image')}")
     rows = {goal: result.test for goal, result in measured.goals.items()}
     rows.setdefault(chosen, measured.after)
     for goal, figures in rows.items():

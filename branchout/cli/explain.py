@@ -13,6 +13,7 @@ from branchout.cli.app import app, check_order, console, open_model, readable, s
 from branchout.cli.display import new_table, progress
 from branchout.cli.json_events import print_json
 from branchout.errors import printable
+from branchout.units import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,7 +113,8 @@ def _show(file: str, why: Explanation, images: int | None, *, has_dial: bool) ->
         say(f"without the dial it would be: {why.without_dial}")
     if images is not None:
         listed = "\n  ".join(f"{n.cosine:.3f}  {n.name}: {n.file}" for n in why.nearest)
-        say(f"nearest of {images:,} images to {branch_name(winner.branch)}, by the cosine of features:\n  {listed}")
+        among = f"{count(images, 'image')} to {branch_name(winner.branch)}"
+        say(f"nearest of {among}, by the cosine of features:\n  {listed}")
 
 
 def _why_not(expected: Expected, winner: str, has_dial: bool) -> str:

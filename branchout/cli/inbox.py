@@ -12,6 +12,7 @@ from branchout.cli.app import app, open_model, quoted, say, then, warn
 from branchout.cli.display import progress
 from branchout.cli.json_events import print_json
 from branchout.errors import BranchoutError, printable
+from branchout.units import count
 
 if TYPE_CHECKING:
     from branchout.inbox.folder import Inbox, Photo
@@ -133,7 +134,8 @@ def _show(box: Inbox, found: Analysis) -> None:
     if found.false_alarms is not None:
         source = f"which {100 * found.false_alarms:.3g}% of {found.known_images:,} known images exceed"
     unknown = sum(map(len, found.groups))
-    say(f"{len(found.photos):,} photos; {unknown:,} fit no class (score above {found.threshold:.3f}, {source})")
+    photos = count(len(found.photos), "photo")
+    say(f"{photos}; fitting no class: {unknown:,} (score above {found.threshold:.3f}, {source})")
     for number, members in enumerate(found.groups, 1):
         names = [printable(files[photo].file) for photo in members if photo not in decisions]
         decided = len(members) - len(names)
@@ -281,8 +283,8 @@ def _finish(box: Inbox, run: Run, memory: Path | None) -> None:
         say(f"{run.out} was deleted; the decisions about its photos are kept")
         return
     out = quoted(run.out)
-    count, kept = len(run.settings.photos), memory or run.settings.memory
-    say(f"{run.out} is used from now on; its {count} photos are no longer listed and are kept as exemplars")
+    taught, kept = len(run.settings.photos), memory or run.settings.memory
+    say(f"{run.out} is used from now on; no longer listed, and kept as exemplars: {count(taught, 'photo')}")
     also = f" --memory {quoted(kept)}" if kept else ""
     then(
         f"branchout inbox {quoted(box.folder)} --model {out}{also}",

@@ -16,7 +16,7 @@ from branchout.cli.json_events import print_json
 from branchout.errors import BranchoutError, no_saved_model, printable
 from branchout.files import check_output, write_csv, write_json
 from branchout.goals import CHOSEN_ON, PAPER_GOALS, read_as
-from branchout.units import percent
+from branchout.units import count, percent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,7 +94,8 @@ def predict(
 
         with progress() as on_progress:
             unread = predict_files(Settings(model, top, flip, device), files, out, dask=dask, on_progress=on_progress)
-        say(f"written: {out} ({len(files):,} images{f', {unread:,} of them could not be read' if unread else ''})")
+        could_not = f", {unread:,} of them could not be read" if unread else ""
+        say(f"written: {out} ({count(len(files), 'image')}{could_not})")
         return
     loaded = open_model(model, device=device)
     for batch in _batches(readable(files)):
@@ -173,7 +174,7 @@ def evaluate(
 
 
 def _show_comparison(model: Model, found: Comparison, test: Path) -> None:
-    console.print(before_after(found.before, found.after, f"{len(found.labels):,} images of {printable(test)}"))
+    console.print(before_after(found.before, found.after, f"{count(len(found.labels), 'image')} of {printable(test)}"))
     point = _operating_point(model)
     if point is not None:
         place = ", ".join(f"{name} {value:.4g}" for name, value in point.items() if isinstance(value, float))

@@ -14,7 +14,7 @@ from branchout.cli.app import app, check_folders, console, open_model, quoted, s
 from branchout.cli.display import operating_points, progress
 from branchout.cli.json_events import emit, emit_extension, emit_progress, errors_as_events
 from branchout.progress import Event, both
-from branchout.units import parameters, percent
+from branchout.units import count, parameters, percent
 
 if TYPE_CHECKING:
     from branchout.api import Model, Prepared
@@ -73,7 +73,7 @@ def pretrain(
         if found is not None:
             kept(Event("validation", 1, 1, {"accuracy": found.after.all}))
     accuracy = (
-        f"{100 * found.after.all:.1f}% accuracy on {len(found.labels):,} validation images"
+        f"{100 * found.after.all:.1f}% accuracy on {count(len(found.labels), 'validation image')}"
         if found is not None
         else "no validation images, so its accuracy is not known"
     )

@@ -14,6 +14,7 @@ from branchout.data.near_duplicates import near_duplicates, take_groups
 from branchout.data.samples import Samples, digest
 from branchout.errors import BranchoutError, some, unknown
 from branchout.files import read_json
+from branchout.units import count
 
 FACTS = "classes.json"
 """What a dataset's folder may say of its classes."""
@@ -174,7 +175,7 @@ def require_known(root: Path, train: Samples, val: Samples) -> None:
     untrained = sorted(set(val.classes) - set(train.classes))
     if untrained:
         raise BranchoutError(
-            f"{len(untrained):,} classes of the validation images in {root} have no training images: "
+            f"No training images in {root} for {count(len(untrained), 'class', 'classes')} of its validation images: "
             f"{some(untrained, 10)}\n"
             "Expected the same classes in both. Is the archive completely unpacked?"
         )

@@ -95,7 +95,7 @@ def unlabelled_images(place: Path) -> tuple[Samples, Problems]:
     problems = Problems()
     samples = verified(Samples.build(pixels, ["-"] * len(found), ids), problems)
     if not len(samples):
-        raise BranchoutError(f"None of the {len(found):,} images in {place} can be read")
+        raise BranchoutError(f"No image in {place} can be read; images found: {len(found):,}")
     return samples, problems
 
 

@@ -31,6 +31,7 @@ from branchout.errors import BranchoutError
 from branchout.files import copy_file, lock, read_json, write_json
 from branchout.inbox.folder import Decision, Inbox, Photo, now, read_as
 from branchout.model.manifest import is_saved_model, read_manifest
+from branchout.units import count
 
 FEWEST = 3
 """Photos that a class needs: one is held out to measure with."""
@@ -87,7 +88,7 @@ class Part(BaseModel):
 
     def __str__(self) -> str:
         arrow = "" if self.before is None else f"{self.before:,} → "
-        return f"{self.title}: {arrow}{self.after:,} of {self.images:,} images right"
+        return f"{self.title}: {arrow}{self.after:,} of {count(self.images, 'image')} right"
 
 
 class Result(BaseModel):

@@ -38,6 +38,7 @@ from branchout.model.checkpoint import SavedModel, StepPoints
 from branchout.model.classifier import Classifier, Step
 from branchout.training.loop import OnProgress, fit, seed_for, silent
 from branchout.training.optimisation import Optimisation, scale_to_dataset
+from branchout.units import count
 
 DISTILLATION = Optimisation(epochs=60, nesterov=True, schedule="cosine")
 VIEWS_FACTOR = 4
@@ -91,11 +92,15 @@ def check(saved: SavedModel, memory: Samples, config: CompactConfig) -> list[str
     added = {name for step in model.steps for name in step.names}
     if not added & set(memory.classes):
         raise BranchoutError(
-            f"--memory has no images of the {len(added):,} classes that the steps added. Compaction learns from such "
-            "images: add a few of each class."
+            f"--memory has no images of the {count(len(added), 'class', 'classes')} that the steps added. Compaction "
+            "learns from such images: add a few of each class."
         )
     lost = sorted(added - set(memory.classes))
-    return [f"--memory has no images for {len(lost):,} classes added by steps: {listed(lost)}"] if lost else []
+    return (
+        [f"--memory has no images for {count(len(lost), 'class', 'classes')} added by steps: {listed(lost)}"]
+        if lost
+        else []
+    )
 
 
 class Compaction:

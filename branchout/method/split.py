@@ -15,9 +15,10 @@ import numpy as np
 
 from branchout.data.near_duplicates import count_grouped, near_duplicates, near_training, take_groups
 from branchout.data.samples import Samples, concatenate, find_identical
-from branchout.errors import LIST_CLASSES, BranchoutError, did_you_mean
+from branchout.errors import LIST_CLASSES, BranchoutError, did_you_mean, some
 from branchout.labels import LabelSpace
 from branchout.method.recipes import ENOUGH_OLD, HELD_OUT
+from branchout.units import count
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class DataSplit:
     """Sentences about images that were left out or are near-duplicates of others."""
     near_duplicates: int = 0
     """Images that were kept on one side of a hold-out together with near-duplicates of them."""
+    held_out: tuple[int, int] = (0, 0)
+    """How many of the new and of the kept images were held out from training."""
 
     @classmethod
     def of(
@@ -54,6 +57,8 @@ class DataSplit:
         chosen_on = "dev"
         notices: list[str] = []
         grouped = 0
+        given = len(new), 0 if memory is None else len(memory)
+        _warn_of_two_classes(new, memory, notices)
         if val is None:
             grouped += _count(new, "new images", notices)
             new, held = _hold_out_new(new, seed, rng, notices)
@@ -65,6 +70,7 @@ class DataSplit:
             memory, held_old = _hold_out(memory, rng, old=old)
             held = concatenate([held, held_old]) if len(held_old) else held
             chosen_on = "held-out"
+        held_out = given[0] - len(new), given[1] - (0 if memory is None else len(memory))
         held = _without_training_images(held, new, memory, notices)
         if val is not None:
             _warn_of_near_duplicates(held, new, memory, notices)
@@ -80,7 +86,7 @@ class DataSplit:
         if memory is not None:
             memory = _with_origin(memory, space)
         new = new.placed(len(space.branches))
-        return cls(new, memory, dev, test, chosen_on, calibration, tuple(notices), grouped)
+        return cls(new, memory, dev, test, chosen_on, calibration, tuple(notices), grouped, held_out)
 
 
 def check_classes(space: LabelSpace, new: Samples, memory: Samples | None, val: Samples | None) -> None:
@@ -115,6 +121,21 @@ def _count(samples: Samples, what: str, notices: list[str]) -> int:
             f"group{'s' if groups > 1 else ''}); the images of a group are all held out or all used for training"
         )
     return images
+
+
+def _warn_of_two_classes(new: Samples, memory: Samples | None, notices: list[str]) -> None:
+    """Name images that are in both folders, under the names of two classes."""
+    pairs = [] if memory is None else find_identical(new, memory)
+    both = [
+        f"{new.ids[n]} = {memory.ids[m]}"
+        for n, m in pairs
+        if memory is not None and new.classes[new.labels[n]] != memory.classes[memory.labels[m]]
+    ]
+    if both:
+        notices.append(
+            f"{count(len(both), 'image')} of the new classes {'is' if len(both) == 1 else 'are'} in --memory too, as "
+            f"another class: {some(both)}. Delete one of each pair"
+        )
 
 
 def _hold_out_new(new: Samples, seed: int, rng: np.random.Generator, notices: list[str]) -> tuple[Samples, Samples]:
@@ -176,8 +197,7 @@ def _without_training_images(held: Samples, new: Samples, memory: Samples | None
             "and no others of the new classes are left. Pass other images with --val, or leave it out."
         )
     notices.append(
-        f"{len(same):,} validation images are identical to training images (such as {example}); they were left out of "
-        "validation"
+        f"identical to training images, and so left out of validation: {count(len(same), 'image')}, such as {example}"
     )
     return held.select(kept)
 

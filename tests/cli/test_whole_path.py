@@ -118,7 +118,7 @@ def test_check_says_what_extend_would_do_and_changes_nothing(place: Place) -> No
     assert "new: 4 classes, 40 images" in told
     assert f"known to the base too, so their logits will be pooled: {KNOWN}" in told
     assert "memory: 48 images of 12 old classes" in told
-    assert "from --val" in told
+    assert "of --val: " in told
     assert "branch layer3: " in told
     assert f"--val {place / 'val'} --branch layer3 --out v2" in told
     assert sorted(place.root.iterdir()) == before
@@ -128,6 +128,23 @@ def test_check_without_memory_says_what_cannot_be_measured(place: Place) -> None
     told = well(run("check", place / "new", "--base", place / "base"))
     assert "memory: none" in told
     assert "base accuracy cannot be measured" in told
+
+
+def test_check_counts_add_up_and_one_image_is_an_image(place: Place, tmp_path: Path) -> None:
+    for name in OLD:
+        (tmp_path / "memory" / name).mkdir(parents=True)
+        file = next((place / "memory" / name).iterdir())
+        shutil.copy(file, tmp_path / "memory" / name / file.name)
+    (tmp_path / "new").mkdir()
+    shutil.copytree(place / "later" / LATER[0], tmp_path / "new" / LATER[0])
+    shutil.copy(file, tmp_path / "new" / LATER[0])
+    told = well(run("check", tmp_path / "new", "--base", place / "base", "--memory", tmp_path / "memory"))
+    total, train, held = map(int, re.findall(r"new: 1 class, (\d+) images: (\d+) to train on, (\d+) held out", told)[0])
+    assert total == train + held == 11
+    roles = re.findall(r"validation: (\d+) images? held out: (.*)", told)[0]
+    assert int(roles[0]) == sum(map(int, re.findall(r"\d+", roles[1])))
+    assert "1 image of the new classes is in --memory too" in told
+    assert f"{LATER[0]}/{file.name} = {OLD[-1]}/{file.name}" in told
 
 
 def test_check_notices_names_that_are_nearly_old_ones_and_brackets_survive(place: Place, tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def test_more_than_200_synsets_are_imagenet(tmp_path: Path) -> None:
 def test_synsets_that_are_half_unpacked(tmp_path: Path) -> None:
     put_synsets(tmp_path, [GOLDFISH])
     put_image(tmp_path / "val" / ACOUSTIC / "1.JPEG")
-    with pytest.raises(BranchoutError, match=f"no training images: {ACOUSTIC}"):
+    with pytest.raises(BranchoutError, match=f"No training images .*{ACOUSTIC}"):
         resolve(str(tmp_path))
 
 
@@ -275,7 +275,7 @@ def test_train_and_val_are_used_where_they_are(tmp_path: Path, first: str, secon
     assert data.train.counts() == {"cat": 3, "dog": 2}
     assert data.val.ids.tolist() == [f"{second}/cat/0.png"]
     put_classes(tmp_path / second, emu=1)
-    with pytest.raises(BranchoutError, match="no training images: emu"):
+    with pytest.raises(BranchoutError, match=r"No training images .*emu"):
         folder(tmp_path)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from branchout.data.images import SMALL
 from branchout.model.classifier import Classifier
-from branchout.units import duration
+from branchout.units import count, duration
 
 VIEWS = {"cuda": 15, "cpu": 4}
 """Cached views in stage I, by device: more take memory and time, fewer cost accuracy."""
@@ -105,5 +105,5 @@ class Plan:
 
     def described(self) -> str:
         what = {"fc": "a new head", "last": "the last stage"}.get(self.branch, f"the network from {self.branch} on")
-        epochs = f", {self.effort.epochs} epochs" if self.effort.epochs and self.branch != "fc" else ""
-        return f"{what} with {self.effort.views} views of each new image{epochs}"
+        epochs = f", {count(self.effort.epochs, 'epoch')}" if self.effort.epochs and self.branch != "fc" else ""
+        return f"{what} with {count(self.effort.views, 'view')} of each new image{epochs}"

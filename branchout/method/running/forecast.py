@@ -16,7 +16,7 @@ from branchout.method.split import DataSplit, listed
 from branchout.model.classifier import Classifier
 from branchout.model.heads import sources
 from branchout.model.staged import Branch, branch_point
-from branchout.units import duration, parameters, size
+from branchout.units import count, duration, parameters, size
 
 
 def forecast(prepared: Prepared, plan: Plan, *, device: torch.device, base_bytes: int) -> Iterator[str]:
@@ -35,8 +35,8 @@ def forecast(prepared: Prepared, plan: Plan, *, device: torch.device, base_bytes
 
 def _classes(model: Classifier, split: DataSplit) -> Iterator[str]:
     known, new = set(model.space.classes), split.new
-    yield f"base: {len(known):,} classes"
-    yield f"new: {len(new.classes):,} classes, {len(new):,} images to train on"
+    yield f"base: {count(len(known), 'class', 'classes')}"
+    yield f"new: {count(len(new.classes), 'class', 'classes')}, {_divided(len(new), split.held_out[0])}"
     few = [name for name, count in new.counts().items() if count < 10]
     if few:
         yield f"  fewer than 10 images: {listed(few)}"
@@ -51,19 +51,33 @@ def _old_images(model: Classifier, split: DataSplit) -> Iterator[str]:
     else:
         untrained = set(model.space.classes) - set(split.memory.classes)
         held_out = untrained & {*split.dev.classes, *split.test.classes}
-        yield f"memory: {len(split.memory):,} images of {len(split.memory.classes):,} old classes to train on"
+        of = f" of {count(len(split.memory.classes), 'old class', 'old classes')}"
+        yield f"memory: {_divided(len(split.memory), split.held_out[1], of)}"
         if untrained - held_out:
             yield f"  no image of: {listed(sorted(untrained - held_out))}"
         if held_out:
             yield f"  only held-out images of: {listed(sorted(held_out))}"
     if split.chosen_on == "pseudo":
         yield "  base accuracy cannot be measured: most old classes have no images to measure it on"
-    how = {
-        "dev": "from --val",
-        "held-out": "held out from the images above",
-        "pseudo": "held out; too few are of old classes",
-    }
-    yield f"validation images: {len(split.dev):,} to choose with, {len(split.test):,} to test, {how[split.chosen_on]}"
+    yield f"validation: {_validation(split)}"
+
+
+def _divided(train: int, held_out: int, of: str = "") -> str:
+    """How many images there are, and how many of them train: `10 images: 8 to train on, 2 held out`."""
+    if not held_out:
+        return f"{count(train, 'image')}{of} to train on"
+    return f"{count(train + held_out, 'image')}: {train:,}{of} to train on, {held_out:,} held out"
+
+
+def _validation(split: DataSplit) -> str:
+    """Where the validation images come from, and what each of them is for."""
+    roles = {"to choose with": split.dev, "to test": split.test, "to calibrate pseudo-exemplars": split.calibration}
+    counts = {role: len(samples) for role, samples in roles.items() if samples is not None}
+    new, kept = split.held_out
+    source = "held out" if new else "of --val, and held out from --memory" if kept else "of --val"
+    few = "; too few are of old classes" if split.chosen_on == "pseudo" else ""
+    listed = ", ".join(f"{number:,} {role}" for role, number in counts.items())
+    return f"{count(sum(counts.values()), 'image')} {source}: {listed}{few}"
 
 
 def added_bytes(model: Classifier, split: DataSplit, config: ExtendConfig, where: str) -> int:
