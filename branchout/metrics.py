@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from branchout.errors import BranchoutError
-from branchout.labels import OVERLAP, Floats, Ints, LabelSpace
+from branchout.labels import OVERLAP, Floats, Ints, LabelSpace, branch_name
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,13 @@ class Accuracies:
 def part_of_class(space: LabelSpace) -> Ints:
     """The part of every class: 0 for the base, t for step t, and the last number for the overlap."""
     return np.where(space.split_of_class == OVERLAP, len(space.branches), space.split_of_class)
+
+
+def images_of_parts(actual: Ints, space: LabelSpace) -> dict[str, int]:
+    """How many images each accuracy counts, by its name; those of each step as `step 1`, `step 2`, …"""
+    base, *steps, overlap = np.bincount(part_of_class(space)[actual], minlength=len(space.branches) + 1).tolist()
+    by_step = {branch_name(number): images for number, images in enumerate(steps, 1)}
+    return {"all": len(actual), "base": base, "novel": sum(steps), "overlap": overlap, **by_step}
 
 
 def accuracies(predicted: Ints, actual: Ints, space: LabelSpace) -> Accuracies:

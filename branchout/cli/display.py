@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from branchout.evaluate.compare import Comparison
     from branchout.method.results import Measured
-    from branchout.metrics import Accuracies
 
 
 QUIET_SECONDS = 30.0
@@ -145,19 +144,28 @@ def operating_points(measured: Measured, chosen: str) -> Table:
             arrow = "" if before.get(name) is None else f"{percent(before[name])} → "
             cells.append(arrow + percent(getattr(figures, name)))
         table.add_row(f"[bold]{goal} ◂[/]" if goal == chosen else goal, *cells)
+    table.add_section()
+    table.add_row("images", *(_number(measured.parts.get(name)) for name in shown))
     return table
 
 
-def before_after(before: Accuracies | None, after: Accuracies, images: str) -> Table:
+def _number(images: int | None) -> str:
+    """A number of images; nothing for a mean of several parts."""
+    return "" if images is None else f"{images:,}"
+
+
+def before_after(found: Comparison, images: str) -> Table:
     """Accuracies of one evaluation; with several steps also those of each step's own classes."""
+    before, after, counts = found.before, found.after, found.parts
     steps = len(after.steps)
-    headings = ("split", "accuracy") if before is None else ("split", f"before step {steps}", "after")
-    table = new_table(*headings, title=Text(f"accuracy in % on {images}"))
+    headings = ("accuracy",) if before is None else (f"before step {steps}", "after")
+    table = new_table("split", "images", *headings, title=Text(f"accuracy in % on {images}"))
     table.min_width = 36
 
     def add(name: str, now: float | None, was: float | None) -> None:
         if now is not None:
-            table.add_row(name, *([] if before is None else [percent(was)]), percent(now))
+            counted = _number(counts.get(name.strip()))
+            table.add_row(name, counted, *([] if before is None else [percent(was)]), percent(now))
 
     for name in METRICS:
         # Before is over old classes alone, so only the parts it knew are the same images on both sides.

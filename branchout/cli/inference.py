@@ -174,7 +174,7 @@ def evaluate(
 
 
 def _show_comparison(model: Model, found: Comparison, test: Path) -> None:
-    console.print(before_after(found.before, found.after, f"{count(len(found.labels), 'image')} of {printable(test)}"))
+    console.print(before_after(found, f"{count(len(found.labels), 'image')} of {printable(test)}"))
     point = _operating_point(model)
     if point is not None:
         place = ", ".join(f"{name} {value:.4g}" for name, value in point.items() if isinstance(value, float))

@@ -202,11 +202,13 @@ def _show_extension(
     measured, chosen_on = model.outcome.measured, prepared.split.chosen_on
     if chosen_on == "pseudo":
         few = "no images" if prepared.split.memory is None else "images of too few classes"
-        novel = measured.after.novel if measured else None
+        on_new = ""
+        if measured and measured.after.novel is not None:
+            images = count(measured.parts["novel"], "held-out new image")
+            on_new = f"On {images}: novel {percent(measured.after.novel)}%. "
         say(
             f"{few} in --memory. The operating point was chosen with pseudo-exemplars, made from the base's weights. "
-            + (f"On held-out new images: novel {percent(novel)}%. " if novel is not None else "")
-            + f"To measure it, collect labelled images and run: branchout evaluate {quoted(out)} FOLDER/",
+            f"{on_new}To measure it, collect labelled images and run: branchout evaluate {quoted(out)} FOLDER/",
             "base accuracy was not measured:",
         )
     elif measured:

@@ -12,7 +12,7 @@ import torch
 from branchout.data.images import Images, forward_batch, in_order
 from branchout.errors import LIST_CLASSES, BranchoutError, did_you_mean, some
 from branchout.labels import Floats, Ints, LabelSpace
-from branchout.metrics import Accuracies, accuracies, confusion_between_parts, part_of_class, per_class
+from branchout.metrics import Accuracies, accuracies, confusion_between_parts, images_of_parts, part_of_class, per_class
 from branchout.model.classifier import Classifier
 from branchout.progress import Event, OnProgress, silent
 from branchout.training.device import giving_back
@@ -86,6 +86,11 @@ class Comparison:
             return None
         known = self.before_answers >= 0
         return accuracies(self.before_answers[known], self.labels[known], self.space)
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """How many images each accuracy counts, by its name."""
+        return images_of_parts(self.labels, self.space)
 
     def classes(self) -> list[ClassAccuracy]:
         """One row per class with images, largest losses first."""

@@ -19,7 +19,7 @@ from branchout.method.frontier import Frontier, grid_frontier
 from branchout.method.recipes import Recipe
 from branchout.method.results import GoalResult, Measured
 from branchout.method.stage2 import TrainedDeltas, grid_predictions
-from branchout.metrics import Accuracies, accuracies
+from branchout.metrics import Accuracies, accuracies, images_of_parts
 from branchout.model.checkpoint import Deltas, StepPoints
 from branchout.model.classifier import Classifier
 
@@ -126,7 +126,7 @@ def measure_goals(
 
     goals = {goal: frontier.choose(goal) for goal in PAPER_GOALS}
     results = {goal: GoalResult(point, at(point)) for goal, point in goals.items()}
-    return Measured(len(labels), before, at(points.point), results)
+    return Measured(len(labels), before, at(points.point), results, images_of_parts(labels, model.space))
 
 
 def cross_fit(
@@ -161,4 +161,4 @@ def cross_fit(
     labels = np.concatenate([halves[there][1] for _, there in directions])
     found = {goal: accuracies(np.concatenate(parts), labels, space) for goal, parts in predicted.items()}
     results = {goal: GoalResult(frontier.choose(goal), found[goal]) for goal in PAPER_GOALS}
-    return Measured(len(labels), before, found[points.goal], results)
+    return Measured(len(labels), before, found[points.goal], results, images_of_parts(labels, space))

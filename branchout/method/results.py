@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,6 +28,8 @@ class Measured:
     """Of the base, on the images of its own classes; None where there are none."""
     after: Accuracies
     goals: dict[str, GoalResult]
+    parts: Mapping[str, int]
+    """How many images each accuracy counts."""
 
     def to_dict(self) -> dict[str, Any]:
         """As the history of a saved model keeps it."""

@@ -202,6 +202,8 @@ def test_extend_ends_in_a_table_and_next_commands(place: Place) -> None:
     told = place.told["extend"]
     for word in ("balanced ◂", "base before → after", "novel", "overlap", "avg", "15 classes; parameters: base "):
         assert word in told
+    (counted,) = [re.findall(r"\d+", line) for line in told.splitlines() if line.startswith("│ images")]
+    assert counted == ["45", "33", "9", "3"]  # all, base, novel, overlap
     for command in ("predict", "tune", "evaluate"):
         assert f"\n  branchout {command} {place / 'v2'} " in told
     assert "Training the new branch 2/2  loss " in told  # a line in a file, where a terminal has a bar
@@ -224,7 +226,7 @@ def test_a_model_can_be_extended_again(place: Place) -> None:
     assert "before step 2" in told
     assert "before: the model before step 2, on the classes it knew" in told
     found = model.evaluate(place / "latest")
-    rows = {line.split("│")[1].strip(): line.split("│")[2:4] for line in told.splitlines() if line.count("│") == 4}
+    rows = {line.split("│")[1].strip(): line.split("│")[3:5] for line in told.splitlines() if line.count("│") == 5}
     known = [cell.strip() for cell in rows["step 1"]]
     assert known == [percent(found.before.steps[0]), percent(found.after.steps[0])]
     assert [cell.strip() for cell in rows["step 2"]] == ["–", percent(found.after.steps[1])]
@@ -240,7 +242,7 @@ def test_extending_again_without_images_of_what_a_step_taught_is_warned_of(place
 def test_without_memory_it_says_that_the_base_could_not_be_measured(place: Place) -> None:
     told = well(place.extend("alone", "--epochs", "2"))
     assert "base accuracy was not measured: no images in --memory" in told
-    assert "On held-out new images: novel " in told
+    assert re.search(r"On \d+ held-out new images?: novel ", told)
     assert f"branchout evaluate {place / 'alone'} FOLDER/" in told
     assert "balanced ◂" not in told
     assert "pseudo-exemplars" in well(run("tune", place / "alone", "--goal", "avg"))
@@ -509,6 +511,9 @@ def test_evaluate_shows_before_and_after_and_what_was_forgotten(place: Place) ->
     well(run("tune", place / "v2", "--goal", "novel"))  # a dial turned far forgets something
     told = well(run("evaluate", place / "v2", place / "val", "--two-fold"))
     assert "accuracy in % on 90 images" in told
+    rows = [re.findall(r"[\w.,–]+", line) for line in told.splitlines()]
+    counted = {row[0]: row[1] for row in rows if row and row[0] in ("all", "base", "novel", "overlap")}
+    assert counted == {"all": "90", "base": "66", "novel": "18", "overlap": "6"}
     assert "at the operating point novel (b " in told
     for word in ("before", "after", "overlap", "forgotten, worst first", "two-fold balanced: "):
         assert word in told
