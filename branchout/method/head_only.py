@@ -82,9 +82,8 @@ def minimise(
             loss = cross_entropy(trained.head(trained.features(batch.x)), batch, trained) / len(batches)
             loss.backward()  # type: ignore[no-untyped-call]
             losses[-1] += loss.item()
-        on_progress(
-            Event("Training the new head", min(len(losses), HEAD_ITERATIONS), HEAD_ITERATIONS, {"loss": losses[-1]})
-        )
+        done = min(len(losses), HEAD_ITERATIONS - 1)  # L-BFGS may compute the loss more often than it iterates
+        on_progress(Event("Training the new head", done, HEAD_ITERATIONS, {"loss": losses[-1]}))
         return losses[-1]
 
     with processes.independent():

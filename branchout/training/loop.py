@@ -24,6 +24,8 @@ from branchout.training.optimisation import Optimisation
 _log = logging.getLogger(__name__)
 Batch = TypeVar("Batch")
 
+_log = logging.getLogger(__name__)
+
 
 def best_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -175,6 +177,11 @@ def fit(
                 checkpoints.save(checkpoint, modules, parameters, optimiser, optimisation, losses, held_out)
             last = epoch + 1 if stopped_improving(held_out) else optimisation.epochs
             on_progress(Event(work, epoch + 1, last, {"loss": losses[-1]}))
+            if last < optimisation.epochs and processes.is_main():
+                _log.info(
+                    "%s ended after %d of %d epochs: the loss on held-out images no longer falls.",
+                    work, last, optimisation.epochs,
+                )  # fmt: skip
     optimiser.zero_grad(set_to_none=True)  # what was trained lives on; its gradients would, too
     return losses
 

@@ -20,6 +20,7 @@ from branchout.method.recipes import BRANCHOUT, HEAD_DECAY
 from branchout.method.split import DataSplit
 from branchout.method.trunk_cache import TrunkOutputs
 from branchout.model.classifier import Classifier
+from branchout.progress import Event
 
 CPU = torch.device("cpu")
 
@@ -39,10 +40,14 @@ def test_the_head_reaches_a_minimum_and_nothing_else_changes(base: api.Model, tr
         return Labelled(open_images(samples, SIZES, CPU), space.index(samples.classes)[samples.labels])
 
     new, old = labelled(train.of_classes(NEW)), labelled(exemplars(train))
+    said: list[Event] = []
     # Four views of new images and two of exemplars are two batches.
     step, losses = train_head(
-        model, NEW, new, BRANCHOUT.stage_one, exemplars=old, views=4, exemplar_views=2, device=CPU
-    )
+        model, NEW, new, BRANCHOUT.stage_one, exemplars=old, views=4, exemplar_views=2, device=CPU,
+        on_progress=said.append,
+    )  # fmt: skip
+    ends = [event for event in said if event.work == "Training the new head" and event.done == event.total]
+    assert ends == said[-1:]  # the end is told once
     assert same(snapshot(model), before)
     assert losses[1] < losses[0]
     # The loss written out, on the same views: its gradient vanishes at the head that was found.

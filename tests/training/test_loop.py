@@ -235,6 +235,17 @@ def test_training_ends_in_its_last_third_once_the_loss_on_held_out_images_stops_
     assert judged([1.0, 1.1, 0.9, 0.95], Run()) == 12
 
 
+def test_training_that_ends_early_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "branchout")
+    assert judged([1.0, 1.0, 1.0], Run()) == 11
+    (said,) = (line for line in caplog.messages if "ended" in line)
+    assert f"11 of {LONG.epochs} epochs" in said
+    assert "held-out images no longer falls" in said
+    caplog.clear()
+    assert judged([1.0, 0.9, 0.8, 0.7, 0.6], Run()) == LONG.epochs
+    assert not [line for line in caplog.messages if "ended" in line]
+
+
 def test_a_run_that_ends_early_ends_there_when_it_is_resumed(tmp_path: Path) -> None:
     whole = Run()
     assert judged([1.0, 1.0, 1.0], whole) == 11
