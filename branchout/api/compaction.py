@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from branchout.disk_cache import cache_folder
 from branchout.method import compact as method
 from branchout.method.compact import CompactConfig, Compacted, Compaction
 from branchout.method.features import weights_digest
+from branchout.method.running.compaction_plan import plan_lines
 from branchout.method.running.prepared_extension import now
 from branchout.metrics import Accuracies
 from branchout.model import checkpoint
@@ -62,8 +64,12 @@ def compact(
     unlabelled: Samples | None = None,
     out: Path | None = None,
     on_progress: OnProgress,
+    announce: Callable[[str], None] | None = None,
 ) -> Outcome:
-    """Compact a model and save it as `out`, if given; a run that was stopped resumes."""
+    """Compact a model and save it as `out`, if given; a run that was stopped resumes.
+
+    `announce` is called with what will be done, in words, before training starts.
+    """
     saved, device = model.saved, model.device
     warnings = method.check(saved, memory, config)
     settings = {
@@ -76,7 +82,7 @@ def compact(
     }
     with working_on(out, settings) as work:
         with recorded(work, on_progress) as reported:
-            made = Compaction(
+            run = Compaction(
                 saved,
                 memory,
                 config,
@@ -86,7 +92,11 @@ def compact(
                 work=work,
                 cache=cache_folder(),
                 on_progress=reported,
-            ).run()
+            )
+            if announce is not None:
+                for line in plan_lines(run, saved, reported):
+                    announce(line)
+            made = run.run()
         event = _event(saved, config, made, memory)
         earlier = [{**event, "measured": None}] * (config.branches - 1)
         history = (*saved.history[:1], *earlier, event)

@@ -314,11 +314,13 @@ class Model(Predictor):
         classes_from: str | None = None,
         seed: int = 0,
         on_progress: OnProgress = silent,
+        announce: Callable[[str], None] | None = None,
     ) -> Model:
         """A smaller model: the branches of all steps distilled into `branches` of them; `.compaction` compares both.
 
         It learns from labelled images of all classes in `memory`, and from the unlabelled ones below the folder
         `images`. With `out` the model is saved there, and a run that was stopped resumes when it is called again.
+        `announce` is called with what will be done, in words, before training starts.
         """
         from branchout.api.compaction import compact
 
@@ -333,6 +335,7 @@ class Model(Predictor):
             unlabelled=unlabelled,
             out=place,
             on_progress=on_progress,
+            announce=announce,
         )
         model = Model(made.saved, place, self.device)
         problems += [f"{images}: {line}" for line in unread.summary()]

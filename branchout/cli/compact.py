@@ -51,6 +51,7 @@ def compact(
             classes_from=classes_from,
             seed=seed,
             on_progress=on_progress,
+            announce=say,
         )
     assert small.compaction is not None
     warn(small.compaction.warnings)

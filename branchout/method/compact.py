@@ -82,6 +82,13 @@ def check(saved: SavedModel, memory: Samples, config: CompactConfig) -> list[str
             f"This model has {steps} step branches, and {config.branches} are asked for. Choose --branches from 1 to "
             f"{steps - 1}."
         )
+    own = sum(step.branch.parameter_count > 0 for step in model.steps)
+    if own <= config.branches:
+        raise BranchoutError(
+            f"Compaction would save nothing: this model has {count(own, 'branch', 'branches')} in {steps} steps, and "
+            f"{config.branches} would remain. Steps made with --branch fc are heads on the base's features and have "
+            "no branch. Use the model as it is" + (f", or choose --branches from 1 to {own - 1}." if own > 1 else ".")
+        )
     unknown = sorted(set(memory.classes) - set(model.space.classes))
     if unknown:
         raise BranchoutError(
@@ -123,6 +130,9 @@ class Compaction:
         self.old, self.points = saved.model().placed(device), saved.step_points[-1]
         self.config, self.device, self.work, self.cache, self.on_progress = config, device, work, cache, on_progress
         self.unlabelled = unlabelled
+        self.base = self.old.rebuilt(())
+        self.where = common_branch_point(self.base, [step.where for step in self.old.steps])
+        self.views = VIEWS_FACTOR * effort_for(device, self.base.preprocessing.size).views
         self.groups = groups_of(len(self.old.steps), config.branches)
         branches = self.old.space.branches
         merged = [dict.fromkeys(name for n in group for name in branches[n]) for group in self.groups]
@@ -135,6 +145,8 @@ class Compaction:
         first = {name: n for n in range(len(self.groups), 0, -1) for name in self.space.branches[n]}
         origin = np.array([first[name] for name in split.new.classes])[split.new.labels]
         self.split = replace(split, new=split.new.placed(origin))
+        parts = (self.split.new, self.split.memory, unlabelled)
+        self.learned = concatenate([part for part in parts if part is not None])
 
     def origins(self, memory: Samples) -> np.ndarray:
         """The branch that each image belongs to: its origin where it is known, or the one with the largest logit."""
@@ -168,28 +180,25 @@ class Compaction:
 
     def distil(self) -> tuple[list[Step], list[float]]:
         """Train the new branches."""
-        config, base = self.config, self.old.rebuilt(())
+        config, base = self.config, self.base
         teacher = self.old.rebuilt(self.old.steps).to(self.device)
         frontier = Frontier.from_dict(self.points.frontier)
         points = replace(self.points, point=frontier.choose("balanced"))
         apply_point(teacher, points)
-        where = common_branch_point(base, [step.where for step in self.old.steps])
         biases = np.array(points.biases(len(self.old.steps)))
         shared = [float(np.mean(biases[np.array(group) - 1])) for group in self.groups]
         torch.manual_seed(seed_for(config.seed, len(self.old.steps)))
         steps = [
-            merged_step(base, [self.old.steps[n - 1] for n in group], names, where)
+            merged_step(base, [self.old.steps[n - 1] for n in group], names, self.where)
             for group, names in zip(self.groups, self.space.branches[1:], strict=True)
         ]
         student = Student(steps, self.space, base.fused.pooler.kind, shared)
         student.to(self.device, memory_format=base.backbone.layout(self.device))  # type: ignore[call-overload]
-        parts = (self.split.new, self.split.memory, self.unlabelled)
-        images = self.images(concatenate([part for part in parts if part is not None]))
+        images = self.images(self.learned)
         frozen = Teacher(teacher, steps[0].start, BRANCHOUT.stage_one, device=self.device)
-        views = VIEWS_FACTOR * effort_for(self.device, base.preprocessing.size).views
         checkpoint = self.work / "compact.safetensors" if self.work else None
         trunk = TrunkOutputs(
-            frozen, [images], views, checkpoint=checkpoint, seed=config.seed, on_progress=self.on_progress
+            frozen, [images], self.views, checkpoint=checkpoint, seed=config.seed, on_progress=self.on_progress
         )
         optimisation = scale_to_dataset(replace(DISTILLATION, epochs=config.epochs), len(images))
 

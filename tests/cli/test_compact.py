@@ -1,5 +1,6 @@
 """`branchout compact`, as a user types it."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,8 +66,16 @@ def test_it_prints_size_speed_and_accuracy_and_the_model_can_be_used(
     assert extended_twice.folder is not None
     small = tmp_path / "small"
     told = well(run("compact", extended_twice.folder, "--memory", kept, "--out", small, "--epochs", "2"))
+    plan, _ = told.split("compaction", 1)
+    assert "2 step branches into 1 in 2 epochs" in plan
+    assert "images of --memory" in plan
+    assert re.search(r"about [\d.]+ (s|min)", plan)
+    now, later = re.search(r"weights on disk.*: (\S+ \S+) → about (\S+ \S+)", plan).groups()  # type: ignore[union-attr]
+    assert float(now.split()[0]) > float(later.split()[0])
     lines = {line.split("│")[1].strip(): line.split("│")[2:4] for line in told.splitlines() if line.count("│") == 4}
     assert [cell.strip() for cell in lines["step branches"]] == ["2", "1"]
+    told_later = float(lines["weights on disk"][1].split()[0])
+    assert float(later.split()[0]) == pytest.approx(told_later, rel=0.02)  # which has deltas
     assert {"parameters", "weights on disk", "images a second", "all accuracy in %"} <= lines.keys()
     assert "14 classes" in told
     assert str(small) in told
@@ -81,9 +90,15 @@ def test_it_prints_size_speed_and_accuracy_and_the_model_can_be_used(
     refused(again, "small", "exists")
 
 
-def test_refusals(extended: api.Model, kept: Path, tmp_path: Path) -> None:
+def test_refusals(extended: api.Model, train: Samples, kept: Path, tmp_path: Path) -> None:
     assert extended.folder is not None
     refused(run("compact", extended.folder, "--memory", kept, "--out", tmp_path / "small"), "1 step", "extend")
+    heads = extended.extend(
+        train.of_classes(LATER), memory=exemplars(train, [*BASE, *NEW]), branch="fc", out=tmp_path / "heads", epochs=1
+    )
+    assert heads.folder is not None
+    again = run("compact", heads.folder, "--memory", kept, "--out", tmp_path / "small")
+    refused(again, "save nothing", "1 branch in 2 steps")
     missing = run("compact", extended.folder, "--out", tmp_path / "small")
     assert missing.status == 2
     assert "--memory" in missing.err

@@ -1,0 +1,53 @@
+"""What a compaction will do, in words, before it starts: branches, images, epochs, time, size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from branchout.method.compact import Compaction
+from branchout.method.distil import merged_step
+from branchout.method.running.measure_speed import measure_speeds
+from branchout.model.checkpoint import SavedModel, weight_bytes
+from branchout.progress import OnProgress
+from branchout.units import count, duration, size
+
+
+def plan_lines(run: Compaction, saved: SavedModel, on_progress: OnProgress) -> Iterator[str]:
+    """The plan of a compaction of `saved`; a few seconds of measurement forecast its time."""
+    own = sum(step.branch.parameter_count > 0 for step in run.old.steps)
+    seconds = forecast_seconds(run, on_progress)
+    yield (
+        f"plan: distil {count(own, 'step branch', 'step branches')} into {run.config.branches} in "
+        f"{count(run.config.epochs, 'epoch')}: about {duration(seconds)}"
+    )
+    without_labels = 0 if run.unlabelled is None else len(run.unlabelled)
+    more = f" and {without_labels:,} without labels from --images" if without_labels else ""
+    held = len(run.split.dev) + len(run.split.test)
+    yield (
+        f"it learns from {count(len(run.learned) - without_labels, 'image')} of --memory{more}; {held:,} others choose "
+        "and measure the operating point"
+    )
+    without_deltas = " without deltas" if any(points.deltas for points in saved.step_points) else ""
+    before, after = bytes_before_and_after(run, saved)
+    yield f"weights on disk{without_deltas}: {size(before)} → about {size(after)}"
+
+
+def forecast_seconds(run: Compaction, on_progress: OnProgress) -> float:
+    """How long the caching of views and the distillation take."""
+    speeds = measure_speeds(run.old, run.split, [run.where], run.device, "torch", False, on_progress)
+    reading = speeds.reading / speeds.cores
+    each = max(reading, speeds.frozen) if speeds.gpu else reading + speeds.frozen
+    trained = run.config.epochs * run.config.branches * speeds.training[run.where]
+    return len(run.learned) * (run.views * each + trained)
+
+
+def bytes_before_and_after(run: Compaction, saved: SavedModel) -> tuple[int, int]:
+    """What the weights take on disk, without deltas: those of the new model are not known before it is trained."""
+    bare = replace(saved, step_points=tuple(replace(points, deltas=[]) for points in saved.step_points))
+    steps = [
+        merged_step(run.base, [run.old.steps[n - 1] for n in group], names, run.where)
+        for group, names in zip(run.groups, run.space.branches[1:], strict=True)
+    ]
+    small = SavedModel(run.base.rebuilt(steps), bare.step_points[: len(steps)])
+    return weight_bytes(bare), weight_bytes(small)
