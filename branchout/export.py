@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from branchout import __version__
 from branchout.data.preprocess import Picture
 from branchout.data.samples import Image
-from branchout.errors import BranchoutError, first_line
+from branchout.errors import BranchoutError, first_line, printable
 from branchout.evaluate.compare import logits
 from branchout.files import atomic_write, check_output
 from branchout.labels import branch_name
@@ -76,10 +76,20 @@ class Graph(nn.Module):
         return found, found.softmax(1)
 
 
+def check_file(out: Path) -> None:
+    """Raise, before any work is done, if no ONNX file can be written here."""
+    check_output(out, free=True)
+    if out.suffix.lower() != ".onnx":
+        raise BranchoutError(
+            f"{printable(out)} is not the name of an ONNX file: it must end with .onnx. "
+            f"Type: --onnx {printable(out.with_suffix('.onnx'))}"
+        )
+
+
 def export_onnx(saved: SavedModel, out: Path, pictures: Iterable[Picture], *, flip: bool = False) -> Exported:
     """Write the model at its operating point. For `pictures` the file must give the same logits as the model."""
     check_installed()
-    check_output(out, free=True)
+    check_file(out)
     # A copy, on the CPU and contiguous: the exporter writes channels_last tensors as extra operations.
     model = copy.deepcopy(saved.model()).cpu().to(memory_format=torch.contiguous_format)
     if flip and model.kind == "glyph":

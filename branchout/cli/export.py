@@ -9,7 +9,6 @@ import typer
 
 from branchout.cli import options
 from branchout.cli.app import app, console, open_model, quoted, say, then
-from branchout.files import check_output
 from branchout.units import size
 
 
@@ -23,10 +22,10 @@ def export(
     ] = None,
 ) -> None:
     """Write a model as one ONNX file, checked against the model."""
-    from branchout.export import OPSET, check_installed
+    from branchout.export import OPSET, check_file, check_installed
 
     check_installed()
-    check_output(onnx, free=True)
+    check_file(onnx)
     loaded = open_model(model)
     with console.status("Writing and checking the file …"):
         made = loaded.export(onnx, flip=flip, verify=verify)

@@ -158,6 +158,8 @@ def test_export_answers_bad_input_kindly(
     assert there.read_text() == "mine"
     refused(run("export", extended.folder, "--onnx", there / "x.onnx"), "cannot be written", "is a file, not a folder")
     refused(run("export", extended.folder, "--onnx", tmp_path), "already exists")
+    for name in ("v2.tflite", "v2"):
+        refused(run("export", extended.folder, "--onnx", tmp_path / name), name, "v2.onnx")
     refused(run("export", tmp_path / "v9", "--onnx", tmp_path / "x.onnx"), "There is no saved model")
     refused(run("export", extended.folder, "--onnx", tmp_path / "x.onnx", "--flip"), "mirrored character", "--flip")
     refused(run("export", extended.folder, "--onnx", tmp_path / "x.onnx", "--verify", tmp_path), "no images")
