@@ -153,8 +153,9 @@ def _class_folders(root: Path, above: Above, problems: Problems) -> list[str]:
         if strays:
             above_it = Path(os.path.abspath(root)).parent  # noqa: PTH100 – resolve() would follow links
             found = (
-                f"images directly in it: {len(strays):,}, such as {strays[0]}. If they are all of one class, give the "
-                f"folder that contains this one: {above_it}"
+                f"images directly in it: {len(strays):,}, such as {strays[0]}. If they are of several classes, move "
+                "them into one folder per class. If they are all of one class, give the folder that contains this "
+                f"one: {above_it}"
             )
         raise _layout_error(root, f"expected one folder per class, found {found}")
     if all(name.lower() in SPLITS for name in folders):
@@ -345,8 +346,8 @@ def _require_folder(root: Path) -> None:
 def _layout_error(root: Path, found: str) -> BranchoutError:
     return BranchoutError(
         f"{root} is not a folder of class folders: {printable(found)}\n"
-        f"The layout expected, where the folders' names are the names of the classes:\n"
-        f"  {root.name or root}/\n"
+        "The layout of a folder that can be given, where the folders in it have the names of the classes:\n"
+        "  FOLDER/\n"
         "    robin/\n"
         "      one.jpg\n"
         "      two.jpg\n"
