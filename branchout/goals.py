@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from branchout.errors import BranchoutError, printable, unknown
+from branchout.errors import BranchoutError, printable
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,9 @@ CHOSEN_ON = {
 CONDITION = re.compile(rf"^\s*({'|'.join(METRICS)})\s*>=\s*([0-9.]+)\s*(%?)\s*$")
 ATTEMPT = re.compile(r"^\s*(\w+)\s*[>=≥]+\s*([0-9.]+\s*%?)\s*$")
 """What was probably meant as a condition."""
+OTHER_NAMES = {"new": "novel", "old": "base", "average": "avg", "mean": "avg", "shared": "overlap"}
+"""What metrics are also called, to suggest the right name."""
+POSSIBLE = f"A goal is one of {', '.join(GOALS)}, or a minimum of one accuracy, such as 'novel>=0.80'"
 UNCLEAR = 10
 """In a condition, a number up to 1 is a fraction and one from here on a percentage; between the two it is refused."""
 
@@ -70,14 +73,25 @@ def check_goal(goal: str) -> tuple[str, float] | None:
         metric, number, percent = condition.groups()
         return metric, _fraction(number, percent)
     if goal not in GOALS:
-        attempt = ATTEMPT.match(goal.lower())
-        near = get_close_matches(attempt[1], METRICS, n=1) if attempt else []
-        if attempt and near:
-            meant = f"{near[0]}>={attempt[2]}"
-            check_goal(meant)
-            raise BranchoutError(f"no goal is called {printable(goal)!r}. Did you mean '{meant}'?")
-        raise unknown("goal", goal, [*GOALS, "or a condition such as 'novel>=0.80'"])
+        raise _wrong_goal(goal)
     return None
+
+
+def _wrong_goal(goal: str) -> BranchoutError:
+    """The error for what is no goal, with what was probably meant."""
+    if len(re.findall("[<>=≥≤]+", goal)) > 1:
+        return BranchoutError(
+            f"{printable(goal)!r} has several conditions, and a goal can have one. {POSSIBLE}: of the points that "
+            "reach it, the one with the highest accuracy on all images is chosen"
+        )
+    attempt = ATTEMPT.match(goal.lower())
+    name = attempt[1] if attempt else goal.lower()
+    near = OTHER_NAMES.get(name) or next(iter(get_close_matches(name, METRICS if attempt else GOALS, n=1)), "")
+    meant = f"{near}>={attempt[2]}" if attempt and near else near
+    if attempt and meant:
+        check_goal(meant)
+    hint = f"Did you mean '{meant}'? " if meant else ""
+    return BranchoutError(f"no goal is called {printable(goal)!r}. {hint}{POSSIBLE}")
 
 
 def read_as(goal: str) -> str:

@@ -39,16 +39,30 @@ class App(typer.Typer):
         return super().command(*args, cls=Command, **settings)
 
 
+PLAIN_WORDS = {
+    "Input should be ": "",
+    "a valid number": "a number",
+    "a valid integer": "a whole number",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+}
+"""Words for those of pydantic, with which newer versions of typer read values."""
+
+
 class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse an option with one value that is given twice: click would silently use the last."""
+        """Refuse an option with one value that is given twice (click would use the last); name wrong values plainly."""
         _, _, given = self.make_parser(ctx).parse_args(args=list(args))
         options: list[Any] = [param for param in given if param.param_type_name == "option"]
         for option in options:
             times = options.count(option)
             if times > 1 and not (option.multiple or option.is_flag):
                 ctx.fail(f"{max(option.opts, key=len)} takes one value and was given {times} times. Type it once.")
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = _plain(error)
+            raise
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [param for param in self.params if param.param_type_name == "argument"]
@@ -80,6 +94,18 @@ class Command(TyperCommand):
 
 def group_of(command: str, option: str) -> str:
     return GROUP_OF.get(f"{command} {option}") or GROUP_OF.get(option, "Run")
+
+
+def _plain(error: typer.BadParameter) -> str:
+    """What was expected of a value and what was found; older versions of typer already say so."""
+    errors = getattr(error.__cause__, "errors", None)
+    if errors is None:
+        return str(error.message)
+    first = errors()[0]
+    expected = str(first["msg"]).partition(",")[0]
+    for theirs, ours in PLAIN_WORDS.items():
+        expected = expected.replace(theirs, ours)
+    return f"expected {expected}, found {first['input']!r}"
 
 
 def _name(argument: Any) -> str:

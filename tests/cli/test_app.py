@@ -295,6 +295,16 @@ def test_json_lines_hold_names_as_they_are_and_no_control_characters(capsys: pyt
     assert json.loads(line) == {"class": HOSTILE, "file": "\udcff"}
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [("--minutes", "ten", "a number"), ("--epochs", "1.5", "a whole number"), ("--epochs", "0", "at least 1")],
+)
+def test_a_value_of_the_wrong_kind_is_answered_plainly(option: str, value: str, expected: str) -> None:
+    answer = run("extend", "new", "--base", "glyphs", "--out", "v2", option, value)
+    assert answer.status == 2
+    assert f"'{option}': expected {expected}, found '{value}'" in answer.err
+
+
 def test_json_lines_hold_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"loss": float("nan"), "deep": [{"accuracy": float("inf")}, 0.5]})
     assert json.loads(capsys.readouterr().out) == {"loss": None, "deep": [{"accuracy": None}, 0.5]}

@@ -82,7 +82,7 @@ print(json.dumps([answers, [name for name in heavy if name in sys.modules]]))
             ["No such command", "nonsense"],
             ["No such option", "--nonsense"],
             [__version__],
-            ["Invalid value for '--novel'", "integer"],
+            ["Invalid value for '--novel'", "whole number"],
         ],
         strict=True,
     ):

@@ -273,6 +273,8 @@ def test_other_recipes_and_branches(place: Place, words: list[str], tmp_path: Pa
         (["--branch", "nonsense"], ["cannot branch at 'nonsense'", "layer4", "last or fc"]),
         (["--branch", "layer4.7"], ["layer4 has no module 'layer4.7'", "layer4.0.conv2"]),
         (["--goal", "best"], ["no goal is called 'best'", "balanced", "'novel>=0.80'"]),
+        (["--goal", "new"], ["'novel'?", "balanced", "'novel>=0.80'"]),
+        (["--goal", "novel>=0.8,base>=0.7"], ["several conditions", "can have one", "'novel>=0.80'"]),
         (["--goal", "novel>=300"], ["accuracy cannot be 300%"]),
         (["--recipe", "soup"], ["no recipe is called 'soup'", "reference"]),
         (["--pooler", "min"], ["no pooler is called 'min'", "max, average"]),

@@ -142,7 +142,7 @@ def test_an_extension_meets_its_goal(base: api.Model, train: Samples, val: Sampl
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"goal": "fame"}, "no goal is called 'fame'; known are: all, avg"),
+        ({"goal": "fame"}, "no goal is called 'fame'. A goal is one of all, avg"),
         ({"goal": "novel>=2000"}, "cannot be"),
         ({"recipe": "mine"}, "no recipe is called 'mine'; known are: paper"),
     ],
