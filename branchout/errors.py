@@ -57,6 +57,13 @@ def did_you_mean(names: Iterable[str], known: Iterable[str], most: int = 5) -> s
 
 def no_saved_model(folder: Path) -> BranchoutError:
     """The error for a model folder that does not exist, with the saved models beside it, similar names first."""
+    if folder.is_file():
+        onnx = "An exported ONNX file cannot be opened: give the folder that it was exported from. "
+        return BranchoutError(
+            f"{printable(folder)} is a file, not a saved model. {onnx if folder.suffix.lower() == '.onnx' else ''}"
+            "A saved model is a folder that contains branchout.json; weights of a network are a file that ends with "
+            ".pth, .pt, .bin or .safetensors"
+        )
     nearby = sorted(str(file.parent) for file in folder.parent.glob("*/branchout.json"))
     nearby.sort(key=lambda name: SequenceMatcher(None, name, str(folder)).ratio(), reverse=True)
     found = f"Found: {some(nearby)}" if nearby else "A saved model is a folder that contains branchout.json"

@@ -16,6 +16,7 @@ from branchout.cli.json_events import print_json
 from branchout.errors import BranchoutError, no_saved_model, printable
 from branchout.files import check_output, write_csv, write_json
 from branchout.goals import CHOSEN_ON, PAPER_GOALS, read_as
+from branchout.model.catalogue import is_listed
 from branchout.units import count, percent
 
 if TYPE_CHECKING:
@@ -42,8 +43,13 @@ def tune(model: options.Saved, goal: options.Goal = "balanced") -> None:
             f"{model} is on the hub and cannot be changed there. Save a copy first: "
             f"branchout pull {quoted(model.removeprefix(HUB))} --out v2/"
         )
-    if not Path(model).exists():
-        raise no_saved_model(Path(model))  # before anything slow is imported
+    if not Path(model).exists():  # answered before anything slow is imported
+        if model == "glyphs" or is_listed(model):
+            raise BranchoutError(
+                f"{model} is a network without added classes, so it has no operating points to choose from. tune takes "
+                f"a folder that extend saved: branchout extend NEW/ --base {model} --out v2/"
+            )
+        raise no_saved_model(Path(model))
     from branchout.method.running import tune as tuning
 
     frontier, point = tuning.tune(Path(model), goal)

@@ -21,6 +21,7 @@ from branchout.data.preprocess import Preprocessing
 from branchout.errors import BranchoutError, canonical, explain_os_error, no_saved_model, some
 from branchout.labels import unique_names
 from branchout.model import architectures, huggingface, resnet, torchvision_adapters, vit
+from branchout.model.catalogue import listed_bases
 from branchout.model.classifier import Classifier
 from branchout.model.manifest import (
     LONGEST_NAME,
@@ -174,6 +175,13 @@ def _published(name: str) -> Source:
     import timm
 
     arch = _described(name)
+    if not timm.models.is_model_pretrained(name):
+        near = get_close_matches(name, [base.name for base in listed_bases()], n=3)
+        raise BranchoutError(
+            f"There are no published weights of {name}. "
+            + (f"Similar networks that have some: {', '.join(near)}. " if near else "")
+            + f"With weights of your own: --base weights.pth --arch {name}"
+        )
     count = timm.get_pretrained_cfg_value(name, "num_classes")
     if "_clip_" in name and not imagenet_names(count):
         count = 0  # the last layer is a projection into the space of texts
@@ -196,8 +204,7 @@ def _timm_name(name: str) -> str:
     if name in architectures.ARCHITECTURES and not timm.is_model(name):
         raise BranchoutError(f"{name} has no published weights; train it with: branchout pretrain --arch {name}")
     if not timm.is_model(name):
-        known = list(dict.fromkeys([*LITE_SIZES, *timm.list_models()]))
-        near = get_close_matches(name, known, n=4)
+        near = get_close_matches(name, [base.name for base in listed_bases()], n=4)
         hint = f"Did you mean {' or '.join(near)}?" if near else "List the networks: branchout bases"
         raise BranchoutError(f"timm has no network called {name!r}. {hint}")
     return name

@@ -46,6 +46,11 @@ def listed_bases() -> list[ListedBase]:
     return [ListedBase(*row) for row in files.read_json(FILE)["bases"]]
 
 
+def is_listed(name: str) -> bool:
+    """Whether this is the name of a network that can be a base, with or without a tag of its weights."""
+    return name.partition(".")[0] in {base.name for base in listed_bases()}
+
+
 def families_that_cannot_be_split() -> dict[str, list[str]]:
     """The classes of networks that have no single chain of stages, or no linear head, and their networks."""
     found: dict[str, list[str]] = files.read_json(FILE)["cannot_be_split"]

@@ -24,6 +24,7 @@ from branchout import api
 from branchout.cli.display import percent, progress
 from branchout.data.glyphs import glyphs
 from branchout.method.frontier import Frontier
+from branchout.model.catalogue import listed_bases
 from branchout.training.loop import Event
 
 OLD = ("ampersand", "black heart suit", "digit eight", "digit three", "digit two", "greek capital letter omega",
@@ -341,6 +342,13 @@ def test_a_model_and_images_in_the_wrong_order_are_answered_with_the_right_one(p
 def test_a_base_that_nobody_knows_is_answered_with_near_ones(place: Place) -> None:
     answer = run("extend", place / "new", "--base", "efficientnet_lite", "--out", place / "x")
     refused(answer, "There is no saved model efficientnet_lite", "Did you mean efficientnet_lite")
+    suggested = set(re.findall(r"\w*efficientnet_lite\d", answer.err))
+    assert suggested <= {base.name for base in listed_bases()}  # all have weights
+
+
+def test_a_network_that_was_not_extended_cannot_be_tuned() -> None:
+    for name in ("efficientnet_lite0", "resnet50.a1_in1k", "glyphs"):
+        refused(run("tune", name), f"{name} is a network", f"branchout extend NEW/ --base {name}")
 
 
 # Stopping and going on.
