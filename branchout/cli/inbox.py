@@ -80,8 +80,10 @@ def inbox(
     box = Inbox(photos)
     if false_alarms is not None:
         box.set_false_alarms(false_alarms)
+    given = {"memory": memory, "test": test, "classes-from": classes_from}
+    teaching = "".join(f" --{option} {quoted(value)}" for option, value in given.items() if value is not None)
     if name or dismiss or undo:
-        _decide(box, model, name or [], dismiss or [], undo or [], new_class)
+        _decide(box, model, name or [], dismiss or [], undo or [], new_class, teaching)
     if teach is not None or resume:
         if teach is not None and model is None:
             raise BranchoutError("--teach extends a model. Name it: --model v2/")
@@ -91,7 +93,7 @@ def inbox(
         run = _open_run(box)
         _finish(box, runs.accept(run) if accept else runs.discard(run), memory)
     elif not (name or dismiss or undo):
-        _list(box, model, test or memory, threshold, classes_from, as_json, device)
+        _list(box, model, test or memory, threshold, classes_from, as_json, device, teaching)
 
 
 def _list(
@@ -102,7 +104,9 @@ def _list(
     classes_from: str | None,
     as_json: bool,
     device: str | None,
+    teaching: str,
 ) -> None:
+    """Print the groups; `teaching` are the options given, for the command that is suggested."""
     from branchout.inbox.analysis import Analyzer
     from branchout.inbox.runs import live_model, taught
 
@@ -125,6 +129,7 @@ def _list(
     if live is not None and Path(live) != Path(model).absolute():
         say(f"These photos were last taught to {live}", "note:")
     _show(box, found)
+    _suggest(box, found, model, teaching)
 
 
 def _show(box: Inbox, found: Analysis) -> None:
@@ -149,8 +154,34 @@ def _show(box: Inbox, found: Analysis) -> None:
             say(f"{printable(each.file)}: {each.answer} {100 * each.probability:.1f}%")
     for file, reason in found.unreadable.items():
         say(f"{printable(file)}: {reason}", "left out:")
+
+
+def _suggest(box: Inbox, found: Analysis | None, model: str | None, teaching: str) -> None:
+    """Commands for what is undecided in the list `found`, named and not yet taught, or taught and not yet accepted."""
+    from branchout.inbox.runs import known_classes, open_run, ready
+
     here = f"branchout inbox {quoted(box.folder)}"
-    then(f"{here} --name 1=CLASS --dismiss 2", f"{here} --name FILE=CLASS")
+    run = open_run(box)
+    if run is not None:
+        after = {"finished": [f"{here} --accept", f"{here} --discard"], "running": []}
+        commands = after.get(run.state(), [f"{here} --resume", f"{here} --discard"])
+    else:
+        commands = [f"{here} {words}" for words in ([] if found is None else _undecided(box, found))]
+        if ready(box, set(found.classes) if found else known_classes(model))[0]:
+            memory = "" if "--memory" in teaching else " --memory OLD/"
+            commands.append(f"{here} --model {quoted(model) if model else 'MODEL'}{memory}{teaching} --teach OUT")
+    if commands:
+        then(*commands)
+
+
+def _undecided(box: Inbox, found: Analysis) -> list[str]:
+    """Options that decide about groups, or else photos, of a list that are not decided about."""
+    undecided = {photo.id for photo in box.photos()} - box.decisions().keys()
+    groups = [n for n, members in enumerate(found.groups, 1) if undecided & set(members)]
+    if groups:
+        return [f"--name {groups[0]}=CLASS" + "".join(f" --dismiss {n}" for n in groups[1:2])]
+    photos = [each.file for each in found.fitting if each.photo in undecided]
+    return [f"--name {quoted(photos[0])}=CLASS"] if photos else []
 
 
 def _decide(
@@ -160,11 +191,14 @@ def _decide(
     dismissed: list[str],
     undone: list[str],
     new_class: bool,
+    teaching: str,
 ) -> None:
     from branchout.inbox.folder import class_name
+    from branchout.inbox.groups import has_list, listed
     from branchout.inbox.runs import FEWEST, check_free, known_classes, live_model, ready
 
-    known = known_classes(model or live_model(box))
+    model = model or live_model(box)
+    known = known_classes(model)
     named = [_split(box, words) for words in names]
     named = [(photos, class_name(name)) for photos, name in named]
     if not new_class:
@@ -181,11 +215,10 @@ def _decide(
     for photos in reopened:
         box.undo(photos)
         say(f"undone: {_counted(photos)}")
-    enough, waiting = ready(box, known)
+    _, waiting = ready(box, known)
     for name, found in waiting.items():
         say(f"{name} has {len(found)} photo{'s' if len(found) > 1 else ''}; it is taught once it has {FEWEST}")
-    if enough:
-        then(f"branchout inbox {quoted(box.folder)} --model MODEL --memory OLD/ --teach OUT")
+    _suggest(box, listed(box) if has_list(box) else None, model, teaching)
 
 
 def _check_similar(box: Inbox, known: set[str] | None, names: list[str]) -> None:

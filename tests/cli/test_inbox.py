@@ -37,6 +37,8 @@ def test_from_ten_photos_to_a_model_that_knows_both_classes(case: Case, drawn: t
     assert "10 photos" in said
     assert "group 1: " in said
     assert "10% of 100 known images" in said
+    assert "--name 1=CLASS" in said
+    assert "--teach" not in said  # nothing is named
     found = listed(Inbox(case.photos))
     file_of = {each.photo: each.file for each in found.photos}
     words: list[str] = []
@@ -47,6 +49,7 @@ def test_from_ten_photos_to_a_model_that_knows_both_classes(case: Case, drawn: t
     others = [word for file in rest for word in ("--name", f"{file}={case.truth[file]}")]
     said = well(run("inbox", case.photos, *words, *others))
     assert "--teach" in said
+    assert "CLASS" not in said  # nothing is undecided
     well(run("inbox", case.photos, *(w for file, name in case.truth.items() for w in ("--name", f"{file}={name}"))))
     assert {each.file: each.name for each in Inbox(case.photos).decisions().values()} == case.truth
     said = well(run("inbox", case.photos, "--model", case.model, "--memory", case.old, "--teach", out))
@@ -79,6 +82,29 @@ def test_the_list_for_programs_and_decisions_that_are_undone(case: Case) -> None
     assert Inbox(case.photos).decisions() == {}
     said = well(run("inbox", case.photos, "--name", "a-1.png=telephone"))
     assert "telephone has 1 photo" in said
+
+
+def test_the_next_command_fits_what_is_decided(case: Case) -> None:
+    list_all = ["inbox", case.photos, "--model", case.model, "--memory", case.old, "--threshold"]
+    said = well(run(*list_all, "-100"))
+    groups = listed(Inbox(case.photos)).groups
+    assert len(groups) == 2
+    assert "--name 1=CLASS --dismiss 2" in said
+    said = well(run("inbox", case.photos, "--name", "1=telephone"))
+    assert "--name 2=CLASS\n" in said
+    assert "--name 1=" not in said
+    assert "--memory OLD/ --teach OUT" in said
+    said = well(run(*list_all, "-100"))
+    assert "--name 2=CLASS\n" in said
+    assert f"--model {case.model} --memory {case.old} --teach OUT" in said
+    said = well(run("inbox", case.photos, "--dismiss", "2"))
+    assert "--teach OUT" in said
+    assert "CLASS" not in said
+    well(run("inbox", case.photos, "--undo", "1", "--undo", "2"))
+    said = well(run(*list_all, "100"))
+    assert "group" not in said
+    assert "png=CLASS" in said  # a photo that is there
+    assert "--name 1=" not in said
 
 
 def test_the_share_of_false_alarms_is_kept_and_nested_folders_are_read_as_asked(case: Case) -> None:
