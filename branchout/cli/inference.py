@@ -15,9 +15,9 @@ from branchout.cli.display import before_after, forgotten, progress
 from branchout.cli.json_events import print_json
 from branchout.errors import BranchoutError, no_saved_model, printable
 from branchout.files import check_output, write_csv, write_json
-from branchout.goals import CHOSEN_ON, PAPER_GOALS, read_as
+from branchout.goals import CHOSEN_ON, METRICS, PAPER_GOALS, read_as
 from branchout.model.catalogue import is_listed
-from branchout.units import count, percent
+from branchout.units import count, percent, setting
 
 if TYPE_CHECKING:
     import numpy as np
@@ -181,10 +181,13 @@ def evaluate(
 
 def _show_comparison(model: Model, found: Comparison, test: Path) -> None:
     console.print(before_after(found, f"{count(len(found.labels), 'image')} of {printable(test)}"))
+    shown = [name for name in METRICS if getattr(found.after, name) is not None]
+    say("split: " + "; ".join(f"{name} = {METRICS[name].meaning.removeprefix('accuracy on ')}" for name in shown))
     point = _operating_point(model)
     if point is not None:
-        place = ", ".join(f"{name} {value:.4g}" for name, value in point.items() if isinstance(value, float))
-        say(f"at the operating point {point['goal']} ({place}); branchout tune changes it")
+        place = setting([value for value in point.values() if isinstance(value, float)])
+        dial = ", the number added to all new logits" if "b" in point else ", a point of the trained grid"
+        say(f"operating point: goal {point['goal']}, {place}{dial}; branchout tune changes it")
     if found.before is not None:
         say(f"before: the model before step {len(model.classifier.steps)}, on the classes it knew")
     table = forgotten(found)

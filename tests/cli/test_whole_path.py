@@ -524,7 +524,9 @@ def test_evaluate_shows_before_and_after_and_what_was_forgotten(place: Place) ->
     rows = [re.findall(r"[\w.,–]+", line) for line in told.splitlines()]
     counted = {row[0]: row[1] for row in rows if row and row[0] in ("all", "base", "novel", "overlap")}
     assert counted == {"all": "90", "base": "66", "novel": "18", "overlap": "6"}
-    assert "at the operating point novel (b " in told
+    assert "goal novel, b = " in told
+    assert "added to all new logits" in told
+    assert "split: all = all images; base = classes that only the base knows; novel = " in told
     for word in ("before", "after", "overlap", "forgotten, worst first", "two-fold balanced: "):
         assert word in told
 
