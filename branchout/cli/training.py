@@ -201,32 +201,39 @@ def _show_extension(
     assert model.outcome is not None
     measured, chosen_on = model.outcome.measured, prepared.split.chosen_on
     if chosen_on == "pseudo":
-        few = "no images" if prepared.split.memory is None else "images of too few classes"
+        few = "no images of old classes" if prepared.split.memory is None else "images of too few old classes"
         on_new = ""
         if measured and measured.after.novel is not None:
-            images = count(measured.parts["novel"], "held-out new image")
-            on_new = f"On {images}: novel {percent(measured.after.novel)}%. "
+            images = count(measured.parts["novel"], "held-out image")
+            on_new = f"Accuracy on {images} of new classes: {percent(measured.after.novel)}%. "
         say(
-            f"{few} in --memory. The operating point was chosen with pseudo-exemplars, made from the base's weights. "
-            f"{on_new}To measure it, collect labelled images and run: branchout evaluate {quoted(out)} FOLDER/",
-            "base accuracy was not measured:",
+            f"{few} were given (--memory). The operating point was chosen with pseudo-exemplars: features of old "
+            f"classes, made from the base's weights. {on_new}"
+            "To measure the accuracy on old classes, collect labelled images of them and run: "
+            f"branchout evaluate {quoted(out)} FOLDER/",
+            "accuracy on old classes was not measured:",
         )
     elif measured:
         if chosen_on == "held-out":
             say(
-                "A fifth of the images was held out to choose and measure the operating point. The base was probably "
-                "trained on the images of --memory, so its accuracy on new images may be lower. --val avoids both."
+                "A fifth of the images was held out from training: they chose the operating point and give the "
+                "accuracies in the table. The base was probably trained on the images of --memory, so on images that "
+                "it has not seen its accuracy may be lower. If you have labelled images that the base was not trained "
+                "on, give them with --val FOLDER/: they then choose and measure, and all others train."
             )
         console.print(operating_points(measured, prepared.config.goal))
-        say(f"Figures of evaluate and report differ: they count the images of {test}, not the held-out ones.")
+        say(
+            "branchout evaluate and branchout report will print other accuracies: they measure on the images of "
+            f"{test}, not on those of this table."
+        )
     if model.frontier.single_point_reason():
         say(model.frontier.single_point_reason())
     counts = model.classifier.parameter_counts()
     branches = sum(count for name, count in counts.items() if name not in ("heads", "deltas"))
     say(
-        f"{len(model.classes):,} classes; parameters: base {parameters(counts['base'])}, this branch "
-        f"{parameters(counts[f'step {len(model.classifier.steps)}'])}, all branches {parameters(branches)} without "
-        f"heads; saved in {out}"
+        f"saved in {out}: {len(model.classes):,} classes; without heads {parameters(branches)} parameters, of which "
+        f"the base has {parameters(counts['base'])} and the branch of this step "
+        f"{parameters(counts[f'step {len(model.classifier.steps)}'])}"
     )
     here = quoted(out)
     then(

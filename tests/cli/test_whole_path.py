@@ -201,7 +201,7 @@ def test_the_forecast_of_time_is_of_the_right_order(place: Place) -> None:
 
 def test_extend_ends_in_a_table_and_next_commands(place: Place) -> None:
     told = place.told["extend"]
-    for word in ("balanced ◂", "base before → after", "novel", "overlap", "avg", "15 classes; parameters: base "):
+    for word in ("balanced ◂", "base before → after", "novel", "overlap", "avg", "15 classes; without heads "):
         assert word in told
     (counted,) = [re.findall(r"\d+", line) for line in told.splitlines() if line.startswith("│ images")]
     assert counted == ["45", "33", "9", "3"]  # all, base, novel, overlap
@@ -242,8 +242,8 @@ def test_extending_again_without_images_of_what_a_step_taught_is_warned_of(place
 
 def test_without_memory_it_says_that_the_base_could_not_be_measured(place: Place) -> None:
     told = well(place.extend("alone", "--epochs", "2"))
-    assert "base accuracy was not measured: no images in --memory" in told
-    assert re.search(r"On \d+ held-out new images?: novel ", told)
+    assert "accuracy on old classes was not measured: no images of old classes were given" in told
+    assert re.search(r"Accuracy on \d+ held-out images? of new classes: ", told)
     assert f"branchout evaluate {place / 'alone'} FOLDER/" in told
     assert "balanced ◂" not in told
     assert "pseudo-exemplars" in well(run("tune", place / "alone", "--goal", "avg"))
@@ -252,7 +252,8 @@ def test_without_memory_it_says_that_the_base_could_not_be_measured(place: Place
 def test_without_val_it_says_that_some_images_were_held_out(place: Place) -> None:
     told = well(place.extend("held", "--memory", place / "memory", "--epochs", "1", "--branch", "fc"))
     assert "A fifth of the images was held out" in told
-    assert "this branch 0" in told  # nothing is cloned
+    assert "--val FOLDER/: they then choose and measure" in told
+    assert "the branch of this step 0" in told  # nothing is cloned
 
 
 @pytest.mark.parametrize("words", [["--recipe", "reference"], ["--branch", "layer4.0.conv2", "--pooler", "average"]])
