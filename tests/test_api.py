@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import BASE, NEW, exemplars
+from helpers import BASE, LATER, NEW, exemplars
 from PIL import Image
 
 import branchout
@@ -187,6 +187,18 @@ def test_the_pooler_is_set_by_the_first_step(extended: api.Model, base: api.Mode
     grown = base.extend(train.of_classes(names), memory=exemplars(train), pooler="average", epochs=1, views=1)
     assert grown.classifier.fused.pooler.kind == "average"
     assert base.classifier.fused.pooler.kind == "max"
+
+
+def test_what_extend_warns_of_and_plans_reaches_python(extended: api.Model, train: Samples) -> None:
+    new, kept = train.of_classes(LATER), exemplars(train)
+    with pytest.warns(UserWarning, match="no images for .* classes added earlier") as caught:
+        extended.extend(new, memory=kept, epochs=1)
+    assert {warning.filename for warning in caught} == {__file__}  # the line that can be changed
+    warned: list[str] = []
+    planned: list[str] = []
+    extended.extend(new, memory=kept, epochs=1, minutes=1, warn=warned.append, announce=planned.append)
+    assert any("classes added earlier" in line for line in warned)
+    assert planned[0].startswith("plan: ")
 
 
 def test_the_package_offers_what_it_says() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
+from warnings import warn as warn_python
 
 import numpy as np
 
@@ -45,6 +46,12 @@ from branchout.units import count
 if TYPE_CHECKING:
     from branchout.api.compaction import Outcome as CompactionOutcome
     from branchout.export import Exported
+
+
+def as_python_warning(message: str) -> None:
+    """Warn at the line that called the function of the API which calls this."""
+    if processes.is_main():
+        warn_python(message, stacklevel=3)
 
 
 class Model(Predictor):
@@ -241,15 +248,20 @@ class Model(Predictor):
         memory_limit: float | None = None,
         seed: int = 0,
         on_progress: OnProgress = silent,
+        announce: Callable[[str], None] = lambda _: None,
+        warn: Callable[[str], None] = as_python_warning,
     ) -> Model:
         """A new model that also knows the classes of `new`; the settings are those of `ExtendConfig`.
 
-        With `out` the model is saved there, and a run that was stopped resumes when it is called again.
+        With `out` the model is saved there, and a run that was stopped resumes when it is called again. Before training
+        starts, `warn` is called with problems of files and classes, and `announce` with the plan, in words.
         """
         config = ExtendConfig(recipe, branch, goal, fuse, exemplars, epochs, views, seed, pooler, minutes, memory_limit)
         place = check_out(out, (new, memory, val))
         prepared = self.prepare(new, memory=memory, val=val, config=config, on_progress=on_progress)
-        return self.extend_prepared(prepared, out=place, on_progress=on_progress)
+        for line in prepared.warnings:
+            warn(line)
+        return self.extend_prepared(prepared, out=place, on_progress=on_progress, announce=announce)
 
     def extend_prepared(
         self,
