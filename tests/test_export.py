@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.export import Graph, built_in_pictures, export_onnx
 from branchout.model.checkpoint import SavedModel, StepPoints
+from branchout.model.class_means import ClassMeans
 
 # What somebody writes who has the file, a picture library and nothing of ours: all of it from the metadata.
 STRANGER = """
@@ -71,11 +72,13 @@ def points(b: float, deltas: list[Any] | None = None) -> StepPoints:
 
 
 def mixed(pooler: str, b: float = 0.7) -> SavedModel:
-    """Three branches that share classes and a feature vector, deltas as strong as logits, a dial that matters."""
+    """Three branches that share classes and a feature vector, deltas and class means as strong as logits, a dial that
+    matters."""
     plain = untrained(("a", "b", "c"), ("d", "b"), ("e", "a", "b"), where=("layer3", "fc"))
-    model = plain.rebuilt(plain.steps, pooler)
-    model.kind = "photo"
     generator = torch.Generator().manual_seed(0)
+    means = ClassMeans.of(*(torch.randn(*shape, generator=generator) for shape in ((5, 2 * 64), (5,), (5,))), 0.5)
+    model = plain.rebuilt([plain.steps[0], replace(plain.steps[1], class_means=means)], pooler)
+    model.kind = "photo"
     deltas = [
         torch.randn(len(sources) * model.backbone.features, len(names), generator=generator) * 0.3
         for sources, names in zip(model.fused.sources, model.space.branches, strict=True)

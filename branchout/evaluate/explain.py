@@ -1,7 +1,8 @@
 """Why an image gets its answer: the logits of each branch, what deltas and dial add, and how they are pooled.
 
 Every logit of the fused model is a sum: the branch's own logit, plus its deltas, plus the dial. The parts here are the
-numbers that the model adds, in its own precision and order, so (own + delta) + dial is its logit to the bit.
+numbers that the model adds, in its own precision and order, so (own + delta) + dial is its logit to the bit. What class
+means change is shown with the deltas; there the sum is rounded.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Column:
     own: float
     """From the branch's own frozen head."""
     delta: float
-    """Added from the features of the other branches."""
+    """Added from the features of the other branches, by deltas and class means."""
     dial: float
     logit: float
     counts: bool
@@ -208,6 +209,8 @@ class LogitSums:
     def of(cls, head: FusedHead, features: Sequence[Tensor]) -> LogitSums:
         """From the feature vectors of one image, each of shape (1, k)."""
         own, delta = head.frozen_columns(features), head.delta_columns(features)
+        if head.class_means is not None:
+            delta = head.columns(features) - own
         return cls(head, own[0], torch.zeros_like(own[0]) if delta is None else delta[0], head.shift)
 
     @property

@@ -38,22 +38,23 @@ def choose_point(
     chosen_on: str = "dev",
     held_new: Half | None = None,
     earlier_biases: Sequence[float] | None = None,
+    newest: float | None = None,
 ) -> tuple[StepPoints, Frontier]:
     """The frontier on dev images, given by features (N, feature vectors, k) and labels, and the goal's point on it.
 
     `chosen_on` says what these images are: a key of `goals.CHOSEN_ON`. Validation images that were given, `dev`, count
     as they are; of others the goal weighs classes instead of images: see `metrics.weighted_by_class`. With
     `earlier_biases` the branches of earlier steps keep these, and the goal `balanced` places the newest one beside
-    them. Where the images cannot judge that goal, `held_new` has held-out images of the newest classes, which place it
-    (`dial.balanced_without_old`).
+    them, or it is `newest`. Where the images cannot judge that goal, `held_new` has held-out images of the newest
+    classes, which place it (`dial.balanced_without_old`).
     """
     by_class = chosen_on != "dev"
     if recipe.dial or trained is None:
         deltas = [] if trained is None else [_on_cpu(trained.at(0, 0))]
         model.fused.deltas = list(deltas[0]) if deltas else [None] * len(model.fused.heads)
         columns = logit_columns(model, features)
-        b = None
-        if held_new is not None:
+        b = newest
+        if b is None and held_new is not None:
             z = with_bias(logit_columns(model, held_new[0]), model.space, [*(earlier_biases or ()), 0.0])
             b = balanced_without_old(z, held_new[1], model.space)
         curve, offsets = dial_curve(model, columns, labels, recipe.balanced, by_class, earlier_biases, b)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,8 @@ class Frontier:
 
         Under a condition it is the point with the best Acc_all among those that meet it. Where goals are `weighted`,
         points that differ by less than `TIE` are equal, and of these the one with the smallest b is chosen: few images
-        cannot tell them apart, and it changes the fewest old predictions.
+        cannot tell them apart, and it changes the fewest old predictions. A point that another beats in a part without
+        losing in any is not chosen: where new classes are few, much of their accuracy is less than `TIE`.
         """
         condition = check_goal(goal)
         if goal == "balanced" and self.balanced_at is not None:
@@ -70,6 +72,8 @@ class Frontier:
         score = self.score(goal) if condition is None else self._all_where(*condition)
         if self.weighted is not None and condition is None:
             equal = np.flatnonzero(score >= np.nanmax(score) - TIE)
+            unbeaten = equal[[not self._beaten(int(n)) for n in equal]]
+            equal = unbeaten if len(unbeaten) else equal
             return int(equal[np.argmin(self.settings[equal, 0])])
         best = np.flatnonzero(score >= np.nanmax(score) - 1e-12)
         return int(best[np.argmax(self.accuracies["all"][best])])
@@ -119,10 +123,7 @@ class Frontier:
 
     def pareto(self) -> Ints:
         """The points that no other beats in one part without losing in another; of equal points the first."""
-        # After several steps Acc_avg counts each of them separately, which `novel` does not.
-        compared = [self.accuracies[name] for name in METRICS if name != "all"]
-        parts = np.stack([each for each in compared if not np.isnan(each).all()], 1)
-        keep = []
+        parts, keep = self._parts, []
         for n, row in enumerate(parts):
             no_worse = (parts >= row).all(1)
             better = no_worse & (parts > row).any(1)
@@ -130,6 +131,18 @@ class Frontier:
             if not better.any() and not equal[:n].any():
                 keep.append(n)
         return np.array(keep, dtype=np.int64)
+
+    @cached_property
+    def _parts(self) -> Floats:
+        """The accuracies that are measured, without Acc_all (points × metrics)."""
+        # After several steps Acc_avg counts each of them separately, which `novel` does not.
+        compared = [self.accuracies[name] for name in METRICS if name != "all"]
+        return np.stack([each for each in compared if not np.isnan(each).all()], 1)
+
+    def _beaten(self, point: int) -> bool:
+        """Whether another point is better in a part and worse in none."""
+        row = self._parts[point]
+        return bool(((self._parts >= row).all(1) & (self._parts > row).any(1)).any())
 
     def select(self, points: Ints) -> Frontier:
         accuracies = {name: values[points] for name, values in self.accuracies.items()}

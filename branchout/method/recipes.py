@@ -124,6 +124,12 @@ TIE = 0.002
 RIDGE = 0.1
 """Ridge penalty, as a share of the mean variance, of the regression that predicts pseudo-exemplars' features in other
 branches."""
+MEANS_SHARE = 0.7
+"""Weight of the scores by class means where few images choose it; the trained logits of new classes have the rest."""
+MEANS_IMAGES = 100
+"""Images of each class that class means are computed from, of new and of kept ones: more change little."""
+COVARIANCE_RIDGE = 3.0
+"""Ridge of the covariance within classes, as a share of its mean variance."""
 HELD_OUT = 0.2
 """Share of each class held out where no validation images are given."""
 ENOUGH_OLD = 100

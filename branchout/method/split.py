@@ -42,6 +42,14 @@ class DataSplit:
     held_out: tuple[int, int] = (0, 0)
     """How many of the new and of the kept images were held out from training."""
 
+    val_given: bool = False
+
+    @property
+    def held_out_images(self) -> list[Samples]:
+        """The images that were held out from training; none where validation images were given."""
+        parts = [part for part in (self.dev, self.test, self.calibration) if part is not None]
+        return [] if self.val_given else parts
+
     @classmethod
     def of(
         cls, space: LabelSpace, new: Samples, memory: Samples | None, val: Samples | None, seed: int = 0
@@ -86,7 +94,7 @@ class DataSplit:
         if memory is not None:
             memory = _with_origin(memory, space)
         new = new.placed(len(space.branches))
-        return cls(new, memory, dev, test, chosen_on, calibration, tuple(notices), grouped, held_out)
+        return cls(new, memory, dev, test, chosen_on, calibration, tuple(notices), grouped, held_out, val is not None)
 
 
 def check_classes(space: LabelSpace, new: Samples, memory: Samples | None, val: Samples | None) -> None:

@@ -42,7 +42,9 @@ def parameter_counts(manifest: Mapping[str, Any], folder: Path) -> dict[str, int
     counts = {"base": 0, **{f"step {n}": 0 for n in range(1, steps + 1)}, "heads": 0, "deltas": 0}
     for part, name in {"base": BASE_FILE, **{f"step {n}": step_file(n) for n in range(1, steps + 1)}}.items():
         for key, count in _sizes(folder / name).items():
-            counts["heads" if key.startswith("head/") else part] += count
+            if key.startswith("means/") and part != f"step {steps}":
+                continue  # of the step before the last: for "before → after" only
+            counts["heads" if key.startswith(("head/", "means/")) else part] += count
     if steps and manifest["fusions"][-1]["deltas"]:
         counts["deltas"] = sum(_sizes(folder / fusion_file(steps)).values()) // manifest["fusions"][-1]["deltas"]
     return counts

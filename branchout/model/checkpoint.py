@@ -2,7 +2,7 @@
 
     branchout.json        labels, architecture, preprocessing, history, frontiers, operating points, checksums
     base.safetensors      the base network and its head, never changed by any step
-    step-1.safetensors    what step 1 added: its branch and its head
+    step-1.safetensors    what step 1 added: its branch, its head, and the means of all new classes if it has them
     fusion-1.safetensors  the deltas between all branches after step 1, if any were trained; kept for the last step
                           (all operating points) and the one before it (the chosen point)
     README.md             the model card
@@ -29,6 +29,7 @@ from branchout import files
 from branchout.errors import BranchoutError, explain_os_error
 from branchout.model.bases import rebuild
 from branchout.model.card import describe, with_point
+from branchout.model.class_means import ClassMeans
 from branchout.model.classifier import Classifier, Step
 from branchout.model.heads import CosineHead, Head, sources
 from branchout.model.manifest import (
@@ -85,8 +86,12 @@ class SavedModel:
     """How the base was made, then how each step was made."""
 
     def extended(self, classifier: Classifier, points: StepPoints, event: Mapping[str, Any]) -> SavedModel:
-        """This model after one more step. Only the deltas that "before → after" needs are kept of earlier steps."""
-        kept = [replace(each, deltas=[], dropped=each.dropped or bool(each.deltas)) for each in self.step_points[:-1]]
+        """This model after one more step. Of earlier steps, deltas are kept for "before → after" only; of class means,
+        `Classifier.extended` keeps as many."""
+        kept = []
+        for step, each in zip(self.classifier.steps[:-1], self.step_points[:-1], strict=True):
+            had = bool(each.deltas) or step.class_means is not None
+            kept.append(replace(each, deltas=[], dropped=each.dropped or had))
         for last in self.step_points[-1:]:
             chosen = last.chosen_deltas()
             kept.append(last if chosen is None else replace(last, deltas=[chosen]))
@@ -207,7 +212,10 @@ def _tensors(saved: SavedModel) -> dict[str, Tensors]:
     model = saved.classifier
     found = {BASE_FILE: _joined(backbone=model.backbone.state_dict(), head=model.base_head.state_dict())}
     for number, (step, points) in enumerate(zip(model.steps, saved.step_points, strict=True), 1):
-        found[step_file(number)] = _joined(branch=step.branch.own_state_dict(), head=step.head.state_dict())
+        means = {} if step.class_means is None else step.class_means.state_dict()
+        found[step_file(number)] = _joined(
+            branch=step.branch.own_state_dict(), head=step.head.state_dict(), means=means
+        )
         if points.deltas:
             found[fusion_file(number)] = {
                 f"{point}/{branch}": delta
@@ -290,13 +298,20 @@ def _assemble(manifest: Manifest, content: Mapping[str, Any], read: Callable[[st
     head = _new_head(manifest, 0, backbone.features, tensors)
     _fill(BASE_FILE, tensors, backbone=backbone, head=head)
     steps: list[Step] = []
+    vectors = 1  # distinct feature vectors: the base's, and one for every branch that clones something
     for number, about in enumerate(manifest.steps, 1):
         tensors = read(step_file(number))
         point = branch_point(backbone, about.where)
         branch = Branch.clone(backbone, point)
         own_head = _new_head(manifest, number, backbone.features, tensors)
-        _fill(step_file(number), tensors, branch=branch, head=own_head)
-        steps.append(Step(tuple(manifest.classes[number]), about.where, point.start, branch, own_head))
+        modules: dict[str, nn.Module] = {"branch": branch, "head": own_head}
+        vectors += point.start < len(backbone.names)
+        means = None
+        if "means/weight" in tensors:
+            means = ClassMeans(sum(map(len, manifest.classes[1 : number + 1])), vectors * backbone.features)
+            modules["means"] = means
+        _fill(step_file(number), tensors, **modules)
+        steps.append(Step(tuple(manifest.classes[number]), about.where, point.start, branch, own_head, means))
     classifier = Classifier(
         content["arch"],
         backbone,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from branchout.data.preprocess import Preprocessing
 from branchout.labels import LabelSpace
+from branchout.model.class_means import ClassMeans
 from branchout.model.heads import FusedHead, Head
 from branchout.model.staged import Backbone, Branch
 
@@ -26,6 +27,8 @@ class Step:
     """The backbone stage whose input is the branch's input; the number of stages if the branch clones nothing."""
     branch: Branch
     head: Head
+    class_means: ClassMeans | None = None
+    """For the classes of this step and all before it, while this is the last step."""
 
 
 class StageEngine(Protocol):
@@ -69,7 +72,7 @@ class Classifier(nn.Module):
         own = [step.start < len(backbone.names) for step in steps]
         feature_of = [0, *(sum(own[: n + 1]) if mine else 0 for n, mine in enumerate(own))]
         space = LabelSpace.of(classes, *(step.names for step in steps))
-        self.fused = FusedHead(space, heads, feature_of, pooler)
+        self.fused = FusedHead(space, heads, feature_of, pooler, steps[-1].class_means if steps else None)
 
     @property
     def space(self) -> LabelSpace:
@@ -97,8 +100,8 @@ class Classifier(nn.Module):
         )
 
     def extended(self, step: Step) -> Classifier:
-        """The model with one more branch."""
-        return self.rebuilt([*self.steps, step])
+        """The model with one more branch. Class means are kept of the last two steps, for "before → after"."""
+        return self.rebuilt([*(replace(each, class_means=None) for each in self.steps[:-1]), *self.steps[-1:], step])
 
     def activations(self, images: Tensor, starts: Sequence[int]) -> dict[int, Tensor]:
         """The inputs of the backbone stages numbered `starts`; each stage runs once."""
@@ -117,9 +120,11 @@ class Classifier(nn.Module):
         return self.fused(self.features(images))  # type: ignore[no-any-return]
 
     def parameter_counts(self) -> dict[str, int]:
-        """Parameters of the base network, of each step's branch, and of heads and deltas."""
+        """Parameters of the base network, of each step's branch, of heads with class means, and of deltas."""
         counts = {"base": sum(p.numel() for p in self.backbone.parameters())}
         counts |= {f"step {n}": step.branch.parameter_count for n, step in enumerate(self.steps, 1)}
         counts["heads"] = sum(p.numel() for p in self.fused.heads.parameters())
         counts["deltas"] = sum(delta.numel() for delta in self.fused.deltas if delta is not None)
+        if self.fused.class_means is not None:
+            counts["heads"] += sum(each.numel() for each in self.fused.class_means.buffers())
         return counts

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from branchout.errors import BranchoutError, unknown
 from branchout.labels import LabelSpace, branch_name
+from branchout.model.class_means import ClassMeans
 
 NORM = 4.0
 """Features and class weights are scaled to this length, so that a logit is 16·cos."""
@@ -106,13 +107,18 @@ def sources(feature_of: Sequence[int]) -> list[list[int]]:
 
 
 class FusedHead(nn.Module):
-    """All heads side by side, the deltas between them, the dial and the pooler."""
+    """All heads side by side, the deltas between them, the class means, the dial and the pooler."""
 
     bias: Tensor
     branch_of_column: Tensor
 
     def __init__(
-        self, space: LabelSpace, heads: Sequence[Head], feature_of: Sequence[int], pooler: str = "max"
+        self,
+        space: LabelSpace,
+        heads: Sequence[Head],
+        feature_of: Sequence[int],
+        pooler: str = "max",
+        class_means: ClassMeans | None = None,
     ) -> None:
         super().__init__()
         for number, (names, head) in enumerate(zip(space.branches, heads, strict=True)):
@@ -125,6 +131,7 @@ class FusedHead(nn.Module):
         self.feature_of = tuple(feature_of)
         self.sources = sources(feature_of)
         self.pooler = Pooler(space, pooler)
+        self.class_means = class_means
         for number in range(len(heads)):  # buffers, so that they move with the module
             self.register_buffer(f"delta_{number}", None, persistent=False)
         self.register_buffer("bias", torch.zeros(len(heads)), persistent=False)
@@ -181,10 +188,14 @@ class FusedHead(nn.Module):
         return torch.cat(parts, dim=-1)
 
     def columns(self, features: Sequence[Tensor]) -> Tensor:
-        """z̃: logits of every column with deltas, before the dial."""
+        """z̃: logits of every column with deltas and class means, before the dial."""
         z = self.frozen_columns(features)
         delta = self.delta_columns(features)
-        return z if delta is None else z + delta
+        z = z if delta is None else z + delta
+        if self.class_means is None:
+            return z
+        old = len(self.space.branches[0])
+        return torch.cat([z[..., :old], self.class_means(z[..., old:], features)], dim=-1)
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         """Logits over all classes."""

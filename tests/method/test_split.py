@@ -247,3 +247,15 @@ def test_validation_images_like_training_images_are_counted(base: api.Model, tra
     )
     (notice,) = split.notices
     assert notice.startswith(f"near-duplicates of training images among the {len(other)} validation images: 1")
+
+
+def test_images_held_out_from_training_are_known(train: Samples, val: Samples) -> None:
+    space = LabelSpace.of(BASE)
+    new, memory = train.of_classes(NEW), exemplars(train)
+    split = DataSplit.of(space, new, memory, None)
+    held = concatenate(split.held_out_images)
+    assert len(held) == sum(split.held_out) > 0
+    parts = ids(split)
+    assert not (parts["new"] | parts["memory"]) & set(held.ids.tolist())
+    assert DataSplit.of(space, new, memory, val.of_classes([*BASE, *NEW])).held_out_images == []
+    assert DataSplit.of(space, new, memory, val.of_classes(NEW)).held_out_images == []  # some are the user's own
