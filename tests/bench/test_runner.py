@@ -1074,24 +1074,21 @@ def test_a_cluster_whose_worker_dies_in_a_row_makes_every_row_once(folder: Path,
     ).base  # stopped while it trains the base, a worker would block the other
     with two_workers(tmp_path) as (address, workers), executor_of(2, address) as (executor, number):
 
-        def stop_in_a_row() -> None:
+        def kill_in_a_row() -> None:
             while True:
                 wait_until(lambda: holds_a_lock(workers[0].pid), seconds=300, pause=0.01)
                 os.kill(workers[0].pid, signal.SIGSTOP)
                 if holds_a_lock(workers[0].pid):  # still; a row's lock is released once to see who else waits
-                    return
+                    break
                 os.kill(workers[0].pid, signal.SIGCONT)
-
-        def kill(_: runner.Done) -> None:
-            if workers[0].poll() is None:
-                assert holds_a_lock(workers[0].pid)
-                before.update({path: path.stat().st_mtime_ns for path in files if path.exists()})
-                workers[0].kill()
-                workers[0].wait()
+            wait_until(lambda: any(path.exists() for path in files), seconds=300, pause=0.01)  # of the other worker
+            before.update({path: path.stat().st_mtime_ns for path in files if path.exists()})
+            workers[0].kill()
+            workers[0].wait()
 
         with ThreadPoolExecutor(1) as watching:
-            watched = watching.submit(stop_in_a_row)
-            finished = run_all(jobs, executor=executor, workers=number, on_done=kill)
+            watched = watching.submit(kill_in_a_row)
+            finished = run_all(jobs, executor=executor, workers=number)
             watched.result()
     assert sorted(done.job.method for done in finished) == sorted(each.method for each in jobs)
     assert all(done.written for done in finished)
