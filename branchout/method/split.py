@@ -41,8 +41,8 @@ class DataSplit:
     """Images that were kept on one side of a hold-out together with near-duplicates of them."""
     held_out: tuple[int, int] = (0, 0)
     """How many of the new and of the kept images were held out from training."""
-
     val_given: bool = False
+    """Whether there were validation images; they never train, and class means leave them out, too."""
 
     @property
     def held_out_images(self) -> list[Samples]:
