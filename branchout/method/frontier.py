@@ -15,7 +15,7 @@ import numpy as np
 from branchout.errors import BranchoutError
 from branchout.goals import GOALS, METRICS, check_goal
 from branchout.labels import Floats, Ints, LabelSpace
-from branchout.method.recipes import TIE
+from branchout.method.recipes import BEATEN_BY, TIE
 from branchout.metrics import from_counts, part_of_class
 
 
@@ -63,8 +63,9 @@ class Frontier:
 
         Under a condition it is the point with the best Acc_all among those that meet it. Where goals are `weighted`,
         points that differ by less than `TIE` are equal, and of these the one with the smallest b is chosen: few images
-        cannot tell them apart, and it changes the fewest old predictions. A point that another beats in a part without
-        losing in any is not chosen: where new classes are few, much of their accuracy is less than `TIE`.
+        cannot tell them apart, and it changes the fewest old predictions. A point that another beats by `BEATEN_BY` in
+        a part, without losing in any, is not chosen: where new classes are few, much of their accuracy is less than
+        `TIE`.
         """
         condition = check_goal(goal)
         if goal == "balanced" and self.balanced_at is not None:
@@ -140,9 +141,9 @@ class Frontier:
         return np.stack([each for each in compared if not np.isnan(each).all()], 1)
 
     def _beaten(self, point: int) -> bool:
-        """Whether another point is better in a part and worse in none."""
+        """Whether another point is better by `BEATEN_BY` in a part and worse in none."""
         row = self._parts[point]
-        return bool(((self._parts >= row).all(1) & (self._parts > row).any(1)).any())
+        return bool(((self._parts >= row).all(1) & (self._parts >= row + BEATEN_BY).any(1)).any())
 
     def select(self, points: Ints) -> Frontier:
         accuracies = {name: values[points] for name, values in self.accuracies.items()}
