@@ -168,9 +168,9 @@ class Compaction:
         steps, losses = self.distil()
         step_points: list[StepPoints] = []
         notices = list(self.split.notices)
-        for number in range(1, len(steps) + 1):
-            model = self.old.rebuilt(steps[:number]).to(self.device)
-            points, measured, notice = self.choose(model, step_points[-1:])
+        model = self.base
+        for step in steps:
+            model, points, measured, notice = self.choose(model.extended(step).to(self.device), step_points[-1:])
             step_points.append(points)
         notices += [notice] if notice else []
         apply_point(model, points)
@@ -220,7 +220,9 @@ class Compaction:
         )
         return steps, losses
 
-    def choose(self, model: Classifier, last: Sequence[StepPoints]) -> tuple[StepPoints, Measured | None, str]:
+    def choose(
+        self, model: Classifier, last: Sequence[StepPoints]
+    ) -> tuple[Classifier, StepPoints, Measured | None, str]:
         """Fuse and choose after the last of these steps; a goal out of reach becomes `balanced`, with a notice.
 
         `last` holds the points of the step before, if there is one.
@@ -244,12 +246,12 @@ class Compaction:
         trained = extension.train_deltas(model) if extension.needs_deltas() else None
         notice = ""
         try:
-            points, measured = extension.choose_and_measure(model, trained)
+            model, points, measured = extension.choose_and_measure(model, trained)
         except BranchoutError as error:
             notice = f"The goal {config.goal!r} cannot be reached after compaction; balanced was chosen. {error}"
             extension.config = replace(config, goal="balanced")
-            points, measured = extension.choose_and_measure(model, trained)
-        return points, measured, notice
+            model, points, measured = extension.choose_and_measure(model, trained)
+        return model, points, measured, notice
 
     def accuracy_before(self, measured: Measured | None) -> Accuracies | None:
         """Of the model that was compacted, on the images that `measured` was measured on."""

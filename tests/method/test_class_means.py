@@ -116,7 +116,7 @@ def linear(train: Samples) -> api.Model:
 @pytest.fixture
 def half(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few held-out images of an untrained network choose by chance."""
-    monkeypatch.setattr("branchout.method.extend.choose_share", lambda *_: 0.5)
+    monkeypatch.setattr("branchout.method.step_choice.choose_share", lambda *_: 0.5)
 
 
 @pytest.mark.usefixtures("half")
@@ -170,7 +170,24 @@ def test_there_are_none_without_images_of_the_earlier_step(linear: api.Model, tr
 def test_images_that_choose_may_leave_them_out(
     share: float, linear: api.Model, train: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("branchout.method.extend.choose_share", lambda *_: share)
+    monkeypatch.setattr("branchout.method.step_choice.choose_share", lambda *_: share)
     base = api.Model(SavedModel(linear.saved.model(0), (), linear.saved.history[:1]), None, CPU)
     grown = base.extend(train.of_classes(NEW), memory=exemplars(train), epochs=1, views=1)
     assert (grown.classifier.fused.class_means is None) == (share == 0)
+
+
+@pytest.mark.usefixtures("half")
+@pytest.mark.parametrize("branches", [1, 2])
+def test_a_compacted_model_has_them(branches: int, linear: api.Model, train: Samples, tmp_path: Path) -> None:
+    grown, known = linear, [*BASE, *NEW]
+    for names in (LATER[:2], LATER[2:]):
+        grown = grown.extend(train.of_classes(names), memory=exemplars(train, known), epochs=1, views=1)
+        known += names
+    small = grown.compact(exemplars(train, known), branches=branches, epochs=1, out=tmp_path / "small")
+    opened = api.load(tmp_path / "small").classifier
+    assert [step.class_means is not None for step in opened.steps] == [True] * branches
+    features = opened.features(opened.backbone.arrange(torch.randn(8, 1, 32, 32)))
+    assert len(features) == 1 + branches
+    torch.testing.assert_close(opened.fused(features), small.classifier.fused(features))
+    assert opened.fused.class_means is not None
+    assert opened.fused.class_means.weight.shape[0] == len(known) - len(BASE)

@@ -121,11 +121,11 @@ def test_a_later_branch_leaves_the_first_at_its_balanced_point_whatever_the_goal
     curve = dial_frontier(np.zeros((1, 2)), np.zeros(1, dtype=np.int64), LabelSpace.of("a", "b")).to_dict()
     old = SavedModel(untrained(BASE, NEW, LATER[:2], second), (StepPoints(curve, [], 0, "novel"),) * 3)
     run = Compaction(old, exemplars(train, ALL), CompactConfig(branches=2), device=CPU)
-    one, _, _ = run.choose(untrained(BASE, first), [])
+    _, one, _, _ = run.choose(untrained(BASE, first), [])
     (balanced,) = balanced_biases(one, 1)
     far = replace(one, point=int(np.abs(np.array(one.frontier["settings"])[:, 0] - balanced).argmax()))
     assert abs(far.biases(1)[0] - balanced) > 0.1
-    two, _, _ = run.choose(untrained(BASE, first, second), [far])
+    _, two, _, _ = run.choose(untrained(BASE, first, second), [far])
     assert balanced_biases(two, 2)[0] == pytest.approx(balanced, abs=1e-5)
 
 

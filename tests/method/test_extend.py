@@ -253,12 +253,12 @@ def test_a_second_step_without_validation_images_leaves_the_first_where_it_was(
     base.fused.set_bias(-1.25)
     split = DataSplit.of(base.space, train.of_classes(LATER), exemplars(train, kept), None)
     assert split.chosen_on == "held-out"
-    points, measured = Extension(base, split, ExtendConfig(), device=CPU).choose_and_measure(model, None)
+    _, points, measured = Extension(base, split, ExtendConfig(), device=CPU).choose_and_measure(model, None)
     first, second = points.biases(2)
     assert second - first == pytest.approx(points.frontier["balanced_at"] + 1.25)
     assert measured is not None
     given = replace(split, chosen_on="dev")
-    points, _ = Extension(base, given, ExtendConfig(), device=CPU).choose_and_measure(model, None)
+    _, points, _ = Extension(base, given, ExtendConfig(), device=CPU).choose_and_measure(model, None)
     assert "balanced_at" not in points.frontier
 
 

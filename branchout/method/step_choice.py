@@ -1,0 +1,201 @@
+"""The last part of an extension: class means, the choice of an operating point, and its accuracies.
+
+Symbols: b or (α, β) → a point of the `Frontier` · μ_c, Σ → `ClassMeans` · Acc → `Measured`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from branchout.data import memory as memory_rules
+from branchout.data.samples import Samples, concatenate
+from branchout.method.choose import Half, apply_point, balanced_biases, choose_point, cross_fit, measure_goals
+from branchout.method.class_means import choose_share, class_means
+from branchout.method.features import predictions
+from branchout.method.frontier import Frontier
+from branchout.method.recipes import MEANS_IMAGES, MEANS_SHARE, Recipe
+from branchout.method.results import Measured
+from branchout.method.running.effort import Plan
+from branchout.method.stage2 import TrainedDeltas
+from branchout.method.step_data import StepImages
+from branchout.metrics import Accuracies, accuracies
+from branchout.model.checkpoint import StepPoints
+from branchout.model.class_means import ClassMeans
+from branchout.model.classifier import Classifier
+from branchout.training import processes
+
+Chosen = tuple[Classifier, StepPoints, Measured | None]
+"""A model, its operating point and its accuracies there."""
+
+
+class StepChoice(StepImages):
+    """How the model of a step, once it is trained, gets its operating point."""
+
+    recipe: Recipe
+    plan: Plan
+    earlier_biases: Sequence[float]
+    """Those of the base's steps at its point for `balanced`."""
+
+    def choose_and_measure(self, model: Classifier, trained: TrainedDeltas | None) -> Chosen:
+        """The model, with class means where they help, its operating point, and its accuracies there."""
+        halves = self.halves(model)
+        mixed = self.choose_with_class_means(model, trained, halves) if self.needs_class_means() else None
+        if mixed is not None:
+            return mixed
+        points, frontier = self.choose(model, trained, halves)
+        return model, points, self.measure(model, trained, halves, points, frontier)
+
+    def choose_with_class_means(
+        self, model: Classifier, trained: TrainedDeltas | None, halves: Sequence[Half]
+    ) -> Chosen | None:
+        """The same with class means; None where they do not help.
+
+        The point for `balanced` is found without class means and stays. Images that were held out choose and measure
+        first. Then they are added to the means: with a handful of images of each class, a fifth more counts.
+        """
+        balanced, _ = self.choose(model, trained, halves, goal="balanced")
+        apply_point(model, balanced)
+        biases = balanced_biases(balanced, len(model.steps))
+        seen = [self.features_of_new(model, part) for part in (self.split.new, self.split.memory) if part is not None]
+        means = class_means(model, *_joined(seen), biases)
+        share = 0.0 if means is None else self.share(model, means)
+        if means is None or not share:
+            return None
+        mixed = self.with_means(model, means.at(share))
+        points, frontier = self.choose(mixed, trained, halves, biases)
+        measured = self.measure(mixed, trained, halves, points, frontier)
+        if self.split.held_out_images:
+            seen += [self.features_of_new(model, part) for part in self.split.held_out_images]
+            means = class_means(model, *_joined(seen), biases) or means
+        return self.with_means(model, means.at(share)), points, measured
+
+    def needs_class_means(self) -> bool:
+        """Where the head is linear and every class of earlier steps has images. With average pooling, a class that
+        several branches know would get another logit, although the largest new one stays."""
+        known = {*self.split.new.classes, *(() if self.split.memory is None else self.split.memory.classes)}
+        averaged = self.base.fused.pooler.kind == "average" and len(self.space.overlap) > 0
+        linear = isinstance(self.base.base_head, nn.Linear) and self.recipe.stage_one.replay
+        return linear and not averaged and set(self.added()) <= known
+
+    def added(self) -> list[str]:
+        """The classes of earlier steps."""
+        return [name for step in self.base.steps for name in step.names]
+
+    def with_means(self, model: Classifier, means: ClassMeans) -> Classifier:
+        made = self.base.extended(replace(model.steps[-1], class_means=means)).to(self.device)
+        made.engine = self.base.engine
+        return made
+
+    def features_of_new(self, model: Classifier, samples: Samples) -> tuple[Tensor, Tensor]:
+        """Features and labels of the images of new classes, of this step and of earlier ones; some of each class."""
+        samples = samples.of_classes([*self.split.new.classes, *self.added()])
+        samples = memory_rules.keep(samples, per_class=MEANS_IMAGES, seed=self.config.seed) if len(samples) else samples
+        return self.features(model, samples)[0] if len(samples) else torch.empty(0), self.on_device(samples)
+
+    def share(self, model: Classifier, means: ClassMeans) -> float:
+        """How much the class means count. The test half has no say where dev images also ended the training."""
+        both = self.split.held_out_images and not self.plan.effort.stops
+        held = concatenate([self.split.dev, self.split.test]) if both else self.split.dev
+        held = held.of_classes(self.split.new.classes)
+        if not len(held):
+            return MEANS_SHARE
+        return processes.from_main(choose_share(means, model, self.features(model, held)[0], self.on_device(held)))
+
+    @property
+    def halves_cross(self) -> bool:
+        """Whether both halves choose, and each is measured at the point that the other half chooses: images held out
+        from training are few. Validation images that were given choose with one half and measure with the other."""
+        return self.split.chosen_on == "held-out" and self.recipe.dial and len(self.split.test) > 0
+
+    def halves(self, model: Classifier) -> list[Half]:
+        """The images that choose: dev images, and test images where both do."""
+        test = self.split.test
+        return [self.dev(model), *([(self.features(model, test)[0], self.labels(test))] if self.halves_cross else [])]
+
+    def choose(
+        self,
+        model: Classifier,
+        trained: TrainedDeltas | None,
+        halves: Sequence[Half],
+        biases: list[float] | None = None,
+        goal: str | None = None,
+    ) -> tuple[StepPoints, Frontier]:
+        """The operating point. With `biases`, those of all steps at the balanced point are known."""
+        return choose_point(
+            model,
+            trained,
+            torch.cat([features for features, _ in halves]),
+            np.concatenate([labels for _, labels in halves]),
+            recipe=self.recipe,
+            goal=goal or self.config.goal,
+            chosen_on=self.split.chosen_on,
+            held_new=self.held_new(model) if self.new_choose() else None,
+            earlier_biases=biases[:-1] if biases else self.kept_biases(trained),
+            newest=biases[-1] if biases else None,
+        )
+
+    def kept_biases(self, trained: TrainedDeltas | None) -> Sequence[float] | None:
+        """The biases that earlier steps keep: kept images trained those steps, so their logits on them are too large.
+        Deltas change all logits; biases are then found anew, unless only new images can place them."""
+        keeps = self.base.steps and self.split.chosen_on != "dev" and (trained is None or self.new_choose())
+        return self.earlier_biases if keeps else None
+
+    def measure(
+        self,
+        model: Classifier,
+        trained: TrainedDeltas | None,
+        halves: Sequence[Half],
+        points: StepPoints,
+        frontier: Frontier,
+    ) -> Measured | None:
+        """Accuracies before and after, on the test images, or on both halves; only on the test half if the dev half
+        also chose the end of training."""
+        test, stops = self.split.test, self.plan.effort.stops
+        if not len(test):
+            return None
+        if not self.halves_cross:
+            features = self.features(model, test)[0]
+            return measure_goals(model, features, self.labels(test), points, frontier, self.before(test))
+        before = self.before(test if stops else concatenate([self.split.dev, test]))
+        earlier = self.kept_biases(trained)
+        dev, other = halves
+        return cross_fit(model, (dev, other), points, frontier, before, second_only=stops, earlier_biases=earlier)
+
+    def new_choose(self) -> bool:
+        """Whether held-out images of the new classes choose, for a linear head without old images that could."""
+        return self.split.chosen_on == "pseudo" and isinstance(self.base.base_head, nn.Linear)
+
+    def held_new(self, model: Classifier) -> Half:
+        """Held-out images of the new classes."""
+        held = concatenate([part for part in (self.split.dev, self.split.calibration) if part])
+        held = held.of_classes(self.split.new.classes)
+        return self.features(model, held)[0], self.labels(held)
+
+    def dev(self, model: Classifier) -> Half:
+        """Features and labels of the dev images, with pseudo-exemplars of the old classes if most have no images."""
+        features = self.features(model, self.split.dev)[0]
+        labels = self.labels(self.split.dev)
+        if self.split.chosen_on != "pseudo":
+            return features, labels
+        # With another seed than stage II's: what trained must not choose.
+        made = self.pseudo(model, self.config.seed + 1, self.on_device(self.split.dev))
+        return torch.cat([made.features, features]), np.concatenate([made.labels.cpu().numpy(), labels])
+
+    def before(self, samples: Samples) -> Accuracies | None:
+        """Accuracies of the base on the images of its own classes; None where there are none."""
+        old = samples.of_classes(self.base.space.classes)
+        if not len(old):
+            return None
+        answers = predictions(self.base, self.features(self.base, old)[0])
+        return accuracies(answers, self.labels(old), self.space)
+
+
+def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Features and labels of several parts; those without images are left out."""
+    found = [part for part in parts if len(part[1])]
+    return torch.cat([part[0] for part in found]), torch.cat([part[1] for part in found])
