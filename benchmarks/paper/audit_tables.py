@@ -199,7 +199,7 @@ def screen(audit: Audit, page: Path) -> None:
             used = [*pair, *(twins(audit, rival) if key == "other" and rival else [])]
             if pair[0] and pair[1] and not any(audit.marks(path) for path in used if path):
                 pairs[key].append((pair[0], pair[1]))
-    first = audit.rows[Path("imagenet-flowers/default.json")]
+    first = audit.rows[flowers(audit)]
     classes = (f"{first['base_classes']:,} ImageNet classes", f"{first['novel_classes']} flowers")
     names = [LINK.findall(line[0])[0][0] for line in lines]
     audit.same(page.name, str(names), str([" + ".join(classes), *SCREEN]))
@@ -215,6 +215,12 @@ def screen(audit: Audit, page: Path) -> None:
     audit.same(page.name, "".join(numbered), "12345")
 
 
+def flowers(audit: Audit) -> Path:
+    """The row of the first line: that of the GPU, unless it is marked and the one of two cores is not."""
+    gpu, cpu = (Path("imagenet-flowers", name) for name in ("default.json", "default-cpu.json"))
+    return cpu if audit.marks(gpu) and cpu in audit.rows and not audit.marks(cpu) else gpu
+
+
 def who(audit: Audit, name: str) -> list[Path | None]:
     """Whose files a line of the first screen must show."""
     if name not in SCREEN:
@@ -222,7 +228,7 @@ def who(audit: Audit, name: str) -> list[Path | None]:
         others = [
             path for path in audit.rows if path.parent == folder and audit.rows[path]["method"] not in OURS_ON_PHOTOS
         ]
-        return [folder / "default.json", None, best(audit, others), None]
+        return [flowers(audit), None, best(audit, others), None]
     folder = Path("tiny-imagenet-200", SCREEN[name])
     others = []
     for path, row in audit.rows.items():

@@ -2,7 +2,7 @@
 
 The base stays as it is. One new branch learns, on kept images of all classes, to give the probabilities that all the
 step branches gave together; its head has the rows of all their classes. Then deltas are trained and an operating
-point is chosen as after any extension.
+point is chosen as after any extension, with class means of its own where the head is linear.
 
 Symbols: the branches Φ_n1, Φ_n2, … of the model to compact → `Teacher` · the new branches → `Student` · E → `memory`
 """
@@ -166,17 +166,17 @@ class Compaction:
     def run(self) -> Compacted:
         begun = time.perf_counter()
         steps, losses = self.distil()
-        step_points: list[StepPoints] = []
         notices = list(self.split.notices)
-        model = self.base
+        small = SavedModel(self.base)
         for step in steps:
-            model, points, measured, notice = self.choose(model.extended(step).to(self.device), step_points[-1:])
-            step_points.append(points)
+            extended = small.classifier.extended(step).to(self.device)
+            model, points, measured, notice = self.choose(extended, small.step_points[-1:])
+            small = small.extended(model, points, {})
         notices += [notice] if notice else []
         apply_point(model, points)
         before = self.accuracy_before(measured)
         seconds = time.perf_counter() - begun
-        return Compacted(model, tuple(step_points), before, measured, losses, seconds, tuple(notices))
+        return Compacted(model, small.step_points, before, measured, losses, seconds, tuple(notices))
 
     def distil(self) -> tuple[list[Step], list[float]]:
         """Train the new branches."""
@@ -236,6 +236,7 @@ class Compaction:
             memory=concatenate(earlier) if earlier else None,
             dev=split.dev.of_classes(space.classes),
             test=split.test.of_classes(space.classes),
+            calibration=split.calibration and split.calibration.of_classes(space.classes),
         )
         config = ExtendConfig(goal=self.points.goal, seed=self.config.seed)
         base = self.old.rebuilt(model.steps[:-1])

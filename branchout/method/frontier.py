@@ -143,7 +143,7 @@ class Frontier:
     def _beaten(self, point: int) -> bool:
         """Whether another point is better by `BEATEN_BY` in a part and worse in none."""
         row = self._parts[point]
-        return bool(((self._parts >= row).all(1) & (self._parts >= row + BEATEN_BY).any(1)).any())
+        return bool(((self._parts >= row).all(1) & (self._parts >= row + BEATEN_BY - 1e-12).any(1)).any())
 
     def select(self, points: Ints) -> Frontier:
         accuracies = {name: values[points] for name, values in self.accuracies.items()}

@@ -122,7 +122,7 @@ HEAD_DECAY = 3e-3
 TIE = 0.002
 """Where an operating point is chosen on few images, scores closer than this count as equal."""
 BEATEN_BY = 0.01
-"""Of points that count as equal, one is not chosen if another is so much better in a part, and worse in none."""
+"""Of points that count as equal, one is not chosen if another is better by this much in a part, and worse in none."""
 RIDGE = 0.1
 """Ridge penalty, as a share of the mean variance, of the regression that predicts pseudo-exemplars' features in other
 branches."""

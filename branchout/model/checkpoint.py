@@ -62,7 +62,7 @@ class StepPoints:
     offsets: tuple[float, ...] = ()
     """A constant for each step that is added to the dial's b; empty if all are zero."""
     dropped: bool = False
-    """Whether deltas were trained but are not kept, because later steps have replaced them."""
+    """Whether it was chosen with deltas or class means that are no longer kept, because later steps have their own."""
 
     def biases(self, steps: int) -> list[float]:
         """What is added to each step's logits: the dial's b at the chosen point, and the step's own offset."""

@@ -177,15 +177,18 @@ def test_images_that_choose_may_leave_them_out(
 
 
 @pytest.mark.usefixtures("half")
-@pytest.mark.parametrize("branches", [1, 2])
+@pytest.mark.parametrize("branches", [1, 2, 3])
 def test_a_compacted_model_has_them(branches: int, linear: api.Model, train: Samples, tmp_path: Path) -> None:
+    """Of the last two steps, as after extensions."""
     grown, known = linear, [*BASE, *NEW]
-    for names in (LATER[:2], LATER[2:]):
+    for names in (LATER[:1], LATER[1:2], LATER[2:]):
         grown = grown.extend(train.of_classes(names), memory=exemplars(train, known), epochs=1, views=1)
         known += names
     small = grown.compact(exemplars(train, known), branches=branches, epochs=1, out=tmp_path / "small")
-    opened = api.load(tmp_path / "small").classifier
-    assert [step.class_means is not None for step in opened.steps] == [True] * branches
+    saved = api.load(tmp_path / "small").saved
+    opened = saved.model()
+    assert [step.class_means is not None for step in opened.steps] == [n >= branches - 2 for n in range(branches)]
+    assert [points.dropped for points in saved.step_points] == [n < branches - 2 for n in range(branches)]
     features = opened.features(opened.backbone.arrange(torch.randn(8, 1, 32, 32)))
     assert len(features) == 1 + branches
     torch.testing.assert_close(opened.fused(features), small.classifier.fused(features))

@@ -141,7 +141,7 @@ def test_goals_weigh_classes_where_images_are_few() -> None:
     assert back.score("balanced") == pytest.approx(curve.score("balanced")[curve.pareto()])
 
 
-@pytest.mark.parametrize(("novel_before", "chosen"), [(0.7, 2), (0.795, 1)])
+@pytest.mark.parametrize(("novel_before", "chosen"), [(0.7, 2), (0.79, 2), (0.795, 1)])
 def test_of_equal_points_the_cautious_one_is_chosen_unless_another_clearly_beats_it(
     novel_before: float, chosen: int
 ) -> None:

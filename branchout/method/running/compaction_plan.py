@@ -28,9 +28,11 @@ def plan_lines(run: Compaction, saved: SavedModel, on_progress: OnProgress) -> I
         f"it learns from {count(len(run.learned) - without_labels, 'image')} of --memory{more}; {held:,} others choose "
         "and measure the operating point"
     )
-    without_deltas = " without deltas" if any(points.deltas for points in saved.step_points) else ""
+    left_out = ["deltas"] if any(points.deltas for points in saved.step_points) else []
+    left_out += ["class means"] if any(step.class_means is not None for step in run.old.steps) else []
+    without = f" without {' and '.join(left_out)}" if left_out else ""
     before, after = bytes_before_and_after(run, saved)
-    yield f"weights on disk{without_deltas}: {size(before)} → about {size(after)}"
+    yield f"weights on disk{without}: {size(before)} → about {size(after)}"
 
 
 def forecast_seconds(run: Compaction, on_progress: OnProgress) -> float:
@@ -43,8 +45,12 @@ def forecast_seconds(run: Compaction, on_progress: OnProgress) -> float:
 
 
 def bytes_before_and_after(run: Compaction, saved: SavedModel) -> tuple[int, int]:
-    """What the weights take on disk, without deltas: those of the new model are not known before it is trained."""
-    bare = replace(saved, step_points=tuple(replace(points, deltas=[]) for points in saved.step_points))
+    """What the weights take on disk, without deltas and class means: it is not known before training whether the new
+    model will have any."""
+    without_means = [replace(step, class_means=None) for step in run.old.steps]
+    bare = SavedModel(
+        run.old.rebuilt(without_means), tuple(replace(points, deltas=[]) for points in saved.step_points), saved.history
+    )
     steps = [
         merged_step(run.base, [run.old.steps[n - 1] for n in group], names, run.where)
         for group, names in zip(run.groups, run.space.branches[1:], strict=True)

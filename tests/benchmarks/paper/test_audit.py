@@ -41,7 +41,7 @@ CHANGES = [
     ("results.md", r"\[6(\d)\.\d ± "),
     ("results.md", r"new classes reach (9)"),
     ("results.md", r"in (\d) the 95% interval"),
-    ("results.md", r"claims, (\d) hold here"),
+    ("results.md", r"claims, (\d) hold on"),
     ("results/claims.md", r"\| −2\.(\d) \|"),
     ("results/claims.md", r"to −0\.(\d) \|"),
     ("results/claims.md", r"\[(7)1\.5\]"),
