@@ -42,6 +42,7 @@ def check(audit: Audit, pages: Sequence[Path]) -> None:
     speed(audit, audit.docs / "results" / "speed.md")
     definitions(audit, audit.docs / "results" / "definitions.md")
     screen(audit, audit.docs / "results.md")
+    margins(audit, audit.docs / "results" / "margins.md")
 
 
 def definitions(audit: Audit, page: Path) -> None:
@@ -195,10 +196,8 @@ def screen(audit: Audit, page: Path) -> None:
                 f"{page.name}, {name}", line[3].partition(")")[2].strip(" †‡").replace("\\", ""),
                 row.get("label") or row["method"].replace("-", " "),
             )  # fmt: skip
-        for key, pair in (("recipe", (ours, reference)), ("other", (ours, rival)), ("joint", (joint, ours))):
-            used = [*pair, *(twins(audit, rival) if key == "other" and rival else [])]
-            if pair[0] and pair[1] and not any(audit.marks(path) for path in used if path):
-                pairs[key].append((pair[0], pair[1]))
+        for key, pair in unmarked(audit, ours, reference, rival, joint).items():
+            pairs[key].append(pair)
     first = audit.rows[flowers(audit)]
     classes = (f"{first['base_classes']:,} ImageNet classes", f"{first['novel_classes']} flowers")
     names = [LINK.findall(line[0])[0][0] for line in lines]
@@ -213,6 +212,35 @@ def screen(audit: Audit, page: Path) -> None:
         audit.same(f"{page.name}, sentence on {key}", sentence[1] if sentence else "", lead(audit, pairs[key]))
     numbered = re.findall(r"^(\d)\. ", text, re.MULTILINE)
     audit.same(page.name, "".join(numbered), "12345")
+
+
+def unmarked(
+    audit: Audit, ours: Path | None, reference: Path | None, rival: Path | None, joint: Path | None
+) -> dict[str, tuple[Path, Path]]:
+    """The comparisons of a line that the sentences count."""
+    found = {}
+    for key, pair in (("recipe", (ours, reference)), ("other", (ours, rival)), ("joint", (joint, ours))):
+        used = [*pair, *(twins(audit, rival) if key == "other" and rival else [])]
+        if pair[0] and pair[1] and not any(audit.marks(path) for path in used if path):
+            found[key] = (pair[0], pair[1])
+    return found
+
+
+def margins(audit: Audit, page: Path) -> None:
+    """Every margin of the first screen with its interval."""
+    ((_, _, lines),) = tables_of(page)
+    ((_, _, shown),) = tables_of(audit.docs / "results.md")
+    names = [LINK.findall(line[0])[0][0] for line in lines]
+    audit.same(page.name, str(names), str([LINK.findall(line[0])[0][0] for line in shown]))
+    for name, line in zip(names, lines, strict=True):
+        found = unmarked(audit, *who(audit, name))
+        for key, cell in zip(("recipe", "other", "joint"), line[1:], strict=True):
+            expected = "–"
+            if key in found:
+                first, second = (audit.rows[path] for path in found[key])
+                margin, low, high = compared(first, second, "balanced")
+                expected = f"{with_sign(margin)} ({with_sign(low)} to {with_sign(high)})"
+            audit.same(f"{page.name}, {name}, {key}", cell, expected)
 
 
 def flowers(audit: Audit) -> Path:

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from urllib.parse import quote
 
-from benchmarks.paper.bootstrap import difference
+from benchmarks.paper.bootstrap import Difference, difference
 from benchmarks.paper.claims import FIGURES, NUMBER, VERDICTS, Claim, Comparison, Numbers, judged, reasons
 from benchmarks.paper.paper_numbers import misprints
 from benchmarks.paper.rows import GOALS, NAMES, Row, Rows
@@ -113,8 +113,8 @@ def screen(rows: Rows) -> str:
         "Balanced accuracy in %: the mean of `all`, where every image counts the same, and `avg`, where old and new "
         "classes do as a whole; ± standard deviation over seeds. Each number leads to its file. Branchout's recipe was "
         "[tuned](results/recipe.md) on the first line of Tiny-ImageNet, the other methods share one schedule. "
-        "Sentences 2 to 4 leave out what is marked. More scenarios: [another domain](results/table-11.md), [other "
-        "classes, exemplars, a vision transformer](results/table-3.md). "
+        "Sentences 2 to 4 count [these margins](results/margins.md) and leave out what is marked. More scenarios: "
+        "[another domain](results/table-11.md), [other classes, exemplars, a vision transformer](results/table-3.md). "
         "[Definitions and caveats](results/definitions.md) · [the paper's claims](results/claims.md) · "
         "[all rows, sortable](results/rows.html) ([CSV](results/rows.csv))",
     ]
@@ -132,11 +132,11 @@ def sentences(rows: Rows, shown: Sequence[Scenario]) -> list[str]:
         f"{number(first.value('base'))}%. Some settings were [chosen with these test images in "
         f"view](results/photos.md).",
         f"In the scenarios of Tiny-ImageNet below, Branchout is above the paper's recipe in "
-        f"{_lead([(each.ours, each.reference) for each in later])}.",
+        f"{_lead([_against(each)[0] for each in later])}.",
         f"It is above the best other method, with the same dial where that applies, in "
-        f"{_lead([(each.ours, each.rival) for each in shown if each.rival_is_current])}.",
+        f"{_lead([_against(each)[1] for each in shown])}.",
         f"Joint training, which sees all old images again, is above Branchout in "
-        f"{_lead([(each.joint, each.ours) for each in later])}.",
+        f"{_lead([_against(each)[2] for each in later])}.",
         f"Of the paper's {len(claims)} claims, {counts['holds']} hold on Tiny-ImageNet, {counts['does not hold']} do "
         f"not, and {counts['too close to tell']} are too close to tell.",
     ]
@@ -145,9 +145,18 @@ def sentences(rows: Rows, shown: Sequence[Scenario]) -> list[str]:
     return told
 
 
-def _lead(pairs: Sequence[tuple[Row | None, Row | None]]) -> str:
-    known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    found = [difference(a, b, "balanced") for a, b in known if not a.marks and not b.marks]
+def _against(each: Scenario) -> list[Difference | None]:
+    """The lead over the paper's recipe and over the best other method, and that of joint training over Branchout.
+
+    None where a side is not measured, or marked.
+    """
+    rival = each.rival if each.rival_is_current else None
+    pairs = ((each.ours, each.reference), (each.ours, rival), (each.joint, each.ours))
+    return [difference(a, b, "balanced") if a and b and not a.marks and not b.marks else None for a, b in pairs]
+
+
+def _lead(differences: Sequence[Difference | None]) -> str:
+    found = [each for each in differences if each is not None]
     if not found:
         return "0 of 0 scenarios"
     margins = [each.margin for each in found]
@@ -155,6 +164,27 @@ def _lead(pairs: Sequence[tuple[Row | None, Row | None]]) -> str:
         f"{sum(margin > 0 for margin in margins)} of {len(found)} scenarios, by {signed(min(margins))} to "
         f"{signed(max(margins))} points; in {sum(each.low > 0 for each in found)} the 95% interval excludes zero"
     )
+
+
+def margins_page(rows: Rows) -> str:
+    """What the sentences of the first screen count, scenario by scenario."""
+    body = [
+        [
+            f"[{each.name}]({each.page}.md)",
+            *(
+                "–" if found is None else f"{signed(found.margin)} ({signed(found.low)} to {signed(found.high)})"
+                for found in _against(each)
+            ),
+        ]
+        for each in scenarios(rows)
+    ]
+    heading = [
+        "scenario",
+        "Branchout − the paper's recipe",
+        "Branchout − best other method",
+        "joint training − Branchout",
+    ]
+    return "\n\n".join(["# Margins of the first screen", Writer("").text("margins"), table(heading, body)]) + "\n"
 
 
 # The claims.
@@ -384,6 +414,7 @@ def pages(rows: Rows, results: Path, drawn: Mapping[str, Sequence[str]]) -> dict
     """Every page by its path below docs/."""
     return {
         "results.md": screen(rows),
+        "results/margins.md": margins_page(rows),
         "results/claims.md": claims_page(rows),
         "results/cases.md": cases_page(rows),
         "results/photos.md": photos_page(rows, results),

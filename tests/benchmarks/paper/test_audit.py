@@ -42,6 +42,8 @@ CHANGES = [
     ("results.md", r"new classes reach (9)"),
     ("results.md", r"in (\d) the 95% interval"),
     ("results.md", r"claims, (\d) hold on"),
+    ("results/margins.md", r"\| \d\.(\d) \("),
+    ("results/margins.md", r"to (\d)\.\d\)"),
     ("results/claims.md", r"\| −2\.(\d) \|"),
     ("results/claims.md", r"to −0\.(\d) \|"),
     ("results/claims.md", r"\[(7)1\.5\]"),
