@@ -142,14 +142,18 @@ def models(material: Material, seed: int) -> Iterator[Case]:
         yield f"{file.name}: {done}", run
 
 
+ENDLESS = 100_000
+"""Epochs that no machine trains in the seconds that a case has."""
+
+
 def checkpoints(material: Material, seed: int) -> Iterator[Case]:
     """The files of a stopped extension, mutated; the same command must resume, start over or refuse."""
     out = material / "stopped"
     work = out.with_name(f".{out.name}.work")
     shutil.rmtree(out, ignore_errors=True)
-    command(*material.extend(out, epochs=400), seconds=6)  # killed in the middle of training
+    command(*material.extend(out, epochs=ENDLESS), seconds=6)  # killed in the middle of training
     if not list(work.glob("*")):
-        return
+        raise RuntimeError("the extension that should have been stopped left nothing to attack")
     kept = material / "kept.work"
     shutil.rmtree(kept, ignore_errors=True)
     shutil.copytree(work, kept)
@@ -163,7 +167,7 @@ def checkpoints(material: Material, seed: int) -> Iterator[Case]:
         done = mutate_json(file, rng) if file.suffix == ".json" and rng.random() < 0.6 else mutate_bytes(file, rng)
 
         def run() -> str | None:
-            ended = command(*material.extend(out, epochs=400), seconds=4)
+            ended = command(*material.extend(out, epochs=ENDLESS), seconds=4)
             # Training goes on where it was, or starts over: that it takes long is no fault.
             return None if ended.killed and "Traceback" not in ended.err else ended.fault()
 
