@@ -123,7 +123,8 @@ def screen(rows: Rows) -> str:
 
 def sentences(rows: Rows, shown: Sequence[Scenario]) -> list[str]:
     """What the screen says, computed from the rows."""
-    first, later = shown[0].ours, shown[1:]
+    first = shown[0].ours
+    recipe, other, joint = (_lead(found) for found in zip(*map(_against, shown), strict=True))
     claims = judged("tiny-imagenet-200", rows)
     counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in VERDICTS}
     told = [
@@ -131,12 +132,9 @@ def sentences(rows: Rows, shown: Sequence[Scenario]) -> list[str]:
         f"{number(first.value('novel'))}%, old ones go from {number(first.data['before'])}% to "
         f"{number(first.value('base'))}%. Some settings were [chosen with these test images in "
         f"view](results/photos.md).",
-        f"In the scenarios of Tiny-ImageNet below, Branchout is above the paper's recipe in "
-        f"{_lead([_against(each)[0] for each in later])}.",
-        f"It is above the best other method, with the same dial where that applies, in "
-        f"{_lead([_against(each)[1] for each in shown])}.",
-        f"Joint training, which sees all old images again, is above Branchout in "
-        f"{_lead([_against(each)[2] for each in later])}.",
+        f"In the scenarios of Tiny-ImageNet below, Branchout is above the paper's recipe in {recipe}.",
+        f"It is above the best other method, with the same dial where that applies, in {other}.",
+        f"Joint training, which sees all old images again, is above Branchout in {joint}.",
         f"Of the paper's {len(claims)} claims, {counts['holds']} hold on Tiny-ImageNet, {counts['does not hold']} do "
         f"not, and {counts['too close to tell']} are too close to tell.",
     ]

@@ -236,7 +236,7 @@ class Compaction:
             memory=concatenate(earlier) if earlier else None,
             dev=split.dev.of_classes(space.classes),
             test=split.test.of_classes(space.classes),
-            calibration=split.calibration and split.calibration.of_classes(space.classes),
+            calibration=split.calibration and split.calibration.of_classes(space.branches[number]),
         )
         config = ExtendConfig(goal=self.points.goal, seed=self.config.seed)
         base = self.old.rebuilt(model.steps[:-1])

@@ -203,6 +203,14 @@ def test_only_images_of_added_classes(extended_twice: api.Model, memory: Samples
     assert small.frontier.chosen_on == "pseudo"
 
 
+def test_only_images_of_added_classes_and_two_branches_left(train: Samples) -> None:
+    curve = dial_frontier(np.zeros((1, 2)), np.zeros(1, dtype=np.int64), LabelSpace.of("a", "b")).to_dict()
+    old = SavedModel(untrained(BASE, NEW, LATER[:2], LATER[2:]), (StepPoints(curve, [], 0, "balanced"),) * 3)
+    small = api.Model(old, None, CPU).compact(exemplars(train, [*NEW, *LATER], per_class=8), branches=2, epochs=1)
+    assert small.frontier.chosen_on == "pseudo"
+    assert len(small.classifier.steps) == 2
+
+
 # The parts.
 
 
