@@ -6,9 +6,10 @@ Settings are changed where the method has them. Two candidates change its losses
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import cast
 from unittest.mock import patch
 
 import torch
@@ -39,10 +40,17 @@ class Candidate:
     """Exemplars are mixed in pairs: a rectangle of one's feature map replaces that of another."""
     corrections: bool = False
     """Every branch learns with its head what it adds to the logits of all earlier branches."""
+    averaged: bool = False
+    """A branch and its head are the running mean of their weights over the last steps of training."""
+    by_difficulty: bool = False
+    """Classes that are easily confused keep more exemplars, others fewer."""
+    fused: bool = False
+    """After the last step deltas are trained on the exemplars, as stage II does where classes overlap."""
 
     def training(self) -> AbstractContextManager[list[NewBranch]]:
         """While a step is trained; gives what stage I trained."""
-        return replaced(self) if self.from_last or self.mixed or self.corrections else nullcontext([])
+        changed = self.from_last or self.mixed or self.corrections or self.averaged
+        return replaced(self) if changed else nullcontext([])
 
 
 @contextmanager
@@ -58,10 +66,14 @@ def replaced(candidate: Candidate) -> Iterator[list[NewBranch]]:
             new.correction = nn.Parameter(torch.zeros(rows, columns, device=new.head.weight.device))
             parameters = [*new.trained_parameters(), new.correction]
             new.trained_parameters = lambda: parameters  # type: ignore[method-assign]
+        if candidate.averaged:
+            new.means = WeightMeans([new.branch, new.head])
         started.append(new)
         return new
 
     def loss(batch: Batch, new: NewBranch, settings: Stage1) -> Tensor:
+        if candidate.averaged:
+            means_of(new).update()
         return changed_loss(batch, new, settings, candidate)
 
     with (
@@ -71,6 +83,8 @@ def replaced(candidate: Candidate) -> Iterator[list[NewBranch]]:
     ):
         yield started
     assert started, "stage I started no branch by stage1.initial_branch"
+    if candidate.averaged:
+        means_of(started[-1]).use()
 
 
 def changed_loss(batch: Batch, new: NewBranch, settings: Stage1, candidate: Candidate) -> Tensor:
@@ -106,6 +120,33 @@ def mixed_in_pairs(batch: Batch) -> list[tuple[Tensor, Batch]]:
     z = torch.cat([batch.z[:n], share * frozen + (1 - share) * frozen[other]])
     swapped = torch.cat([batch.y[:n], batch.y[n:][other]])
     return [(share, Batch(x, z, batch.y, n)), (1 - share, Batch(x, z, swapped, n))]
+
+
+class WeightMeans(nn.Module):
+    """The running means of all weights and BatchNorm statistics of some modules."""
+
+    SHARE = 0.005
+    """Of the newest weights: the mean covers about the last 200 steps."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        super().__init__()
+        found = [tensor for module in modules for tensor in module.state_dict().values()]
+        self.current = [tensor for tensor in found if tensor.is_floating_point()]
+        self.means = [tensor.clone() for tensor in self.current]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        for mean, tensor in zip(self.means, self.current, strict=True):
+            mean.lerp_(tensor, self.SHARE)
+
+    @torch.no_grad()
+    def use(self) -> None:
+        for mean, tensor in zip(self.means, self.current, strict=True):
+            tensor.copy_(mean)
+
+
+def means_of(new: NewBranch) -> WeightMeans:
+    return cast(WeightMeans, new.get_submodule("means"))
 
 
 def correction_of(new: NewBranch) -> nn.Parameter:
@@ -151,6 +192,9 @@ CANDIDATES = {
     "distilled": ("12 epochs, three times the weight of distillation", Candidate(epochs=12, distillation=3.0)),
     "mixed": ("12 epochs, exemplars mixed in pairs", Candidate(epochs=12, mixed=True)),
     "short-corrections": ("12 epochs, corrections", Candidate(epochs=12, corrections=True)),
+    "averaged": ("running means of the weights in stage I", Candidate(averaged=True)),
+    "by-difficulty": ("more exemplars of classes that are easily confused", Candidate(by_difficulty=True)),
+    "fused": ("deltas trained on the exemplars after the last step", Candidate(fused=True)),
     "mixed-corrections": (
         "20 epochs, exemplars mixed in pairs, corrections", Candidate(epochs=20, mixed=True, corrections=True)
     ),

@@ -18,6 +18,7 @@ from benchmarks.steps.candidates import Candidate, with_corrections
 from branchout.baselines import featcat
 from branchout.bench.experiment import Experiment
 from branchout.data.images import in_order
+from branchout.data.memory import keep
 from branchout.data.samples import Samples, concatenate
 from branchout.evaluate.two_fold import Scored, score_dial
 from branchout.goals import PAPER_GOALS
@@ -51,7 +52,32 @@ class Run:
 
     @cached_property
     def ours(self) -> Classifier:
-        return self.extended(lambda step: self.experiment.memory(step, self.seed))
+        return self.extended(self.exemplars)
+
+    def exemplars(self, step: int) -> Samples:
+        """What step `step` may use of earlier classes."""
+        if not self.candidate.by_difficulty:
+            return self.experiment.memory(step, self.seed)
+        return concatenate([self.by_difficulty[earlier] for earlier in range(step)])
+
+    @cached_property
+    def by_difficulty(self) -> list[Samples]:
+        """The exemplars of the base and of each step: half as many to one and a half times as many of each class.
+
+        The more of a class's images lie nearer to the mean of another class of its step in the base's features, the
+        more are kept. On average a class keeps as many as otherwise.
+        """
+        experiment, number = self.experiment, self.experiment.plan.exemplars
+        found = []
+        for step in range(experiment.steps):
+            images = experiment.training_images(step)
+            features = experiment.features(experiment.base, images)[0, :, 0]
+            shares = np.argsort(np.argsort(confusion(features, images.labels))) / max(len(images.classes) - 1, 1)
+            counts = np.rint(number * (0.5 + shares)).astype(int)
+            kept = [keep(images.of_classes([name]), per_class=max(int(count), 1), seed=self.seed)
+                    for name, count in zip(images.classes, counts, strict=True)]  # fmt: skip
+            found.append(concatenate(kept))
+        return found
 
     @cached_property
     def our_halves(self) -> tuple[Half, Half]:
@@ -89,6 +115,8 @@ class Run:
         extended = model.extended(step).to(experiment.device)
         if changed.corrections:
             with_corrections(extended, model, candidates.correction_of(trained[-1]).detach())
+        if changed.fused and len(extended.steps) == experiment.steps:
+            extended.fused.deltas = list(extension.train_deltas(extended).at(0, 0))
         return extended
 
     def one_branch(self, branch: str | None = None) -> Classifier:
@@ -121,6 +149,16 @@ class Run:
         dev, test = self.our_halves
         space = self.experiment.space(self.experiment.steps)
         return Scored.of(goal, setting, answers, (test[1], dev[1]), space)
+
+
+def confusion(features: torch.Tensor, labels: Ints) -> Floats:
+    """For every class the share of its images whose nearest class mean is another's."""
+    of = torch.from_numpy(labels).to(features.device)
+    unit = torch.nn.functional.normalize(features, dim=1)
+    member = torch.nn.functional.one_hot(of).to(unit)
+    share = member / member.sum(0)
+    wrong = torch.cdist(unit, share.T @ unit).argmin(1) != of
+    return (share.T @ wrong.to(unit)).double().cpu().numpy()
 
 
 def ours(run: Run) -> Scores:

@@ -24,8 +24,6 @@ from branchout.training.optimisation import Optimisation
 _log = logging.getLogger(__name__)
 Batch = TypeVar("Batch")
 
-_log = logging.getLogger(__name__)
-
 
 def best_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -5,16 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.steps import __main__ as command
 from benchmarks.steps import ladder, table
+from benchmarks.steps.candidates import WeightMeans
 from benchmarks.steps.ladder import CANDIDATES, LADDER, RUNGS, Run
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
 
 SMALL = ["--data", "glyphs", "--base-classes", "6", "--novel-classes", "2", "--steps", "2", "--width", "8"]
 SHORT = ["--base-epochs", "1", "--epochs", "1", "--exemplars", "2"]
-MEASURED = [*LADDER, "compact", "joint-head", "deeper", "mixed-corrections"]
+MEASURED = [*LADDER, "compact", "joint-head", "deeper", "mixed-corrections", "averaged", "by-difficulty", "fused"]
 """All but the candidates that only have other settings."""
 EVERY = ["--one-branch-epochs", "2", "--rungs", *MEASURED]
 
@@ -89,6 +91,23 @@ def test_a_page_without_the_marks_is_refused(tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text("nothing")
     with pytest.raises(BranchoutError, match="no place"):
         table.write(tmp_path / "page.md", tmp_path)
+
+
+def test_confusion_is_the_share_of_images_nearer_to_another_mean() -> None:
+    angles = torch.tensor([0.0, 0.1, 1.4, 1.5, 1.6, 1.7])  # the third belongs to the first class and lies in the second
+    found = ladder.confusion(torch.stack([angles.cos(), angles.sin()], dim=1), np.array([0, 0, 0, 1, 1, 1]))
+    assert found.tolist() == pytest.approx([1 / 3, 0])
+
+
+def test_running_means_of_weights_replace_them() -> None:
+    layer = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(layer.weight)
+    means = WeightMeans([layer])
+    torch.nn.init.ones_(layer.weight)
+    for _ in range(2):
+        means.update()
+    means.use()
+    assert layer.weight.item() == pytest.approx(1 - (1 - WeightMeans.SHARE) ** 2)
 
 
 def test_one_offset_moves_all_new_classes_alike() -> None:
