@@ -61,7 +61,7 @@ def side(model: api.Model, test: Samples, ten_steps: api.Model) -> dict[str, Any
     }
 
 
-def measured(seed: int, epochs: int) -> dict[str, Any]:
+def measured(seed: int, epochs: int | None) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     known, every = api.load("glyphs", device="cpu").classes, glyphs(1, 1).train.classes
     base = sorted(rng.permutation([name for name in every if name in known])[:BASE].tolist())
@@ -89,11 +89,11 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--out", type=Path, default=Path("results/steps/glyphs-compact.json"))
     words.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    words.add_argument("--epochs", type=int, default=60)
+    words.add_argument("--epochs", type=int, help="of the compaction; default: its own")
     asked = words.parse_args()
     made_by = provenance() | {
-        "command": f"python -m benchmarks.steps.compact --seeds {' '.join(map(str, asked.seeds))} "
-        f"--epochs {asked.epochs}"
+        "command": f"python -m benchmarks.steps.compact --seeds {' '.join(map(str, asked.seeds))}"
+        + (f" --epochs {asked.epochs}" if asked.epochs else "")
     }
     per_seed = [measured(seed, asked.epochs) for seed in asked.seeds]
     settings = {"base_classes": BASE, "steps": STEPS, "new_classes": PER_STEP, "images": IMAGES,

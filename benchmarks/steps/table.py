@@ -56,6 +56,10 @@ def lines(results: Path, experiment: str) -> Iterator[str]:
     shown.insert(len(LADDER), ("joint training with the same dial", joint))
     yield from (_line(label, row, rows.get("ours")) for label, row in shown if row is not None)
     yield ""
+    reasons = dict.fromkeys(row["outdated"] for row in rows.values() if "outdated" in row)
+    if reasons:
+        yield f"† To be measured again: {'; '.join(reasons)}."
+        yield ""
     missing = [rung.label for name, rung in LADDER.items() if name not in rows]
     if missing:
         yield f"Not measured: {'; '.join(missing)}."
@@ -68,7 +72,8 @@ def _line(label: str, row: Mapping[str, Any], ours: Mapping[str, Any] | None) ->
     against = ""
     if ours is not None and row is not ours:
         against = " / ".join(f"{folds[goal] - ours['two_fold'][goal]:+.1f}" for goal in PAPER_GOALS)
-    return f"| {label} | {' | '.join(cells)} | {against} |"
+    mark = " †" if "outdated" in row else ""
+    return f"| {label}{mark} | {' | '.join(cells)} | {against} |"
 
 
 def _joint(results: Path, like: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -115,6 +115,7 @@ def _event(saved: SavedModel, config: CompactConfig, made: Compacted, memory: Sa
         "what": "compact",
         "when": now(),
         **asdict(config),
+        "epochs": len(made.losses),
         "steps": len(saved.classifier.steps),
         "images": len(memory),
         "before": None if made.before is None else asdict(made.before),

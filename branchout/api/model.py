@@ -342,7 +342,7 @@ class Model(Predictor):
         made = compact(
             self,
             samples_in(memory, problems, self.classes, classes_from, on_progress),
-            CompactConfig(branches, CompactConfig.epochs if epochs is None else epochs, seed),
+            CompactConfig(branches, epochs, seed),
             val=None if val is None else samples_in(val, problems, self.classes, classes_from, on_progress),
             unlabelled=unlabelled,
             out=place,

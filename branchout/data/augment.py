@@ -41,6 +41,8 @@ class Augmentation:
     pad: int = 0
     """Pixels of black that an image is padded by before it is cut to its own size again at a random whole pixel;
     nothing is scaled then, and `area` says nothing. 0: random resized crops."""
+    mixed: bool = False
+    """Every view is mixed with another one of its batch: see `mix`."""
 
 
 def for_kind(kind: str, size: int, *, few: bool = False, named: str | None = None) -> Augmentation:
@@ -166,6 +168,28 @@ def recolour(images: Tensor, augmentation: Augmentation, random: Random) -> Tens
     shift = ((1 - contrast) * grey_mean).view(-1, 1, 1, 1)  # grey, which neither saturation nor hue moves
     mixed = torch.bmm(matrix, images.flatten(2)).view_as(images)
     return (mixed + shift).clamp_(0, 1)
+
+
+def mix(images: Tensor, augmentation: Augmentation, random: Random) -> Tensor:
+    """Mix each image with another one of the batch, if asked: half of them as a sum (mixup), the others by a rectangle
+    of the other one (CutMix). The share of the other one is uniform between 0 and 1.
+
+    There are no labels for them: they are for distillation, where a teacher answers what it sees.
+    """
+    if not augmentation.mixed:
+        return images
+    (height, width), count = images.shape[2:], len(images)
+    order, share, left, top, kind = _drawn(torch.rand, (count, 5), random).to(images.dtype).unbind(1)
+    side = share.sqrt()
+    rows, columns = (
+        ((torch.arange(size, device=images.device) + 0.5) / size - (start * (1 - side))[:, None] - side[:, None] / 2)
+        .abs()
+        .le(side[:, None] / 2)
+        for size, start in ((height, top), (width, left))
+    )
+    inside = (rows[:, :, None] & columns[:, None, :]).to(images.dtype)
+    weight = torch.where(kind[:, None, None] < 0.5, inside, share[:, None, None])
+    return torch.lerp(images, images[order.argsort()], weight[:, None])
 
 
 @lru_cache(maxsize=8)

@@ -103,7 +103,8 @@ class ResidentImages:
         draws = _draws(torch.Generator(self.device).manual_seed(seed), batches, part)
         for random, images in zip(draws, self._gather(part_of(batches, part)), strict=True):
             images = augment.cut(images, augmentation, random, self.preprocessing.size)
-            yield self.preprocessing.normalise(augment.recolour(images, augmentation, random))
+            images = augment.recolour(images, augmentation, random)
+            yield self.preprocessing.normalise(augment.mix(images, augmentation, random))
 
 
 @dataclass(eq=False)
@@ -187,7 +188,8 @@ class StreamedImages:
             else:
                 mirrored = augment.mirrors(len(batch), augmentation, random)
                 batch = torch.where(mirrored.view(-1, 1, 1, 1), batch.flip(3), batch)
-            yield self.preprocessing.normalise(augment.recolour(batch, augmentation, random))
+            batch = augment.recolour(batch, augmentation, random)
+            yield self.preprocessing.normalise(augment.mix(batch, augmentation, random))
 
     def _load(self, jobs: Jobs, count: int) -> Iterator[Tensor]:
         workers = min(self.workers, count)

@@ -1,8 +1,9 @@
 """Compaction: distil the branches of many steps into one branch, or a few (our addition; the paper keeps them all).
 
 The base stays as it is. One new branch learns, on kept images of all classes, to give the probabilities that all the
-step branches gave together; its head has the rows of all their classes. Then deltas are trained and an operating
-point is chosen as after any extension, with class means of its own where the head is linear.
+step branches gave together and each of them gave alone; its head has the rows of all their classes (`distil.py`). Then
+deltas are trained and an operating point is chosen as after any extension, with class means of its own where the head
+is linear.
 
 Symbols: the branches Φ_n1, Φ_n2, … of the model to compact → `Teacher` · the new branches → `Student` · E → `memory`
 """
@@ -10,7 +11,7 @@ Symbols: the branches Φ_n1, Φ_n2, … of the model to compact → `Teacher` ·
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,31 +19,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from branchout.data.images import Images, open_images, shuffled
+from branchout.data.images import Images, open_images
 from branchout.data.samples import Samples, concatenate
 from branchout.errors import LIST_CLASSES, BranchoutError, did_you_mean
 from branchout.labels import LabelSpace
 from branchout.method.choose import apply_point, balanced_biases
 from branchout.method.config import ExtendConfig
-from branchout.method.distil import Student, Teacher, common_branch_point, compaction_loss, groups_of, merged_step
+from branchout.method.distil import (
+    Student,
+    cached_views,
+    common_branch_point,
+    distil,
+    epochs_for,
+    groups_of,
+    merged_step,
+)
 from branchout.method.extend import Extension
 from branchout.method.features import extract, logit_columns, predictions
 from branchout.method.frontier import Frontier
-from branchout.method.recipes import BRANCHOUT
 from branchout.method.results import Measured
-from branchout.method.running.effort import effort_for
+from branchout.method.running.engine import engine_for, use_engine
 from branchout.method.split import DataSplit, listed
-from branchout.method.trunk_cache import TrunkOutputs
 from branchout.metrics import Accuracies, accuracies
 from branchout.model.checkpoint import SavedModel, StepPoints
 from branchout.model.classifier import Classifier, Step
-from branchout.training.loop import OnProgress, fit, seed_for, silent
-from branchout.training.optimisation import Optimisation, scale_to_dataset
+from branchout.training.loop import OnProgress, seed_for, silent
 from branchout.units import count
-
-DISTILLATION = Optimisation(epochs=60, nesterov=True, schedule="cosine")
-VIEWS_FACTOR = 4
-"""Cached views of each image, as a multiple of stage I's: exemplars are few."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class CompactConfig:
 
     branches: int = 1
     """How many branches remain; consecutive steps share one."""
-    epochs: int = DISTILLATION.epochs
+    epochs: int | None = None
+    """None for as many as the number of images needs."""
     seed: int = 0
 
 
@@ -65,6 +68,7 @@ class Compacted:
     """Of the model that was compacted, on the same held-out images as `measured`; None where there are too few."""
     measured: Measured | None
     losses: list[float]
+    """Of every epoch."""
     seconds: float
     notices: tuple[str, ...] = ()
 
@@ -132,7 +136,6 @@ class Compaction:
         self.unlabelled = unlabelled
         self.base = self.old.rebuilt(())
         self.where = common_branch_point(self.base, [step.where for step in self.old.steps])
-        self.views = VIEWS_FACTOR * effort_for(device, self.base.preprocessing.size).views
         self.groups = groups_of(len(self.old.steps), config.branches)
         branches = self.old.space.branches
         merged = [dict.fromkeys(name for n in group for name in branches[n]) for group in self.groups]
@@ -146,7 +149,12 @@ class Compaction:
         origin = np.array([first[name] for name in split.new.classes])[split.new.labels]
         self.split = replace(split, new=split.new.placed(origin))
         parts = (self.split.new, self.split.memory, unlabelled)
-        self.learned = concatenate([part for part in parts if part is not None])
+        learned = concatenate([part for part in parts if part is not None])
+        # Views are cached in this order, and mixed with others of the same batch: not with those of one class only.
+        self.learned = learned.select(np.random.default_rng(config.seed).permutation(len(learned)))
+        self.epochs = config.epochs or epochs_for(len(self.learned), device)
+        self.views = cached_views(device)
+        self.engine = engine_for(self.base, device, len(self.learned) * (self.views or self.epochs))
 
     def origins(self, memory: Samples) -> np.ndarray:
         """The branch that each image belongs to: its origin where it is known, or the one with the largest logit."""
@@ -179,7 +187,7 @@ class Compaction:
         return Compacted(model, small.step_points, before, measured, losses, seconds, tuple(notices))
 
     def distil(self) -> tuple[list[Step], list[float]]:
-        """Train the new branches."""
+        """Train the new branches; returns them with the mean loss of every epoch."""
         config, base = self.config, self.base
         teacher = self.old.rebuilt(self.old.steps).to(self.device)
         frontier = Frontier.from_dict(self.points.frontier)
@@ -194,30 +202,23 @@ class Compaction:
         ]
         student = Student(steps, self.space, base.fused.pooler.kind, shared)
         student.to(self.device, memory_format=base.backbone.layout(self.device))  # type: ignore[call-overload]
-        images = self.images(self.learned)
-        frozen = Teacher(teacher, steps[0].start, BRANCHOUT.stage_one, device=self.device)
-        checkpoint = self.work / "compact.safetensors" if self.work else None
-        trunk = TrunkOutputs(
-            frozen, [images], self.views, checkpoint=checkpoint, seed=config.seed, on_progress=self.on_progress
-        )
-        optimisation = scale_to_dataset(replace(DISTILLATION, epochs=config.epochs), len(images))
-
-        def batches(epoch: int) -> Iterator[list[Tensor]]:
-            order = shuffled(len(images), optimisation.batch, seed_for(config.seed, epoch), drop_last=True)
-            return trunk.batches(epoch, [order])
-
-        losses = fit(
-            student.train(),
-            student.trained_parameters(),
-            batches,
-            max(len(images) // optimisation.batch, 1),
-            lambda batch: compaction_loss(student(batch[0], batch[1]), batch[2]),
-            optimisation,
-            device=self.device,
-            work="Distilling the branches",
-            checkpoint=checkpoint,
-            on_progress=self.on_progress,
-        )
+        use_engine(teacher, self.engine, [steps[0].start])
+        try:
+            losses = distil(
+                teacher,
+                student,
+                self.images(self.learned),
+                steps[0].start,
+                [self.space.index(step.names) for step in self.old.steps],
+                epochs=self.epochs,
+                views=self.views,
+                seed=config.seed,
+                device=self.device,
+                checkpoint=self.work / "compact.safetensors" if self.work else None,
+                on_progress=self.on_progress,
+            )
+        finally:
+            teacher.engine = None
         return steps, losses
 
     def choose(

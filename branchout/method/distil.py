@@ -1,25 +1,58 @@
 """Distillation of several step branches into fewer: the old model as a teacher, the new branches and their loss.
 
-Symbols: h(x; Φ_s) → `x` · z_b → `z_base` · logits of the model to compact, over all classes → `taught`
+    L = T²·KL(z_taught ‖ z) + Σ_n T²·KL(z_taught[Y_n] ‖ z[Y_n])          over all classes, and over those of each step n
+
+Most classes of most steps have next to no probability in a softmax over all classes, so what a branch knows of its own
+classes would be learned from the few images of these classes alone. Within its step it is learned from every image.
+
+The model to compact answers whatever it is shown, so few images are mixed in pairs to make more of them.
+
+Symbols: h(x; Φ_s) → `x` · z_b → `z_base` · z_taught, the logits of the model to compact over all classes → `taught` ·
+Y_n → `steps`
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from branchout.labels import LabelSpace
+from branchout.data import augment
+from branchout.data.images import SMALL, Images, shuffled
+from branchout.labels import Ints, LabelSpace
 from branchout.method.frozen import Frozen
+from branchout.method.recipes import BRANCHOUT
+from branchout.method.trunk_cache import TrunkOutputs
 from branchout.model.classifier import Classifier, Step
 from branchout.model.heads import Pooler, new_head
 from branchout.model.staged import Branch, branch_point
-from branchout.training.loop import precision
+from branchout.training.loop import OnProgress, fit, precision, seed_for, silent
 from branchout.training.losses import softened_kl
+from branchout.training.optimisation import Optimisation, scale_to_dataset
 
 TEMPERATURE = 2.0
+DISTILLATION = Optimisation(epochs=0, nesterov=True, schedule="cosine")
+"""The epochs follow from the number of images."""
+SEEN = {"cuda": 640_000, "cpu": 160_000}
+"""Images that the new branches see in all, by device: fewer cost accuracy, more take time."""
+FEWEST_EPOCHS = 12
+VIEWS = {"cuda": 0, "cpu": 16}
+"""Cached views of each image; 0 makes new ones in every epoch, for which a CPU has no time."""
+MIXED_FROM = 50
+"""Epochs from which on images are mixed in pairs: those that are seen less often are enough as they are."""
+
+
+def epochs_for(images: int, device: torch.device) -> int:
+    """Epochs of distillation for so many images."""
+    return max(FEWEST_EPOCHS, -(-SEEN["cuda" if device.type == "cuda" else "cpu"] // images))
+
+
+def cached_views(device: torch.device) -> int:
+    return VIEWS["cuda" if device.type == "cuda" else "cpu"]
 
 
 class Teacher(Frozen):
@@ -55,9 +88,55 @@ class Student(nn.Module):
         return [*own, *self.heads.parameters()]
 
 
-def compaction_loss(z: Tensor, taught: Tensor) -> Tensor:
-    """T²·KL from the model to compact to the new one, over all classes."""
-    return TEMPERATURE**2 * softened_kl(taught, z, TEMPERATURE)
+def compaction_loss(z: Tensor, taught: Tensor, steps: Sequence[Tensor]) -> Tensor:
+    """From the model to compact to the new one; `steps` has the numbers of the classes that each old step added."""
+    parts = [(z, taught), *((z[:, classes], taught[:, classes]) for classes in steps)]
+    return TEMPERATURE**2 * torch.stack([softened_kl(t, z, TEMPERATURE) for z, t in parts]).sum()
+
+
+def distil(
+    teacher: Classifier,
+    student: Student,
+    images: Images,
+    start: int,
+    steps: Sequence[Ints],
+    *,
+    epochs: int,
+    views: int,
+    seed: int,
+    device: torch.device,
+    checkpoint: Path | None = None,
+    on_progress: OnProgress = silent,
+) -> list[float]:
+    """Train the student; returns the mean loss of every epoch.
+
+    `start` is the stage whose input enters the new branches, `steps` has the numbers of the classes of each old step.
+    """
+    kind, size = teacher.kind, teacher.preprocessing.size
+    augmentation = replace(augment.for_kind(kind, size, few=True), mixed=epochs >= MIXED_FROM)
+    frozen = Teacher(teacher, start, BRANCHOUT.stage_one, augmentation=augmentation, device=device)
+    compressed = device.type == "cpu" and size > SMALL
+    trunk = TrunkOutputs(
+        frozen, [images], views, compressed=compressed, checkpoint=checkpoint, seed=seed, on_progress=on_progress
+    )
+    optimisation = scale_to_dataset(replace(DISTILLATION, epochs=epochs), len(images))
+    of_steps = [torch.from_numpy(classes).to(device) for classes in steps]
+
+    def batches(epoch: int) -> Iterator[list[Tensor]]:
+        return trunk.batches(epoch, [shuffled(len(images), optimisation.batch, seed_for(seed, epoch), drop_last=True)])
+
+    return fit(
+        student.train(),
+        student.trained_parameters(),
+        batches,
+        max(len(images) // optimisation.batch, 1),
+        lambda batch: compaction_loss(student(batch[0], batch[1]), batch[2], of_steps),
+        optimisation,
+        device=device,
+        work="Distilling the branches",
+        checkpoint=checkpoint,
+        on_progress=on_progress,
+    )
 
 
 def groups_of(steps: int, branches: int) -> list[list[int]]:

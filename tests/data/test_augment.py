@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from branchout.data.augment import Augmentation, crop, crop_boxes, cut, for_kind, mirrors, recolour, shift
+from branchout.data.augment import Augmentation, crop, crop_boxes, cut, for_kind, mirrors, mix, recolour, shift
+from branchout.data.images import ResidentImages
+from branchout.data.preprocess import Preprocessing
 from branchout.errors import BranchoutError
 
 LUMINANCE = torch.tensor([0.299, 0.587, 0.114])
@@ -389,3 +392,44 @@ def test_the_literatures_augmentation_has_a_name(few: bool) -> None:
 def test_an_unknown_kind_is_an_error_that_names_the_known_ones() -> None:
     with pytest.raises(BranchoutError, match="'sketch'; known are: photo, glyph"):
         for_kind("sketch", 64)
+
+
+# Mixing.
+
+
+def test_views_are_mixed_with_others_as_sums_and_by_rectangles() -> None:
+    count, size = 4000, 32
+    values = torch.arange(count, dtype=torch.float64)
+    images = values.view(-1, 1, 1, 1).expand(-1, 3, size, size)
+    found = mix(images, replace(NOTHING, mixed=True), seeded())
+    assert torch.equal(found, mix(images, replace(NOTHING, mixed=True), seeded()))
+    assert torch.equal(found, found[:, :1].expand_as(found))  # all colours alike
+    flat = found[:, 0].flatten(1)
+    summed = flat.amax(1) == flat.amin(1)
+    own = flat == values[:, None]
+    by_rectangle = ~summed
+    assert by_rectangle.float().mean() == pytest.approx(0.45, abs=0.03)  # half, less those that cover all or nothing
+    for image in flat[by_rectangle][:200]:
+        assert len(image.unique()) == 2
+    taken = ~own.view(count, size, size)[by_rectangle]
+    rows, columns = taken.any(2).sum(1), taken.any(1).sum(1)
+    assert torch.equal(rows * columns, taken.sum((1, 2)))  # a rectangle
+    assert taken.double().mean().item() == pytest.approx(0.5, abs=0.03)
+    assert (flat.mean(1) - values).mean().abs() < 20  # partners are drawn from all of them
+    assert (flat.mean(1) - values).abs().mean() > count / 10
+
+
+def test_without_mixing_views_stay_as_they_are() -> None:
+    images = torch.rand(5, 3, 4, 4)
+    assert mix(images, NOTHING, seeded()) is images
+
+
+def test_training_views_are_mixed_where_asked() -> None:
+    pixels = torch.zeros(64, 3, 8, 8, dtype=torch.uint8)
+    pixels[32:] = 255
+    how = Preprocessing(8, 3, (0.0,) * 3, (1.0,) * 3)
+    images = ResidentImages(pixels, how, torch.device("cpu"))
+    order = [np.arange(64)]
+    (plain,), (mixed,) = (list(images.views(order, replace(NOTHING, mixed=each), 0)) for each in (False, True))
+    assert set(plain.unique().tolist()) == {0.0, 1.0}
+    assert len(mixed.unique()) > 10

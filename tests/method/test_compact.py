@@ -10,6 +10,8 @@ import torch
 from helpers import BASE, CPU, LATER, NEW, exemplars, fixed_batch, logits, same, snapshot, some, untrained
 
 from branchout import api
+from branchout.data.augment import Augmentation
+from branchout.data.images import ResidentImages
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
@@ -17,10 +19,12 @@ from branchout.method.choose import balanced_biases
 from branchout.method.compact import CompactConfig, Compaction
 from branchout.method.dial import dial_frontier
 from branchout.method.distil import (
+    MIXED_FROM,
     Student,
     Teacher,
     common_branch_point,
     compaction_loss,
+    epochs_for,
     groups_of,
     merged_step,
 )
@@ -270,17 +274,44 @@ def test_teacher_and_student_give_the_logits_of_their_models() -> None:
     x, z_base, taught = Teacher(model, start, BRANCHOUT.stage_one, device=CPU)(fixed_batch())
     student = Student(model.steps, space, "max", [1.0, -1.0]).eval()
     torch.testing.assert_close(student(x, z_base), taught)
-    assert compaction_loss(taught, taught).item() == pytest.approx(0, abs=1e-6)
+    assert compaction_loss(taught, taught, [torch.tensor([1, 2])]).item() == pytest.approx(0, abs=1e-6)
 
 
 def test_the_loss_is_its_formula_image_by_image() -> None:
     torch.manual_seed(0)
-    student, teacher = torch.randn(3, 4), torch.randn(3, 4)
+    student, teacher = torch.randn(3, 6), torch.randn(3, 6)
+    steps = [[2, 3], [5, 2, 4]]
     total = 0.0
     for z, t in zip(student / 2, teacher / 2, strict=True):
-        p, q = t.exp() / t.exp().sum(), z.exp() / z.exp().sum()
-        total += 4 * float(sum(p * (p / q).log()))
-    assert compaction_loss(student, teacher).item() == pytest.approx(total / 3, rel=1e-5)
+        for classes in (range(6), *steps):
+            p, q = (np.exp([float(v[n]) for n in classes]) for v in (t, z))
+            p, q = p / p.sum(), q / q.sum()
+            total += 4 * float(sum(p * np.log(p / q)))
+    found = compaction_loss(student, teacher, [torch.tensor(classes) for classes in steps])
+    assert found.item() == pytest.approx(total / 3, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("device", "images", "expected"), [("cpu", 1000, 160), ("cuda", 2000, 320), ("cpu", 10**6, 12)]
+)
+def test_fewer_images_are_seen_more_often(device: str, images: int, expected: int) -> None:
+    assert epochs_for(images, torch.device(device)) == expected
+
+
+@pytest.mark.parametrize(("epochs", "mixed"), [(MIXED_FROM - 1, False), (MIXED_FROM, True)])
+def test_only_images_that_are_seen_often_are_mixed(
+    epochs: int, mixed: bool, extended_twice: api.Model, memory: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SeenError(Exception):
+        """What the views are made with."""
+
+    def views(self: object, order: object, augmentation: Augmentation, *args: object) -> None:
+        raise SeenError(augmentation)
+
+    monkeypatch.setattr(ResidentImages, "views", views)
+    with pytest.raises(SeenError) as seen:
+        Compaction(extended_twice.saved, memory, CompactConfig(epochs=epochs), device=CPU).distil()
+    assert seen.value.args[0].mixed == mixed
 
 
 def test_a_saved_model_is_not_changed(extended_twice: api.Model, memory: Samples, val: Samples) -> None:

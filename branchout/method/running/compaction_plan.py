@@ -19,7 +19,7 @@ def plan_lines(run: Compaction, saved: SavedModel, on_progress: OnProgress) -> I
     seconds = forecast_seconds(run, on_progress)
     yield (
         f"plan: distil {count(own, 'step branch', 'step branches')} into {run.config.branches} in "
-        f"{count(run.config.epochs, 'epoch')}: about {duration(seconds)}"
+        f"{count(run.epochs, 'epoch')}: about {duration(seconds)} (frozen part in {run.engine})"
     )
     without_labels = 0 if run.unlabelled is None else len(run.unlabelled)
     more = f" and {without_labels:,} without labels from --images" if without_labels else ""
@@ -36,12 +36,12 @@ def plan_lines(run: Compaction, saved: SavedModel, on_progress: OnProgress) -> I
 
 
 def forecast_seconds(run: Compaction, on_progress: OnProgress) -> float:
-    """How long the caching of views and the distillation take."""
-    speeds = measure_speeds(run.old, run.split, [run.where], run.device, "torch", False, on_progress)
+    """How long the frozen part and the distillation take."""
+    speeds = measure_speeds(run.old, run.split, [run.where], run.device, run.engine, False, on_progress)
     reading = speeds.reading / speeds.cores
     each = max(reading, speeds.frozen) if speeds.gpu else reading + speeds.frozen
-    trained = run.config.epochs * run.config.branches * speeds.training[run.where]
-    return len(run.learned) * (run.views * each + trained)
+    trained = run.epochs * run.config.branches * speeds.training[run.where]
+    return len(run.learned) * ((run.views or run.epochs) * each + trained)
 
 
 def bytes_before_and_after(run: Compaction, saved: SavedModel) -> tuple[int, int]:

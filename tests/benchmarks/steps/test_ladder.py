@@ -87,6 +87,20 @@ def test_rungs_without_a_row_are_named_and_candidates_are_left_out(measured: Pat
     assert not any(rung.label in text for rung in CANDIDATES.values())
 
 
+def test_outdated_rows_are_marked_with_the_reason(measured: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "steps" / "glyphs-resnet10"
+    folder.mkdir(parents=True)
+    for name in ("ours", "compact"):
+        row = json.loads((measured / f"results/steps/glyphs-resnet10/{name}.json").read_text())
+        if name == "compact":
+            row["outdated"] = "it learned too little"
+        (folder / f"{name}.json").write_text(json.dumps(row))
+    text = table.tables(tmp_path)
+    assert f"| {RUNGS['compact'].label} † |" in text
+    assert f"| {RUNGS['ours'].label} |" in text
+    assert "it learned too little" in text
+
+
 def test_a_page_without_the_marks_is_refused(tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text("nothing")
     with pytest.raises(BranchoutError, match="no place"):
