@@ -1,7 +1,7 @@
 """Candidates for many steps: our recipe with one thing changed, each measured as a rung of the ladder.
 
-Settings are changed where the method has them. Two candidates change its losses, so they replace functions of
-`method.stage1` while their steps are trained.
+Settings are changed where the method has them. Candidates that change its losses or its first weights replace functions
+of `method.stage1` while their steps are trained.
 """
 
 from __future__ import annotations

@@ -116,6 +116,7 @@ def _event(saved: SavedModel, config: CompactConfig, made: Compacted, memory: Sa
         "when": now(),
         **asdict(config),
         "epochs": len(made.losses),
+        "engine": made.engine,
         "steps": len(saved.classifier.steps),
         "images": len(memory),
         "before": None if made.before is None else asdict(made.before),

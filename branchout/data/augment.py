@@ -171,10 +171,11 @@ def recolour(images: Tensor, augmentation: Augmentation, random: Random) -> Tens
 
 
 def mix(images: Tensor, augmentation: Augmentation, random: Random) -> Tensor:
-    """Mix each image with another one of the batch, if asked: half of them as a sum (mixup), the others by a rectangle
-    of the other one (CutMix). The share of the other one is uniform between 0 and 1.
+    """Mix each image with one of the batch, if asked: half of them as a sum (mixup), the others by a rectangle of the
+    other one (CutMix). The share of the other one is uniform between 0 and 1.
 
-    There are no labels for them: they are for distillation, where a teacher answers what it sees.
+    There are no labels for them: they are for distillation, where a teacher answers what it sees. Of several processes,
+    each mixes its own part of the batch.
     """
     if not augmentation.mixed:
         return images

@@ -70,12 +70,16 @@ class Compacted:
     losses: list[float]
     """Of every epoch."""
     seconds: float
+    engine: str
+    """What ran the frozen part."""
     notices: tuple[str, ...] = ()
 
 
 def check(saved: SavedModel, memory: Samples, config: CompactConfig) -> list[str]:
     """Refuse what cannot be compacted; returns warnings."""
     model, steps = saved.classifier, len(saved.classifier.steps)
+    if config.epochs is not None and config.epochs < 1:
+        raise BranchoutError(f"Compaction trains for at least one epoch, and epochs={config.epochs} was given.")
     if steps < 2:
         raise BranchoutError(
             f"This model has {steps or 'no'} step{'' if steps == 1 else 's'}, so there is nothing to compact. "
@@ -149,11 +153,9 @@ class Compaction:
         origin = np.array([first[name] for name in split.new.classes])[split.new.labels]
         self.split = replace(split, new=split.new.placed(origin))
         parts = (self.split.new, self.split.memory, unlabelled)
-        learned = concatenate([part for part in parts if part is not None])
-        # Views are cached in this order, and mixed with others of the same batch: not with those of one class only.
-        self.learned = learned.select(np.random.default_rng(config.seed).permutation(len(learned)))
-        self.epochs = config.epochs or epochs_for(len(self.learned), device)
-        self.views = cached_views(device)
+        self.learned = concatenate([part for part in parts if part is not None])
+        self.epochs = epochs_for(len(self.learned), device) if config.epochs is None else config.epochs
+        self.views = cached_views(self.epochs, device)
         self.engine = engine_for(self.base, device, len(self.learned) * (self.views or self.epochs))
 
     def origins(self, memory: Samples) -> np.ndarray:
@@ -184,7 +186,7 @@ class Compaction:
         apply_point(model, points)
         before = self.accuracy_before(measured)
         seconds = time.perf_counter() - begun
-        return Compacted(model, small.step_points, before, measured, losses, seconds, tuple(notices))
+        return Compacted(model, small.step_points, before, measured, losses, seconds, self.engine, tuple(notices))
 
     def distil(self) -> tuple[list[Step], list[float]]:
         """Train the new branches; returns them with the mean loss of every epoch."""
@@ -202,7 +204,7 @@ class Compaction:
         ]
         student = Student(steps, self.space, base.fused.pooler.kind, shared)
         student.to(self.device, memory_format=base.backbone.layout(self.device))  # type: ignore[call-overload]
-        use_engine(teacher, self.engine, [steps[0].start])
+        self.engine = use_engine(teacher, self.engine, [steps[0].start])
         try:
             losses = distil(
                 teacher,
@@ -214,7 +216,7 @@ class Compaction:
                 views=self.views,
                 seed=config.seed,
                 device=self.device,
-                checkpoint=self.work / "compact.safetensors" if self.work else None,
+                checkpoint=self.work / "distilled.safetensors" if self.work else None,
                 on_progress=self.on_progress,
             )
         finally:

@@ -1,6 +1,6 @@
 """Distillation of several step branches into fewer: the old model as a teacher, the new branches and their loss.
 
-    L = T²·KL(z_taught ‖ z) + Σ_n T²·KL(z_taught[Y_n] ‖ z[Y_n])          over all classes, and over those of each step n
+    L = T²·KL(z_taught ‖ z) + w·Σ_n T²·KL(z_taught[Y_n] ‖ z[Y_n])        over all classes, and over those of each step n
 
 Most classes of most steps have next to no probability in a softmax over all classes, so what a branch knows of its own
 classes would be learned from the few images of these classes alone. Within its step it is learned from every image.
@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from branchout.data import augment
 from branchout.data.images import SMALL, Images, shuffled
 from branchout.labels import Ints, LabelSpace
 from branchout.method.frozen import Frozen
@@ -39,20 +38,26 @@ DISTILLATION = Optimisation(epochs=0, nesterov=True, schedule="cosine")
 """The epochs follow from the number of images."""
 SEEN = {"cuda": 640_000, "cpu": 160_000}
 """Images that the new branches see in all, by device: fewer cost accuracy, more take time."""
-FEWEST_EPOCHS = 12
+FEWEST_EPOCHS, MOST_EPOCHS = 12, 320
 VIEWS = {"cuda": 0, "cpu": 16}
 """Cached views of each image; 0 makes new ones in every epoch, for which a CPU has no time."""
 MIXED_FROM = 50
 """Epochs from which on images are mixed in pairs: those that are seen less often are enough as they are."""
+MOST_WITHIN = 10.0
+"""What the losses within the steps count together, at most; that over all classes counts 1."""
+CHECKPOINTS = 50
+"""How often a run is saved, at most: its epochs are many and short."""
 
 
 def epochs_for(images: int, device: torch.device) -> int:
     """Epochs of distillation for so many images."""
-    return max(FEWEST_EPOCHS, -(-SEEN["cuda" if device.type == "cuda" else "cpu"] // images))
+    wanted = -(-SEEN["cuda" if device.type == "cuda" else "cpu"] // images)
+    return min(max(FEWEST_EPOCHS, wanted), MOST_EPOCHS)
 
 
-def cached_views(device: torch.device) -> int:
-    return VIEWS["cuda" if device.type == "cuda" else "cpu"]
+def cached_views(epochs: int, device: torch.device) -> int:
+    """An epoch uses one view of each image."""
+    return min(VIEWS["cuda" if device.type == "cuda" else "cpu"], epochs)
 
 
 class Teacher(Frozen):
@@ -90,8 +95,9 @@ class Student(nn.Module):
 
 def compaction_loss(z: Tensor, taught: Tensor, steps: Sequence[Tensor]) -> Tensor:
     """From the model to compact to the new one; `steps` has the numbers of the classes that each old step added."""
-    parts = [(z, taught), *((z[:, classes], taught[:, classes]) for classes in steps)]
-    return TEMPERATURE**2 * torch.stack([softened_kl(t, z, TEMPERATURE) for z, t in parts]).sum()
+    within = [softened_kl(taught[:, classes], z[:, classes], TEMPERATURE) for classes in steps]
+    weight = min(1.0, MOST_WITHIN / len(steps))
+    return TEMPERATURE**2 * (softened_kl(taught, z, TEMPERATURE) + weight * torch.stack(within).sum())
 
 
 def distil(
@@ -112,10 +118,9 @@ def distil(
 
     `start` is the stage whose input enters the new branches, `steps` has the numbers of the classes of each old step.
     """
-    kind, size = teacher.kind, teacher.preprocessing.size
-    augmentation = replace(augment.for_kind(kind, size, few=True), mixed=epochs >= MIXED_FROM)
-    frozen = Teacher(teacher, start, BRANCHOUT.stage_one, augmentation=augmentation, device=device)
-    compressed = device.type == "cpu" and size > SMALL
+    frozen = Teacher(teacher, start, BRANCHOUT.stage_one, device=device)
+    frozen.augmentation = replace(frozen.augmentation, mixed=epochs >= MIXED_FROM)
+    compressed = device.type == "cpu" and teacher.preprocessing.size > SMALL
     trunk = TrunkOutputs(
         frozen, [images], views, compressed=compressed, checkpoint=checkpoint, seed=seed, on_progress=on_progress
     )
@@ -135,6 +140,7 @@ def distil(
         device=device,
         work="Distilling the branches",
         checkpoint=checkpoint,
+        save_every=-(-epochs // CHECKPOINTS),
         on_progress=on_progress,
     )
 

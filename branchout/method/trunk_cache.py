@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from branchout.data.images import Images, ResidentImages, forward_batch, in_order, on_device, part_of
+from branchout.data.images import Images, ResidentImages, forward_batch, in_order, on_device, part_of, shuffled
 from branchout.disk_cache import cache_folder, cache_limit, forget_pages, scratch_array, scratch_room
 from branchout.errors import BranchoutError
 from branchout.files import read_json, write_json
@@ -176,16 +176,16 @@ class TrunkOutputs:
         for number, (images, views) in enumerate(zip(self.sources, self.cached_views, strict=True)):
             table: list[Tensor] = []
             filled = 0
-            order = in_order(len(images), self._chunk(images))
             for view in range(views):
                 seed = seed_for(self.seed, view, 7 + number)
+                order = self._order(images, seed)
                 filling = self.frozen.live(images, order, seed, full_batches=True)
                 for batch, found in zip(order, filling, strict=True):
                     outputs = [as_cached(output, compressed=self.compressed) for output in found]
                     table = table or self._empty_table(views * len(images), outputs)
-                    own = slice(filled + processes.rank(), filled + len(batch), processes.count())
+                    own = torch.from_numpy(batch[processes.rank() :: processes.count()] + view * len(images))
                     for whole, part in zip(table, outputs, strict=True):
-                        whole[own] = part
+                        whole[own.to(whole.device)] = part
                     forget_pages(*self.scratch)
                     filled += len(batch)
                     self.on_progress(Event("Computing frozen features", done + filled, total))
@@ -195,9 +195,12 @@ class TrunkOutputs:
         give_back_memory()
         return tables
 
-    def _chunk(self, images: Images) -> int:
+    def _order(self, images: Images, seed: int) -> list[Ints]:
+        """All images in batches. Views that are mixed with others of their batch meet other ones in every view."""
         small = isinstance(images, ResidentImages) and self.frozen.device.type == "cuda"
-        return forward_batch(images, GPU_CHUNK if small else CHUNK)
+        chunk = forward_batch(images, GPU_CHUNK if small else CHUNK)
+        mixed = self.frozen.augmentation.mixed
+        return shuffled(len(images), chunk, seed) if mixed else in_order(len(images), chunk)
 
     def _empty_table(self, rows: int, outputs: Sequence[Tensor]) -> list[Tensor]:
         """Room for `rows` outputs; on disk where other programs have left too little of the GPU's memory."""

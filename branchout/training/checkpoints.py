@@ -1,4 +1,4 @@
-"""Training checkpoints: module state, optimiser state and losses in one safetensors file, written after every epoch.
+"""Training checkpoints: module state, optimiser state and losses in one safetensors file, written after an epoch.
 
 A file that cannot be used (truncated, changed, of another network) is ignored with a notice, and training starts over.
 """
@@ -22,6 +22,7 @@ from branchout.files import atomic_write
 from branchout.model.weights import check_finite, check_shapes
 from branchout.training.optimisation import Optimisation, settings_dict
 
+_log = logging.getLogger(__name__)
 OPTIMISER_STATE = {
     "sgd": {"momentum": "momentum_buffer"},
     "adamw": {"step": "step", "first": "exp_avg", "second": "exp_avg_sq"},
@@ -64,6 +65,7 @@ def resume(
     try:
         tensors, about = _read(path)
         if json.loads(about["settings"]) != settings_dict(optimisation):
+            _log.info("%s was made with other settings. Training starts over.", path)
             return [], []
         losses = _losses(about["losses"], optimisation.epochs)
         held_out = _losses(about.get("held_out", "[]"), optimisation.epochs)
@@ -76,7 +78,7 @@ def resume(
         if any(tensors[name].dtype != like.dtype for name, like in expected.items()):
             raise ValueError("its numbers have another precision")
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError, BranchoutError) as error:
-        logging.getLogger(__name__).warning("Checkpoint %s cannot be used (%s). Training starts over.", path, error)
+        _log.warning("Checkpoint %s cannot be used (%s). Training starts over.", path, error)
         return [], []
     modules.load_state_dict({key: tensors[f"state/{key}"] for key in modules.state_dict()})
     for number, parameter in enumerate(parameters):

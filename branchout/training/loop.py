@@ -133,6 +133,7 @@ def fit(
     device: torch.device,
     work: str = "train",
     checkpoint: Path | None = None,
+    save_every: int = 1,
     held_out_loss: Callable[[], float] | None = None,
     split: Split[Batch] | None = None,
     on_progress: OnProgress = silent,
@@ -140,7 +141,8 @@ def fit(
     """Train `parameters` and return the mean loss of every epoch.
 
     `epoch_batches(e)` yields epoch e's batches, always the same ones, so that a resumed run sees what an uninterrupted
-    one would have seen. `modules` holds all state that training changes; a checkpoint keeps it. With `held_out_loss`,
+    one would have seen. `modules` holds all state that training changes; a checkpoint keeps it, after every
+    `save_every` epochs. With `held_out_loss`,
     training ends in its last third, when the learning rate is lowest, once that loss stops improving. Where several
     processes train, a batch is this one's part, and `loss_of` the loss of the whole batch. `split` divides a batch
     where gradients are accumulated, or where a GPU has too little memory.
@@ -171,7 +173,7 @@ def fit(
                 raise diverged(epoch + 1, checkpoint)
             if held_out_loss is not None and 3 * (epoch + 1) > 2 * optimisation.epochs:
                 held_out.append(processes.from_main(held_out_loss()))
-            if checkpoint and processes.is_main():
+            if checkpoint and processes.is_main() and (epoch + 1) % save_every == 0:
                 checkpoints.save(checkpoint, modules, parameters, optimiser, optimisation, losses, held_out)
             last = epoch + 1 if stopped_improving(held_out) else optimisation.epochs
             on_progress(Event(work, epoch + 1, last, {"loss": losses[-1]}))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,16 +11,20 @@ import torch
 from helpers import BASE, CPU, LATER, NEW, exemplars, fixed_batch, logits, same, snapshot, some, untrained
 
 from branchout import api
+from branchout.data import augment
 from branchout.data.augment import Augmentation
 from branchout.data.images import ResidentImages
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
+from branchout.method import distil
 from branchout.method.choose import balanced_biases
 from branchout.method.compact import CompactConfig, Compaction
 from branchout.method.dial import dial_frontier
 from branchout.method.distil import (
     MIXED_FROM,
+    SEEN,
+    VIEWS,
     Student,
     Teacher,
     common_branch_point,
@@ -29,11 +34,18 @@ from branchout.method.distil import (
     merged_step,
 )
 from branchout.method.recipes import BRANCHOUT
+from branchout.method.running.compaction_plan import forecast_seconds
+from branchout.method.running.engine import OnnxEngine
+from branchout.method.running.speeds import Speeds
 from branchout.model.checkpoint import SavedModel, StepPoints
 from branchout.model.classifier import Step
 from branchout.training.loop import Event
 
 ALL = (*BASE, *NEW, *LATER)
+
+
+class SeenError(Exception):
+    """What a replaced function was called with."""
 
 
 @pytest.fixture(scope="module")
@@ -149,9 +161,18 @@ def test_unlabelled_images_are_learned_from_too(
     assert not same(snapshot(plain.classifier.branches), snapshot(more.classifier.branches))
 
 
+@pytest.mark.parametrize("views", [0, 16], ids=["new views in every epoch, as on a GPU", "cached views"])
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(
-    extended_twice: api.Model, memory: Samples, val: Samples, tmp_path: Path
+    views: int,
+    extended_twice: api.Model,
+    memory: Samples,
+    val: Samples,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setitem(VIEWS, "cpu", views)
+    monkeypatch.setattr(distil, "MIXED_FROM", 1)
+
     def stop(event: Event) -> None:
         if event.work == "Distilling the branches" and event.done == 2:
             raise KeyboardInterrupt
@@ -302,9 +323,6 @@ def test_fewer_images_are_seen_more_often(device: str, images: int, expected: in
 def test_only_images_that_are_seen_often_are_mixed(
     epochs: int, mixed: bool, extended_twice: api.Model, memory: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class SeenError(Exception):
-        """What the views are made with."""
-
     def views(self: object, order: object, augmentation: Augmentation, *args: object) -> None:
         raise SeenError(augmentation)
 
@@ -312,6 +330,95 @@ def test_only_images_that_are_seen_often_are_mixed(
     with pytest.raises(SeenError) as seen:
         Compaction(extended_twice.saved, memory, CompactConfig(epochs=epochs), device=CPU).distil()
     assert seen.value.args[0].mixed == mixed
+
+
+def test_photos_keep_the_hue_that_stage_one_trains_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown(frozen: Teacher, *args: object, **options: object) -> None:
+        raise SeenError(frozen.augmentation)
+
+    monkeypatch.setattr(distil, "TrunkOutputs", shown)
+    photos = SimpleNamespace(kind="photo", preprocessing=SimpleNamespace(size=224))
+    with pytest.raises(SeenError) as seen:
+        distil.distil(photos, None, [], 0, [], epochs=MIXED_FROM, views=0, seed=0, device=CPU)  # type: ignore[arg-type]
+    (augmentation,) = seen.value.args
+    assert augmentation.mixed
+    assert augmentation.hue == BRANCHOUT.stage_one.most_hue < augment.for_kind("photo", 224).hue
+
+
+def test_each_old_step_is_distilled_within_its_own_classes(
+    extended_twice: api.Model, memory: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NEW[0] is a class of both steps, BASE[0] of the base and the second."""
+
+    def shown(z: torch.Tensor, taught: torch.Tensor, steps: Sequence[torch.Tensor]) -> None:
+        raise SeenError([[extended_twice.classes[n] for n in classes] for classes in steps])
+
+    monkeypatch.setattr(distil, "compaction_loss", shown)
+    with pytest.raises(SeenError) as seen:
+        Compaction(extended_twice.saved, memory, CompactConfig(epochs=1), device=CPU).distil()
+    assert seen.value.args[0] == [list(step.names) for step in extended_twice.classifier.steps]
+
+
+def test_many_steps_count_no_more_than_ten() -> None:
+    torch.manual_seed(0)
+    z, taught, classes = torch.randn(4, 5), torch.randn(4, 5), torch.tensor([1, 3])
+    ten, forty = (compaction_loss(z, taught, [classes] * steps) for steps in (10, 40))
+    assert ten.item() == pytest.approx(forty.item(), rel=1e-6)
+
+
+def test_plan_and_history_have_the_epochs_that_the_images_need(
+    extended_twice: api.Model, memory: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        SEEN, "cpu", 15 * len(Compaction(extended_twice.saved, memory, CompactConfig(), device=CPU).learned)
+    )
+    told: list[str] = []
+    small = extended_twice.compact(memory, announce=told.append)
+    assert "into 1 in 15 epochs" in told[0]
+    assert "frozen part in torch" in told[0]
+    assert (small.saved.history[-1]["epochs"], small.saved.history[-1]["engine"]) == (15, "torch")
+    with pytest.raises(BranchoutError, match="epochs=0"):
+        extended_twice.compact(memory, epochs=0)
+
+
+@pytest.mark.parametrize(
+    ("size", "gpu", "views", "expected"),
+    [
+        (32, False, 16, 10 * (0.5 + 16 * 3 + 20 * 2 * 7)),  # small images are decoded once
+        (224, False, 16, 10 * (16 * 0.5 + 16 * 3 + 20 * 2 * 7)),
+        (224, True, 0, 10 * (0.5 + 20 * 3 + 20 * 2 * 7)),  # the frozen part runs in every epoch
+    ],
+)
+def test_the_forecast_counts_all_that_is_computed(size: int, gpu: bool, views: int, expected: float) -> None:
+    run = SimpleNamespace(
+        views=views, epochs=20, config=CompactConfig(branches=2), where="last", learned=range(10),
+        base=SimpleNamespace(preprocessing=SimpleNamespace(size=size)),
+    )  # fmt: skip
+    speeds = Speeds(1.0, 3.0, {"last": 7.0}, 0.0, cores=2, gpu=gpu)
+    assert forecast_seconds(run, speeds) == pytest.approx(expected)  # type: ignore[arg-type]
+
+
+def test_onnxruntime_runs_the_frozen_part_where_asked(
+    extended_twice: api.Model, memory: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = OnnxEngine.__call__
+    images = 0
+
+    def counted(self: OnnxEngine, batch: torch.Tensor) -> dict[int, torch.Tensor]:
+        nonlocal images
+        images += len(batch)
+        return run(self, batch)
+
+    monkeypatch.setattr(OnnxEngine, "__call__", counted)
+    config = CompactConfig(epochs=1)
+    (in_torch,), _ = Compaction(extended_twice.saved, memory, config, device=CPU).distil()
+    assert not images
+    monkeypatch.setenv("BRANCHOUT_ENGINE", "onnxruntime")
+    compaction = Compaction(extended_twice.saved, memory, config, device=CPU)
+    (step,), _ = compaction.distil()
+    assert images >= len(compaction.learned) * compaction.views
+    for one, other in zip(step.branch.parameters(), in_torch.branch.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-2)
 
 
 def test_a_saved_model_is_not_changed(extended_twice: api.Model, memory: Samples, val: Samples) -> None:

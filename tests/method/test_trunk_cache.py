@@ -40,9 +40,29 @@ def test_cached_and_live_agree_where_all_views_are_alike(
 
 def test_small_images_on_a_gpu_are_computed_in_larger_batches(models: dict[str, Classifier], train: Samples) -> None:
     images = open_images(train, SIZES, CPU)
-    for device, size in (("cpu", 256), ("cuda", 1024)):
+    assert 256 < len(images) < 1024
+    for device, size in (("cpu", 256), ("cuda", len(images))):
         frozen = Frozen(models["base"], 0, BRANCHOUT.stage_one, device=torch.device(device))
-        assert TrunkOutputs(frozen, [images], 1, limit=0)._chunk(images) == size
+        assert len(TrunkOutputs(frozen, [images], 1, limit=0)._order(images, 0)[0]) == size
+
+
+def test_mixed_views_meet_others_in_every_view_and_are_kept_in_their_places(
+    models: dict[str, Classifier], train: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = open_images(train, SIZES, CPU)
+    frozen = Frozen(models["base"], 1, BRANCHOUT.stage_one, device=CPU)
+    frozen.augmentation = Augmentation((1.0, 1.0), False, mixed=True)
+    monkeypatch.setattr(augment, "RATIO", (1.0, 1.0))
+    monkeypatch.setattr(augment, "mix", lambda images, *_: images)
+    cached = TrunkOutputs(frozen, [images], 2)
+    first, second = (cached._order(images, seed) for seed in (1, 2))
+    assert sorted(np.concatenate(first)) == list(range(len(images)))
+    assert set(first[0]) != set(second[0])
+    (plain,) = (frozen(batch) for batch in images.plain(in_order(len(images), len(images))))
+    for kept, expected in zip(cached.tables[0], plain, strict=True):
+        for view in range(2):
+            rows = kept[view * len(images) : (view + 1) * len(images)]
+            torch.testing.assert_close(rows.float(), expected.float(), atol=2e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize("recipe", [PAPER.stage_one, BRANCHOUT.stage_one], ids=["paper", "branchout"])

@@ -58,7 +58,7 @@ class Run:
         if event.done == self.stop_after:
             raise StoppedError
 
-    def fit(self, optimisation: Optimisation, checkpoint: Path | None = None) -> list[float]:
+    def fit(self, optimisation: Optimisation, checkpoint: Path | None = None, save_every: int = 1) -> list[float]:
         return fit(
             self.network,
             list(self.network.parameters()),
@@ -68,6 +68,7 @@ class Run:
             optimisation,
             device=CPU,
             checkpoint=checkpoint,
+            save_every=save_every,
             on_progress=self.on_progress,
         )
 
@@ -259,6 +260,17 @@ def test_a_run_that_ends_early_ends_there_when_it_is_resumed(tmp_path: Path) -> 
         assert judged([1.0], resumed, path) == 11
         assert resumed.epochs == list(range(stopped_after, 11))
         assert same(snapshot(resumed.network), snapshot(whole.network))
+
+
+def test_a_run_saved_now_and_then_resumes_where_it_was_saved(tmp_path: Path) -> None:
+    stopped, run = Run(), Run()
+    stopped.stop_after = 5
+    with pytest.raises(StoppedError):
+        stopped.fit(SETTINGS[0], tmp_path / "c.safetensors", save_every=2)
+    losses, trained = fresh(SETTINGS[0])
+    assert run.fit(SETTINGS[0], tmp_path / "c.safetensors", save_every=2) == losses
+    assert run.epochs == list(range(4, EPOCHS))
+    assert same(snapshot(run.network), trained)
 
 
 @pytest.mark.parametrize(

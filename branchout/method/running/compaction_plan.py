@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from branchout.data.images import SMALL
 from branchout.method.compact import Compaction
 from branchout.method.distil import merged_step
 from branchout.method.running.measure_speed import measure_speeds
+from branchout.method.running.speeds import Speeds
 from branchout.model.checkpoint import SavedModel, weight_bytes
 from branchout.progress import OnProgress
 from branchout.units import count, duration, size
@@ -16,10 +18,11 @@ from branchout.units import count, duration, size
 def plan_lines(run: Compaction, saved: SavedModel, on_progress: OnProgress) -> Iterator[str]:
     """The plan of a compaction of `saved`; a few seconds of measurement forecast its time."""
     own = sum(step.branch.parameter_count > 0 for step in run.old.steps)
-    seconds = forecast_seconds(run, on_progress)
+    speeds = measure_speeds(run.old, run.split, [run.where], run.device, run.engine, False, on_progress)
     yield (
         f"plan: distil {count(own, 'step branch', 'step branches')} into {run.config.branches} in "
-        f"{count(run.epochs, 'epoch')}: about {duration(seconds)} (frozen part in {run.engine})"
+        f"{count(run.epochs, 'epoch')}: about {duration(forecast_seconds(run, speeds))} (frozen part in "
+        f"{speeds.engine})"
     )
     without_labels = 0 if run.unlabelled is None else len(run.unlabelled)
     more = f" and {without_labels:,} without labels from --images" if without_labels else ""
@@ -35,13 +38,12 @@ def plan_lines(run: Compaction, saved: SavedModel, on_progress: OnProgress) -> I
     yield f"weights on disk{without}: {size(before)} → about {size(after)}"
 
 
-def forecast_seconds(run: Compaction, on_progress: OnProgress) -> float:
-    """How long the frozen part and the distillation take."""
-    speeds = measure_speeds(run.old, run.split, [run.where], run.device, run.engine, False, on_progress)
-    reading = speeds.reading / speeds.cores
-    each = max(reading, speeds.frozen) if speeds.gpu else reading + speeds.frozen
+def forecast_seconds(run: Compaction, speeds: Speeds) -> float:
+    """How long the frozen part and the distillation take. A CPU decodes large images again for every view."""
+    passes = run.views or run.epochs
+    decoded = 1 if speeds.gpu or run.base.preprocessing.size <= SMALL else passes
     trained = run.epochs * run.config.branches * speeds.training[run.where]
-    return len(run.learned) * ((run.views or run.epochs) * each + trained)
+    return len(run.learned) * (decoded * speeds.reading / speeds.cores + passes * speeds.frozen + trained)
 
 
 def bytes_before_and_after(run: Compaction, saved: SavedModel) -> tuple[int, int]:

@@ -34,7 +34,7 @@ class Counts:
     fused: bool
     """Whether stage II is trained."""
     linear: bool
-    """Whether the base's head is linear, so that a head alone is trained by L-BFGS."""
+    """Whether the base's head is linear: a head alone is trained by L-BFGS, and class means are computed."""
 
     @classmethod
     def of(cls, base: Classifier, split: DataSplit, config: ExtendConfig) -> Counts:
@@ -69,8 +69,9 @@ class Speeds:
 
 def frozen_passes(effort: Effort, counts: Counts) -> int:
     """How many images go through the frozen network."""
-    # Without views: the first head, and the choice.
-    return table_rows(effort, counts) + counts.new + counts.held + counts.old_held
+    # Without views: the first head, the choice, and class means, of new images and held-out ones of the same classes.
+    means = counts.new + 2 * (counts.held - counts.old_held) if counts.linear else 0
+    return table_rows(effort, counts) + counts.new + counts.held + counts.old_held + means
 
 
 def table_rows(effort: Effort, counts: Counts) -> int:
