@@ -13,7 +13,7 @@ from benchmarks.paper.rows import GOALS, Row, Rows, row_of
 from branchout.bench.methods import methods
 from branchout.bench.tables import Table, networks_of, tables
 
-MEASURED = ("all", "base", "novel", "overlap", "avg", "incremental", "avg_steps")
+MEASURED = ("all", "base", "novel", "overlap", "avg", "balanced", "incremental", "avg_steps")
 DATASETS = {"tiny-imagenet-200": "Tiny-ImageNet", "glyphs": "Characters"}
 VARIANT = re.compile(r"(?P<table>.+)-(?P<option>split|exemplars)(?P<number>\d+)")
 """The name of an experiment that is a table's with other classes, or with other numbers of exemplars."""
