@@ -8,7 +8,7 @@ classes would be learned from the few images of these classes alone. Within its 
 The model to compact answers whatever it is shown, so few images are mixed in pairs to make more of them.
 
 Symbols: h(x; Φ_s) → `x` · z_b → `z_base` · z_taught, the logits of the model to compact over all classes → `taught` ·
-Y_n → `steps`
+Y_n → `steps` · w → `MOST_WITHIN`, divided among the steps, at most 1
 """
 
 from __future__ import annotations
