@@ -65,10 +65,11 @@ def compact(
     out: Path | None = None,
     on_progress: OnProgress,
     announce: Callable[[str], None] | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Compact a model and save it as `out`, if given; a run that was stopped resumes.
 
-    `announce` is called with what will be done, in words, before training starts.
+    Before training starts, `warn` is called with what is wrong with the images, and `announce` with what will be done.
     """
     saved, device = model.saved, model.device
     warnings = method.check(saved, memory, config)
@@ -80,19 +81,22 @@ def compact(
         "validation": "none" if val is None else val.fingerprint(),
         "images": "none" if unlabelled is None else unlabelled.fingerprint(),
     }
+    run = Compaction(
+        saved,
+        memory,
+        config,
+        val=val,
+        unlabelled=unlabelled,
+        device=device,
+        cache=cache_folder(),
+        on_progress=on_progress,
+    )  # outside of the work folder: what is refused here has not begun
+    if warn is not None:
+        for problem in (*warnings, *run.notices):
+            warn(problem)
     with working_on(out, settings) as work:
         with recorded(work, on_progress) as reported:
-            run = Compaction(
-                saved,
-                memory,
-                config,
-                val=val,
-                unlabelled=unlabelled,
-                device=device,
-                work=work,
-                cache=cache_folder(),
-                on_progress=reported,
-            )
+            run.work, run.on_progress = work, reported
             if announce is not None:
                 for line in plan_lines(run, saved, reported):
                     announce(line)
@@ -130,7 +134,7 @@ def _event(saved: SavedModel, config: CompactConfig, made: Compacted, memory: Sa
 def _stats(saved: SavedModel, found: Accuracies | None, device: torch.device) -> ModelStats:
     model = saved.model().placed(device)
     return ModelStats(
-        len(model.steps),
+        sum(step.branch.parameter_count > 0 for step in model.steps),
         sum(model.parameter_counts().values()),
         checkpoint.weight_bytes(saved),
         images_per_second(model, device),

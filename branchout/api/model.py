@@ -327,29 +327,37 @@ class Model(Predictor):
         seed: int = 0,
         on_progress: OnProgress = silent,
         announce: Callable[[str], None] | None = None,
+        warn: Callable[[str], None] | None = None,
     ) -> Model:
         """A smaller model: the branches of all steps distilled into `branches` of them; `.compaction` compares both.
 
         It learns from labelled images of all classes in `memory`, and from the unlabelled ones below the folder
         `images`. With `out` the model is saved there, and a run that was stopped resumes when it is called again.
-        `announce` is called with what will be done, in words, before training starts.
+        Before training starts, `warn` is called with what is wrong with the images, and `announce` with what will be
+        done, in words.
         """
         from branchout.api.compaction import compact
 
         place = check_out(out, (memory, val, images))
         problems: list[str] = []
         unlabelled, unread = (None, Problems()) if images is None else unlabelled_images(Path(images))
+        problems += [f"{images}: {line}" for line in unread.summary()]
+        kept = samples_in(memory, problems, self.classes, classes_from, on_progress)
+        held = None if val is None else samples_in(val, problems, self.classes, classes_from, on_progress)
+        if warn is not None:
+            for problem in problems:
+                warn(problem)
         made = compact(
             self,
-            samples_in(memory, problems, self.classes, classes_from, on_progress),
+            kept,
             CompactConfig(branches, epochs, seed),
-            val=None if val is None else samples_in(val, problems, self.classes, classes_from, on_progress),
+            val=held,
             unlabelled=unlabelled,
             out=place,
             on_progress=on_progress,
             announce=announce,
+            warn=warn,
         )
         model = Model(made.saved, place, self.device)
-        problems += [f"{images}: {line}" for line in unread.summary()]
         model.compaction = replace(made, warnings=(*problems, *made.warnings))
         return model

@@ -40,6 +40,12 @@ def compact(
 
     check_out(out, (memory, val, images))
     loaded = open_model(model, device=device)
+    told: list[str] = []
+
+    def warn_now(problem: str) -> None:
+        told.append(problem)
+        warn([problem])
+
     with progress() as on_progress:
         small = loaded.compact(
             memory,
@@ -52,9 +58,10 @@ def compact(
             seed=seed,
             on_progress=on_progress,
             announce=say,
+            warn=warn_now,
         )
     assert small.compaction is not None
-    warn(small.compaction.warnings)
+    warn(problem for problem in small.compaction.warnings if problem not in told)
     console.print(comparison(small.compaction))
     if val is None:
         say("The model was probably trained on images of --memory, so its accuracy before may be too high: use --val.")
@@ -75,5 +82,8 @@ def comparison(found: Outcome) -> Table:
         if None not in values:
             table.add_row(f"{name} accuracy in %", *map(percent, values))
     if found.images:
-        table.caption = f"accuracies on {found.images:,} held-out images"
+        table.caption = (
+            f"accuracies on {found.images:,} images that were not trained with; avg: of base classes and of the steps "
+            "of the smaller model"
+        )
     return table

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from branchout.data.images import Images, open_images
-from branchout.data.samples import Samples, concatenate
+from branchout.data.samples import Samples, concatenate, find_identical
 from branchout.errors import LIST_CLASSES, BranchoutError, did_you_mean
 from branchout.labels import LabelSpace
 from branchout.method.choose import apply_point, balanced_biases
@@ -110,12 +110,13 @@ def check(saved: SavedModel, memory: Samples, config: CompactConfig) -> list[str
             f"--memory has no images of the {count(len(added), 'class', 'classes')} that the steps added. Compaction "
             "learns from such images: add a few of each class."
         )
-    lost = sorted(added - set(memory.classes))
-    return (
-        [f"--memory has no images for {count(len(lost), 'class', 'classes')} added by steps: {listed(lost)}"]
-        if lost
-        else []
-    )
+    parts = (("added by steps", added), ("that only the base knows", set(model.space.branches[0]) - added))
+    lost = [(which, sorted(names - set(memory.classes))) for which, names in parts]
+    return [
+        f"--memory has no images for {count(len(names), 'class', 'classes')} {which}: {listed(names)}"
+        for which, names in lost
+        if names
+    ]
 
 
 class Compaction:
@@ -137,7 +138,6 @@ class Compaction:
         """`unlabelled` images are distilled on too; `work` is for checkpoints, `cache` for decoded images."""
         self.old, self.points = saved.model().placed(device), saved.step_points[-1]
         self.config, self.device, self.work, self.cache, self.on_progress = config, device, work, cache, on_progress
-        self.unlabelled = unlabelled
         self.base = self.old.rebuilt(())
         self.where = common_branch_point(self.base, [step.where for step in self.old.steps])
         self.groups = groups_of(len(self.old.steps), config.branches)
@@ -152,11 +152,25 @@ class Compaction:
         first = {name: n for n in range(len(self.groups), 0, -1) for name in self.space.branches[n]}
         origin = np.array([first[name] for name in split.new.classes])[split.new.labels]
         self.split = replace(split, new=split.new.placed(origin))
-        parts = (self.split.new, self.split.memory, unlabelled)
+        self.notices = list(split.notices)
+        self.unlabelled = unlabelled and self.without_held_out(unlabelled)
+        parts = (self.split.new, self.split.memory, self.unlabelled)
         self.learned = concatenate([part for part in parts if part is not None])
         self.epochs = epochs_for(len(self.learned), device) if config.epochs is None else config.epochs
         self.views = cached_views(self.epochs, device)
         self.engine = engine_for(self.base, device, len(self.learned) * (self.views or self.epochs))
+
+    def without_held_out(self, unlabelled: Samples) -> Samples | None:
+        """Without the images that choose or measure, with a notice about them; None if none is left."""
+        held = (self.split.dev, self.split.test, self.split.calibration)
+        same = {n for part in held if part is not None for n, _ in find_identical(unlabelled, part)}
+        if same:
+            self.notices.append(
+                f"identical to images that choose or measure the operating point, and so left out of --images: "
+                f"{count(len(same), 'image')}, such as {unlabelled.ids[min(same)]}"
+            )
+        left = [n for n in range(len(unlabelled)) if n not in same]
+        return unlabelled.select(np.array(left)) if left else None
 
     def origins(self, memory: Samples) -> np.ndarray:
         """The branch that each image belongs to: its origin where it is known, or the one with the largest logit."""
@@ -176,13 +190,12 @@ class Compaction:
     def run(self) -> Compacted:
         begun = time.perf_counter()
         steps, losses = self.distil()
-        notices = list(self.split.notices)
         small = SavedModel(self.base)
         for step in steps:
             extended = small.classifier.extended(step).to(self.device)
             model, points, measured, notice = self.choose(extended, small.step_points[-1:])
             small = small.extended(model, points, {})
-        notices += [notice] if notice else []
+        notices = (*self.notices, notice) if notice else self.notices
         apply_point(model, points)
         before = self.accuracy_before(measured)
         seconds = time.perf_counter() - begun

@@ -421,6 +421,41 @@ def test_onnxruntime_runs_the_frozen_part_where_asked(
         torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-2)
 
 
+def test_a_refused_run_leaves_nothing_that_stands_in_the_way(
+    extended_twice: api.Model, memory: Samples, train: Samples, tmp_path: Path
+) -> None:
+    with pytest.raises(BranchoutError, match="too few"):
+        extended_twice.compact(exemplars(train, ALL, per_class=1), epochs=1, out=tmp_path / "small")
+    assert not list(tmp_path.iterdir())
+    extended_twice.compact(memory, epochs=1, out=tmp_path / "small")
+
+
+def test_what_is_wrong_with_the_images_is_said_before_training(extended_twice: api.Model, memory: Samples) -> None:
+    said: list[str] = []
+
+    def note(event: Event) -> None:
+        said.append(event.work)
+
+    lacking = memory.of_classes([*BASE[2:], *NEW, *LATER[1:]])
+    small = extended_twice.compact(lacking, epochs=1, warn=said.append, on_progress=note)
+    assert small.compaction is not None
+    first = said.index("Distilling the branches")
+    for problem in small.compaction.warnings:
+        assert said.index(problem) < first
+    assert any(LATER[0] in line and "added by steps" in line for line in said[:first])
+    assert any(BASE[1] in line and "only the base" in line for line in said[:first])
+
+
+def test_images_that_choose_or_measure_are_not_learned_from(extended_twice: api.Model, memory: Samples) -> None:
+    plain = Compaction(extended_twice.saved, memory, CompactConfig(), device=CPU)
+    held = len(plain.split.dev) + len(plain.split.test)
+    more = Compaction(extended_twice.saved, memory, CompactConfig(), unlabelled=memory, device=CPU)
+    assert len(more.learned) == len(plain.learned) + len(memory) - held
+    assert any(f"{held} images" in line for line in more.notices)
+    only = Compaction(extended_twice.saved, memory, CompactConfig(), unlabelled=plain.split.dev, device=CPU)
+    assert only.unlabelled is None
+
+
 def test_a_saved_model_is_not_changed(extended_twice: api.Model, memory: Samples, val: Samples) -> None:
     saved: SavedModel = extended_twice.saved
     held, deltas = snapshot(saved.classifier), [f.point for f in saved.step_points]
