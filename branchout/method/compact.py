@@ -153,6 +153,10 @@ class Compaction:
         origin = np.array([first[name] for name in split.new.classes])[split.new.labels]
         self.split = replace(split, new=split.new.placed(origin))
         self.notices = list(split.notices)
+        lacking = [] if val is None else sorted(set(split.new.classes) - set(val.classes))
+        if lacking:
+            number = count(len(lacking), "class", "classes")
+            self.notices.append(f"--val has no images for {number} added by steps: {listed(lacking)}")
         self.unlabelled = unlabelled and self.without_held_out(unlabelled)
         parts = (self.split.new, self.split.memory, self.unlabelled)
         self.learned = concatenate([part for part in parts if part is not None])

@@ -446,6 +446,17 @@ def test_what_is_wrong_with_the_images_is_said_before_training(extended_twice: a
     assert any(BASE[1] in line and "only the base" in line for line in said[:first])
 
 
+def test_added_classes_that_validation_lacks_are_named(
+    extended_twice: api.Model, memory: Samples, val: Samples
+) -> None:
+    whole, lacking = (
+        Compaction(extended_twice.saved, memory, CompactConfig(), val=val.of_classes(names), device=CPU).notices
+        for names in (ALL, [name for name in ALL if name != LATER[1]])
+    )
+    assert not any("--val has no images" in line for line in whole)
+    assert any(line.startswith("--val has no images for 1 class") and LATER[1] in line for line in lacking)
+
+
 def test_images_that_choose_or_measure_are_not_learned_from(extended_twice: api.Model, memory: Samples) -> None:
     plain = Compaction(extended_twice.saved, memory, CompactConfig(), device=CPU)
     held = len(plain.split.dev) + len(plain.split.test)
