@@ -134,7 +134,7 @@ def _event(saved: SavedModel, config: CompactConfig, made: Compacted, memory: Sa
 def _stats(saved: SavedModel, found: Accuracies | None, device: torch.device) -> ModelStats:
     model = saved.model().placed(device)
     return ModelStats(
-        sum(step.branch.parameter_count > 0 for step in model.steps),
+        model.own_branches,
         sum(model.parameter_counts().values()),
         checkpoint.weight_bytes(saved),
         images_per_second(model, device),

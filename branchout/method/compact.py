@@ -90,7 +90,7 @@ def check(saved: SavedModel, memory: Samples, config: CompactConfig) -> list[str
             f"This model has {steps} step branches, and {config.branches} are asked for. Choose --branches from 1 to "
             f"{steps - 1}."
         )
-    own = sum(step.branch.parameter_count > 0 for step in model.steps)
+    own = model.own_branches
     if own <= config.branches:
         raise BranchoutError(
             f"Compaction would save nothing: this model has {count(own, 'branch', 'branches')} in {steps} steps, and "

@@ -82,6 +82,11 @@ class Classifier(nn.Module):
     def base_head(self) -> Head:
         return self.fused.heads[0]  # type: ignore[return-value]
 
+    @property
+    def own_branches(self) -> int:
+        """How many steps have a branch with weights of its own; a head on the base's features has none."""
+        return sum(step.branch.parameter_count > 0 for step in self.steps)
+
     def placed(self, device: torch.device) -> Self:
         """This model, moved to a device in the memory layout it runs in there."""
         return self.to(device, memory_format=self.backbone.layout(device))  # type: ignore[call-overload, no-any-return]

@@ -141,11 +141,10 @@ def fit(
     """Train `parameters` and return the mean loss of every epoch.
 
     `epoch_batches(e)` yields epoch e's batches, always the same ones, so that a resumed run sees what an uninterrupted
-    one would have seen. `modules` holds all state that training changes; a checkpoint keeps it, after every
-    `save_every` epochs. With `held_out_loss`,
-    training ends in its last third, when the learning rate is lowest, once that loss stops improving. Where several
-    processes train, a batch is this one's part, and `loss_of` the loss of the whole batch. `split` divides a batch
-    where gradients are accumulated, or where a GPU has too little memory.
+    one would have seen. `modules` holds all state that training changes; a checkpoint keeps it after every `save_every`
+    epochs. With `held_out_loss`, training ends in its last third, when the learning rate is lowest, once that loss no
+    longer improves. Where several processes train, a batch is this one's part, and `loss_of` the loss of the whole
+    batch. `split` divides a batch where gradients are accumulated, or where a GPU has too little memory.
     """
     optimiser = optimiser_for(parameters, optimisation, device)
     losses, held_out = (
@@ -170,7 +169,7 @@ def fit(
                 count += 1
             losses.append(total.item() / max(count, 1))
             if not (math.isfinite(losses[-1]) and all(bool(torch.isfinite(p).all()) for p in parameters)):
-                raise diverged(epoch + 1, checkpoint)
+                raise diverged(epoch + 1, epoch - epoch % save_every, checkpoint)
             if held_out_loss is not None and 3 * (epoch + 1) > 2 * optimisation.epochs:
                 held_out.append(processes.from_main(held_out_loss()))
             if checkpoint and processes.is_main() and (epoch + 1) % save_every == 0:
@@ -195,9 +194,9 @@ def stopped_improving(losses: Sequence[float]) -> bool:
     return len(losses) > PATIENCE and min(losses[-PATIENCE:]) > 0.999 * min(losses[:-PATIENCE])
 
 
-def diverged(epoch: int, checkpoint: Path | None) -> BranchoutError:
-    """The error for a loss, or weights, that are no longer finite numbers."""
-    kept = f" The state after epoch {epoch - 1} is kept in {checkpoint}." if checkpoint and epoch > 1 else ""
+def diverged(epoch: int, saved: int, checkpoint: Path | None) -> BranchoutError:
+    """The error for a loss, or weights, that are not finite numbers; `saved` is the last epoch in `checkpoint`."""
+    kept = f" The state after epoch {saved} is kept in {checkpoint}." if checkpoint and saved else ""
     return BranchoutError(
         f"Training stopped in epoch {epoch}: the loss is not a finite number.{kept} Try a lower learning rate, and "
         "check the images for blank or damaged ones and wrong labels."

@@ -370,6 +370,14 @@ def test_a_loss_that_is_not_finite_stops_training_and_keeps_the_last_good_state(
     assert again.epochs == [2, 3, 4, 5]
 
 
+def test_the_state_that_is_said_to_be_kept_is_the_one_that_was_saved(tmp_path: Path) -> None:
+    run = Run()
+    good, steps = run.loss, iter(range(1000))
+    run.loss = lambda batch: good(batch) * (math.nan if next(steps) == 3 * STEPS else 1.0)  # type: ignore[method-assign]
+    with pytest.raises(BranchoutError, match=r"stopped in epoch 4.*after epoch 2 is kept"):
+        run.fit(SETTINGS[0], tmp_path / "c.safetensors", save_every=2)
+
+
 def test_weights_that_are_not_finite_stop_training_too() -> None:
     with pytest.raises(BranchoutError, match=r"stopped in epoch 1.*lower learning rate"):
         Run().fit(replace(SETTINGS[2], lr=1e38))

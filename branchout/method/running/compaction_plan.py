@@ -17,10 +17,9 @@ from branchout.units import count, duration, size
 
 def plan_lines(run: Compaction, saved: SavedModel, on_progress: OnProgress) -> Iterator[str]:
     """The plan of a compaction of `saved`; a few seconds of measurement forecast its time."""
-    own = sum(step.branch.parameter_count > 0 for step in run.old.steps)
     speeds = measure_speeds(run.old, run.split, [run.where], run.device, run.engine, False, on_progress)
     yield (
-        f"plan: distil {count(own, 'step branch', 'step branches')} into {run.config.branches} in "
+        f"plan: distil {count(run.old.own_branches, 'step branch', 'step branches')} into {run.config.branches} in "
         f"{count(run.epochs, 'epoch')}: about {duration(forecast_seconds(run, speeds))} (frozen part in "
         f"{speeds.engine})"
     )
