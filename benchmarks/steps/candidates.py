@@ -42,6 +42,8 @@ class Candidate:
     """Every branch learns with its head what it adds to the logits of all earlier branches."""
     averaged: bool = False
     """A branch and its head are the running mean of their weights over the last steps of training."""
+    frozen_statistics: bool = False
+    """BatchNorm of a branch keeps the means and variances of the base: batches have more new images than tests."""
     by_difficulty: bool = False
     """Classes that are easily confused keep more exemplars, others fewer."""
     fused: bool = False
@@ -49,7 +51,7 @@ class Candidate:
 
     def training(self) -> AbstractContextManager[list[NewBranch]]:
         """While a step is trained; gives what stage I trained."""
-        changed = self.from_last or self.mixed or self.corrections or self.averaged
+        changed = self.from_last or self.mixed or self.corrections or self.averaged or self.frozen_statistics
         return replaced(self) if changed else nullcontext([])
 
 
@@ -68,6 +70,8 @@ def replaced(candidate: Candidate) -> Iterator[list[NewBranch]]:
             new.trained_parameters = lambda: parameters  # type: ignore[method-assign]
         if candidate.averaged:
             new.means = WeightMeans([new.branch, new.head])
+        if candidate.frozen_statistics:
+            keep_statistics(new.branch)
         started.append(new)
         return new
 
@@ -85,6 +89,15 @@ def replaced(candidate: Candidate) -> Iterator[list[NewBranch]]:
     assert started, "stage I started no branch by stage1.initial_branch"
     if candidate.averaged:
         means_of(started[-1]).use()
+
+
+def keep_statistics(branch: nn.Module) -> None:
+    """Leave its BatchNorms in eval mode, also where the branch is put into training mode."""
+    norms = [module for module in branch.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    assert norms, "the branch has no BatchNorm"
+    for norm in norms:
+        norm.eval()
+        norm.train = lambda mode=True, norm=norm: norm  # type: ignore[method-assign,misc]
 
 
 def changed_loss(batch: Batch, new: NewBranch, settings: Stage1, candidate: Candidate) -> Tensor:
@@ -192,6 +205,10 @@ CANDIDATES = {
     "distilled": ("12 epochs, three times the weight of distillation", Candidate(epochs=12, distillation=3.0)),
     "mixed": ("12 epochs, exemplars mixed in pairs", Candidate(epochs=12, mixed=True)),
     "short-corrections": ("12 epochs, corrections", Candidate(epochs=12, corrections=True)),
+    "frozen-statistics": ("BatchNorm keeps the base's statistics", Candidate(frozen_statistics=True)),
+    "short-frozen-statistics": (
+        "12 epochs, BatchNorm keeps the base's statistics", Candidate(epochs=12, frozen_statistics=True)
+    ),
     "averaged": ("running means of the weights in stage I", Candidate(averaged=True)),
     "by-difficulty": ("more exemplars of classes that are easily confused", Candidate(by_difficulty=True)),
     "fused": ("deltas trained on the exemplars after the last step", Candidate(fused=True)),

@@ -1,7 +1,7 @@
 """What the candidates change, and that the method is as before afterwards."""
 
 import torch
-from helpers import BASE, LATER, NEW, untrained
+from helpers import BASE, LATER, NEW, fixed_batch, untrained
 
 from benchmarks.steps.candidates import Candidate, correction_of, mixed_in_pairs, with_corrections
 from branchout.method import new_branch, stage1
@@ -10,6 +10,7 @@ from branchout.method.recipes import BRANCHOUT
 from branchout.method.stage1 import Batch
 from branchout.model.classifier import Classifier, Step
 from branchout.model.heads import to_norm
+from branchout.model.staged import branch_point
 
 CPU = torch.device("cpu")
 
@@ -67,3 +68,16 @@ def test_mixed_exemplars_are_made_of_two_and_labelled_by_their_shares() -> None:
             if own != partner:
                 assert torch.isclose((one.x[n] == own).float().mean(), share)
             assert torch.isclose(one.z[n, 0], share * own + rest * partner)
+
+
+def test_frozen_statistics_stay_those_of_the_base_in_training() -> None:
+    model, found = untrained(BASE), []
+    start = branch_point(model.backbone, "last").start
+    for candidate in (Candidate(frozen_statistics=True), Candidate(mixed=True)):
+        with candidate.training():
+            made = started(model).train()
+        before = {name: value.clone() for name, value in made.branch.state_dict().items() if "running" in name}
+        made.branch(model.activations(fixed_batch(), [start])[start])
+        after = made.branch.state_dict()
+        found.append(all(torch.equal(after[name], value) for name, value in before.items()))
+    assert found == [True, False]
