@@ -185,7 +185,7 @@ class TrunkOutputs:
                     table = table or self._empty_table(views * len(images), outputs)
                     own = torch.from_numpy(batch[processes.rank() :: processes.count()] + view * len(images))
                     for whole, part in zip(table, outputs, strict=True):
-                        whole[own.to(whole.device)] = part
+                        whole[own.to(whole.device)] = part.to(whole.device)  # the disk's tables are on the CPU
                     forget_pages(*self.scratch)
                     filled += len(batch)
                     self.on_progress(Event("Computing frozen features", done + filled, total))
