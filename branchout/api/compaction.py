@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -101,10 +101,10 @@ def compact(
                 for line in plan_lines(run, saved, reported):
                     announce(line)
             made = run.run()
-        event = _event(saved, config, made, memory)
-        earlier = [{**event, "measured": None}] * (config.branches - 1)
-        history = (*saved.history[:1], *earlier, event)
-        small = SavedModel(made.model.rebuilt(made.model.steps).to(device), made.step_points, history)
+        small = SavedModel(made.model.rebuilt(made.model.steps).to(device), made.step_points)
+        event = _event(saved, small, config, made, memory)
+        earlier = [{**event, "measured": None, "before": None, "sizes": None}] * (config.branches - 1)
+        small = replace(small, history=(*saved.history[:1], *earlier, event))
         if out is not None:
             checkpoint.save(small, out, source=model.folder)
     measured = made.measured
@@ -113,7 +113,9 @@ def compact(
     return Outcome(small, before, after, measured.images if measured else 0, (*warnings, *made.notices))
 
 
-def _event(saved: SavedModel, config: CompactConfig, made: Compacted, memory: Samples) -> dict[str, object]:
+def _event(
+    saved: SavedModel, small: SavedModel, config: CompactConfig, made: Compacted, memory: Samples
+) -> dict[str, object]:
     """What the model's history keeps, in place of the steps that were merged."""
     return {
         "what": "compact",
@@ -121,8 +123,10 @@ def _event(saved: SavedModel, config: CompactConfig, made: Compacted, memory: Sa
         **asdict(config),
         "epochs": len(made.losses),
         "engine": made.engine,
+        "goal": small.step_points[-1].goal,
         "steps": len(saved.classifier.steps),
         "images": len(memory),
+        "sizes": {"before": _sizes(saved), "after": _sizes(small)},
         "before": None if made.before is None else asdict(made.before),
         "measured": None if made.measured is None else made.measured.to_dict(),
         "losses": [round(loss, 5) for loss in made.losses],
@@ -132,14 +136,17 @@ def _event(saved: SavedModel, config: CompactConfig, made: Compacted, memory: Sa
 
 
 def _stats(saved: SavedModel, found: Accuracies | None, device: torch.device) -> ModelStats:
-    model = saved.model().placed(device)
-    return ModelStats(
-        model.own_branches,
-        sum(model.parameter_counts().values()),
-        checkpoint.weight_bytes(saved),
-        images_per_second(model, device),
-        found,
-    )
+    speed = images_per_second(saved.model().placed(device), device)
+    return ModelStats(**_sizes(saved), images_per_second=speed, accuracies=found)
+
+
+def _sizes(saved: SavedModel) -> dict[str, int]:
+    model = saved.model()
+    return {
+        "branches": model.own_branches,
+        "parameters": sum(model.parameter_counts().values()),
+        "bytes": checkpoint.weight_bytes(saved),
+    }
 
 
 @torch.no_grad()

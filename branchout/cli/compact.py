@@ -10,8 +10,6 @@ import typer
 from branchout.cli import options
 from branchout.cli.app import app, console, open_model, quoted, say, then, warn
 from branchout.cli.display import new_table, progress
-from branchout.goals import METRICS
-from branchout.units import parameters, percent, size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -71,16 +69,10 @@ def compact(
 
 def comparison(found: Outcome) -> Table:
     """Size, speed and accuracy before → after."""
-    table = new_table("", "before", "after", title="compaction")
-    sides = (found.before, found.after)
-    table.add_row("step branches", *(str(side.branches) for side in sides))
-    table.add_row("parameters", *(parameters(side.parameters) for side in sides))
-    table.add_row("weights on disk", *(size(side.bytes) for side in sides))
-    table.add_row("images a second", *(f"{side.images_per_second:,.0f}" for side in sides))
-    for name in METRICS:
-        values = [getattr(side.accuracies, name, None) for side in sides]
-        if None not in values:
-            table.add_row(f"{name} accuracy in %", *map(percent, values))
+    from branchout.model.card import compaction_rows
+
+    table = new_table("", "before", "after", rows=compaction_rows(found.saved.history[-1]), title="compaction")
+    table.add_row("images a second", *(f"{side.images_per_second:,.0f}" for side in (found.before, found.after)))
     if found.images:
         table.caption = (
             f"accuracies on {found.images:,} images that were not trained with; avg: of base classes and of the steps "

@@ -6,21 +6,26 @@ Nothing here needs torch, so that another operating point is chosen without load
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from branchout import files
+from branchout import files, units
 from branchout.errors import BranchoutError
 from branchout.goals import CHOSEN_ON, METRICS
 from branchout.model.manifest import BASE_FILE, MANIFEST, check_manifest, fusion_file, step_file
-from branchout.units import setting
 
 TEMPLATE = Path(__file__).parent.parent / "assets" / "model-card.md"
 STATISTICS = ("running_mean", "running_var")
 """Tensors of floating-point numbers that are no parameters: BatchNorm's."""
+SIZES: dict[str, tuple[str, Callable[[int], str]]] = {
+    "branches": ("step branches", str),
+    "parameters": ("parameters", units.parameters),
+    "bytes": ("weights on disk", units.size),
+}
+"""What the history keeps of a model before and after its compaction, in words."""
 
 
 def describe(manifest: Mapping[str, Any], folder: Path) -> None:
@@ -34,6 +39,26 @@ def with_point(manifest: Mapping[str, Any], point: int, goal: str) -> dict[str, 
     """The manifest with another operating point after the last step."""
     *earlier, last = manifest["fusions"]
     return {**manifest, "fusions": [*earlier, {**last, "point": point, "goal": goal}]}
+
+
+def compaction_rows(event: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Size and accuracy before → after, as the history records them of a compaction; of other events nothing."""
+    if event.get("what") != "compact":
+        return []
+    sizes = event.get("sizes") or {  # which older models lack
+        "before": {"branches": event.get("steps", 0)},
+        "after": {"branches": event.get("branches", 0)},
+    }
+    rows = [
+        (words, shown(sizes["before"][key]), shown(sizes["after"][key]))
+        for key, (words, shown) in SIZES.items()
+        if key in sizes["before"]
+    ]
+    before, after = event.get("before") or {}, (event.get("measured") or {}).get("after") or {}
+    measured = [name for name in METRICS if before.get(name) is not None and after.get(name) is not None]
+    return rows + [
+        (f"{name} accuracy in %", units.percent(before[name]), units.percent(after[name])) for name in measured
+    ]
 
 
 def parameter_counts(manifest: Mapping[str, Any], folder: Path) -> dict[str, int]:
@@ -83,6 +108,7 @@ def model_card(manifest: Mapping[str, Any], parameters: Mapping[str, int]) -> st
         parts=parts,
         parameters=parameters,
         metrics=METRICS,
+        compaction_rows=compaction_rows,
         measured_on=CHOSEN_ON,
-        setting=setting,
+        setting=units.setting,
     )

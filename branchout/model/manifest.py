@@ -202,6 +202,17 @@ class MeasuredData(HistorySchema):
     goals: dict[Name, GoalData]
 
 
+class SizeData(HistorySchema):
+    branches: Count
+    parameters: Count
+    bytes: Count
+
+
+class CompactionSizes(HistorySchema):
+    before: SizeData
+    after: SizeData
+
+
 class EventData(HistorySchema):
     what: Text = "made"
     when: Text = ""
@@ -220,6 +231,10 @@ class EventData(HistorySchema):
     losses: list[float] = []
     seconds: float | dict[Name, float] | None = None
     measured: MeasuredData | None = None
+    steps: Count = 0
+    branches: Count = 0
+    before: AccuracyData | None = None
+    sizes: CompactionSizes | None = None
 
 
 # The whole manifest.

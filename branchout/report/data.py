@@ -23,6 +23,7 @@ from branchout.evaluate.compare import part_names
 from branchout.goals import PAPER_GOALS, check_goal
 from branchout.method.frontier import Frontier
 from branchout.metrics import part_of_class
+from branchout.model.card import compaction_rows
 from branchout.model.checkpoint import SavedModel
 from branchout.report.answers_by_point import point_order
 from branchout.report.labelled_results import LabelledResults, first_branch, labelled_results
@@ -49,6 +50,8 @@ class Branch:
     losses: list[float]
     """Mean loss of each epoch."""
     seconds: dict[str, float]
+    compaction: list[tuple[str, str, str]]
+    """What `compact` changed, before and after; empty if it did not make the branch."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +85,11 @@ class OperatingPoints:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What `extend` measured on images that neither trained nor chose anything."""
+    """What `extend` or `compact` measured on images that neither trained nor chose anything."""
 
     images: int
     before: Mapping[str, float | None]
+    """Of the model that was extended or compacted."""
     after: Mapping[str, float | None] | None
     """At the saved point; None where that point was not measured."""
     goals: dict[str, Mapping[str, float | None]]
@@ -122,6 +126,15 @@ class ReportData:
     others: OtherResults | None
     test: LabelledResults | None
 
+    @property
+    def compaction(self) -> list[tuple[str, str, str]]:
+        """What `compact` changed, before and after; empty if another command made the model."""
+        return self.branches[-1].compaction
+
+    @property
+    def command_that_made_it(self) -> str:
+        return "compact" if self.compaction else "extend"
+
     def with_saved_point(self, saved: SavedModel) -> ReportData:
         """The same report after the operating point was changed."""
         return replace(self, points=_operating_points(saved), held_out=_held_out(saved))
@@ -152,7 +165,7 @@ def collect(
     `path` is the model as one would type it, `folder` its folder, `gallery` how many images a gallery shows.
     """
     model = saved.classifier
-    points = _operating_points(saved)
+    points, branches = _operating_points(saved), _branches(saved)
     test = None
     if samples is not None:
         position, count = (points.saved, len(points)) if points else (0, 1)
@@ -166,6 +179,8 @@ def collect(
             cache=cache,
             on_progress=on_progress,
         )
+        if branches[-1].compaction:  # these are not of the model that was compacted, which the folder does not hold
+            test = replace(test, figures_before=None)
     files = sorted(folder.glob("*.safetensors")) if folder is not None else []
     return ReportData(
         name=Path(path).name or path,
@@ -177,7 +192,7 @@ def collect(
         part_of_class=part_of_class(model.space).tolist(),
         parts=part_names(model.space),
         first_branch=first_branch(model.space).tolist(),
-        branches=_branches(saved),
+        branches=branches,
         arch={key: value for key, value in model.arch.items() if isinstance(value, str | int)},
         size=model.preprocessing.size,
         channels=model.preprocessing.channels,
@@ -206,6 +221,7 @@ def _branches(saved: SavedModel) -> list[Branch]:
                 event={key: value for key, value in event.items() if key not in ("measured", "losses", "seconds")},
                 losses=list(event.get("losses", ())),
                 seconds=dict(seconds) if isinstance(seconds, Mapping) else {"training": seconds},
+                compaction=compaction_rows(event),
             )
         )
         seen.update(names)
@@ -270,5 +286,9 @@ def _held_out(saved: SavedModel) -> HeldOut | None:
     if not found:
         return None
     here = [figures for figures in found["goals"].values() if figures["point"] == points.point]
-    after = found["after"] if event.get("goal") == points.goal else here[0] if here else None
-    return HeldOut(found["images"], found["before"], after, found["goals"])
+    same_goal = event.get("goal") == points.goal
+    after = found["after"] if same_goal else here[0] if here else None
+    before = found["before"]  # of the base of the step
+    if event.get("what") == "compact":
+        before = (event.get("before") or {}) if same_goal else {}
+    return HeldOut(found["images"], before, after, found["goals"])

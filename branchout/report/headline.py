@@ -19,7 +19,7 @@ class Headline:
     after: Mapping[str, float | None]
     before: Mapping[str, float | None]
     knows: str
-    """What the model knows now, after its name: `knows 40 more classes`."""
+    """What the model knows now, or that it was compacted, after its name: `knows 40 more classes`."""
     old: OldImages | None
     """Counts of labelled images; None without them."""
     parts: Mapping[str, PartCounts]
@@ -43,13 +43,16 @@ def compared(before: float | None, after: float | None) -> str:
 def headline(report: ReportData, counts: Counts | None) -> Headline:
     source, after, before = _accuracies(report)
     last = report.branches[-1]
-    if len(report.branches) == 1:
+    if report.compaction:
+        _, was, now = report.compaction[0]
+        knows = f"was compacted from {was} step branches to {now}"
+    elif len(report.branches) == 1:
         knows = f"knows {count(len(last.new), 'class', 'classes')}"
     elif last.new:
         knows = f"knows {count(len(last.new), 'more class', 'more classes')}"
     else:
         knows = f"has new images of {count(len(last.known), 'class', 'classes')} it knew"
-    old = counts.old if counts and counts.old.images and report.test and report.test.before is not None else None
+    old = counts.old if counts and counts.old.images and report.test and report.test.figures_before else None
     names = {0: "base", len(report.parts) - 1: "overlap"}
     parts = {names[part.number]: part for part in (counts.parts if counts and old else ()) if part.number in names}
     worse = _worse(report) if old is None else _lost(report, counts)

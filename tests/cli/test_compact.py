@@ -11,8 +11,12 @@ from torch import nn
 
 from branchout import api
 from branchout.data.samples import Samples
+from branchout.model import checkpoint
+from branchout.model.card import compaction_rows
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead
+from branchout.report.page import render
+from branchout.units import percent, size
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +92,53 @@ def test_it_prints_size_speed_and_accuracy_and_the_model_can_be_used(
     assert page.exists()
     again = run("compact", extended_twice.folder, "--memory", kept, "--out", small)
     refused(again, "small", "exists")
+
+
+def test_card_and_report_compare_with_the_model_that_was_compacted(
+    extended_twice: api.Model, train: Samples, val: Samples, kept: Path, tmp_path: Path
+) -> None:
+    small = tmp_path / "small"
+    class_folders(val, tmp_path / "val", [*BASE, *NEW, *LATER], 8)
+    model = extended_twice.compact(kept, val=tmp_path / "val", out=small, epochs=2)
+    event = model.saved.history[-1]
+    before, after = (percent(found["all"]) for found in (event["before"], event["measured"]["after"]))
+    card = (small / "README.md").read_text(encoding="utf-8")
+    assert "was compacted from 2 step branches to 1" in card
+    assert "| accuracy on held-out test images |" not in card  # its before would be the base's
+    assert f"| all accuracy in % | {before} | {after} |" in card
+    bytes_before, bytes_after = (size(checkpoint.weight_bytes(each.saved)) for each in (extended_twice, model))
+    assert f"| weights on disk | {bytes_before} | {bytes_after} |" in card
+
+    page = words_of(render(api.load(small).report_data()))
+    images = f"{event['measured']['images']} images"
+    assert f"small was compacted from 2 step branches to 1 and answers {after}% of {images} right" in page
+    assert f"{percent(event['before']['novel'])} before" in page
+    assert f"{bytes_before} → {bytes_after}" in page
+    assert "extend" not in page
+    page = words_of(render(api.load(small).report_data(val)))
+    assert "“before” is the base alone" in page
+    assert "than before" not in page
+    assert "table of compact counts other images" in page
+
+    model.tune("all" if model.saved.step_points[-1].goal != "all" else "avg")
+    assert f"| all accuracy in % | {before} | {after} |" in (small / "README.md").read_text(encoding="utf-8")
+    held_out = model.report_data().held_out
+    assert held_out is not None
+    assert held_out.before == {}  # what was recorded is of another goal
+    larger = model.extend(train.of_classes(NEW), memory=kept, epochs=1, warn=lambda _: None)
+    assert "knows" in words_of(render(larger.report_data()))
+
+
+def words_of(page: str) -> str:
+    """The text of a report without its script and styles."""
+    shown = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]*>", "", shown).split())
+
+
+def test_a_model_without_recorded_sizes_is_still_told_to_be_compacted() -> None:
+    event = {"what": "compact", "steps": 3, "branches": 2, "before": None, "measured": None}
+    assert compaction_rows(event) == [("step branches", "3", "2")]
+    assert compaction_rows({"what": "extend"}) == []
 
 
 def test_refusals(extended: api.Model, train: Samples, kept: Path, tmp_path: Path) -> None:
