@@ -164,6 +164,10 @@ class Compaction:
         self.views = cached_views(self.epochs, device)
         self.engine = engine_for(self.base, device, len(self.learned) * (self.views or self.epochs))
 
+    @property
+    def checkpoint(self) -> Path | None:
+        return self.work / "distilled.safetensors" if self.work else None
+
     def without_held_out(self, unlabelled: Samples) -> Samples | None:
         """Without the images that choose or measure, with a notice about them; None if none is left."""
         held = (self.split.dev, self.split.test, self.split.calibration)
@@ -233,7 +237,7 @@ class Compaction:
                 views=self.views,
                 seed=config.seed,
                 device=self.device,
-                checkpoint=self.work / "distilled.safetensors" if self.work else None,
+                checkpoint=self.checkpoint,
                 on_progress=self.on_progress,
             )
         finally:

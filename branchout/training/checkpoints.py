@@ -23,6 +23,8 @@ from branchout.model.weights import check_finite, check_shapes
 from branchout.training.optimisation import Optimisation, settings_dict
 
 _log = logging.getLogger(__name__)
+UNUSABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError, BranchoutError)
+"""What reading a damaged file raises."""
 OPTIMISER_STATE = {
     "sgd": {"momentum": "momentum_buffer"},
     "adamw": {"step": "step", "first": "exp_avg", "second": "exp_avg_sq"},
@@ -77,7 +79,7 @@ def resume(
         check_finite(tensors, path.name)
         if any(tensors[name].dtype != like.dtype for name, like in expected.items()):
             raise ValueError("its numbers have another precision")
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError, BranchoutError) as error:
+    except UNUSABLE as error:
         _log.warning("Checkpoint %s cannot be used (%s). Training starts over.", path, error)
         return [], []
     modules.load_state_dict({key: tensors[f"state/{key}"] for key in modules.state_dict()})
@@ -88,6 +90,17 @@ def resume(
             like = kept.to(parameter.device) if name == "step" else parameter.detach()
             optimiser.state[parameter][key] = torch.empty_like(like).copy_(kept)
     return losses, held_out
+
+
+def epochs_done(path: Path | None, epochs: int) -> int:
+    """How many of these epochs a checkpoint holds, by its header alone: `resume` checks the rest. 0 without one."""
+    if path is None or not path.is_file():
+        return 0
+    try:
+        with safe_open(path, "pt") as file:
+            return len(_losses(file.metadata()["losses"], epochs))
+    except UNUSABLE:
+        return 0
 
 
 def _expected(modules: nn.Module, parameters: Sequence[nn.Parameter], optimisation: Optimisation) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """Compaction: fewer branches, the same classes and goals, runs that survive a stop."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -184,14 +185,17 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     with pytest.raises(BranchoutError, match="seed"):
         extended_twice.compact(memory, val=val, epochs=4, seed=1, out=tmp_path / "broken")
     seen: list[int] = []
+    told: list[str] = []
     extended_twice.compact(
         memory,
         val=val,
         epochs=4,
         out=tmp_path / "broken",
+        announce=told.append,
         on_progress=lambda event: seen.append(event.done) if event.work == "Distilling the branches" else None,
     )
     assert seen == [3, 4]
+    assert re.search("in 4 epochs, of which 2 are done: about .* more", told[0])
     again = api.load(tmp_path / "broken")
     assert torch.equal(logits(whole.classifier, fixed_batch()), logits(again.classifier, fixed_batch()))
     assert not (tmp_path / ".broken.work").exists()
@@ -382,20 +386,23 @@ def test_plan_and_history_have_the_epochs_that_the_images_need(
 
 
 @pytest.mark.parametrize(
-    ("size", "gpu", "views", "expected"),
+    ("size", "gpu", "views", "done", "expected"),
     [
-        (32, False, 16, 10 * (0.5 + 16 * 3 + 20 * 2 * 7)),  # small images are decoded once
-        (224, False, 16, 10 * (16 * 0.5 + 16 * 3 + 20 * 2 * 7)),
-        (224, True, 0, 10 * (0.5 + 20 * 3 + 20 * 2 * 7)),  # the frozen part runs in every epoch
+        (32, False, 16, 0, 10 * (0.5 + 16 * 3 + 20 * 2 * 7)),  # small images are decoded once
+        (224, False, 16, 0, 10 * (16 * 0.5 + 16 * 3 + 20 * 2 * 7)),
+        (224, True, 0, 0, 10 * (0.5 + 20 * 3 + 20 * 2 * 7)),  # the frozen part runs in every epoch
+        (32, False, 16, 15, 10 * (0.5 + 16 * 3 + 5 * 2 * 7)),  # cached views are computed again
+        (224, True, 0, 15, 10 * (0.5 + 5 * 3 + 5 * 2 * 7)),
+        (32, False, 16, 20, 0),
     ],
 )
-def test_the_forecast_counts_all_that_is_computed(size: int, gpu: bool, views: int, expected: float) -> None:
+def test_the_forecast_counts_all_that_is_computed(size: int, gpu: bool, views: int, done: int, expected: float) -> None:
     run = SimpleNamespace(
         views=views, epochs=20, config=CompactConfig(branches=2), where="last", learned=range(10),
         base=SimpleNamespace(preprocessing=SimpleNamespace(size=size)),
     )  # fmt: skip
     speeds = Speeds(1.0, 3.0, {"last": 7.0}, 0.0, cores=2, gpu=gpu)
-    assert forecast_seconds(run, speeds) == pytest.approx(expected)  # type: ignore[arg-type]
+    assert forecast_seconds(run, speeds, done) == pytest.approx(expected)  # type: ignore[arg-type]
 
 
 def test_onnxruntime_runs_the_frozen_part_where_asked(

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from branchout.errors import BranchoutError
+from branchout.training.checkpoints import epochs_done
 from branchout.training.loop import Event, fit, learning_rate, seed_for
 from branchout.training.optimisation import Optimisation
 
@@ -340,6 +341,19 @@ def test_a_finished_run_is_only_read_back(tmp_path: Path) -> None:
     assert again.fit(SETTINGS[0], tmp_path / "c.safetensors") == losses
     assert again.epochs == []
     assert same(snapshot(again.network), fresh(SETTINGS[0])[1])
+
+
+def test_the_epochs_of_a_checkpoint_are_known_from_its_header(tmp_path: Path) -> None:
+    path = tmp_path / "c.safetensors"
+    assert epochs_done(None, EPOCHS) == epochs_done(path, EPOCHS) == 0
+    stopped = Run()
+    stopped.stop_after = 3
+    with pytest.raises(StoppedError):
+        stopped.fit(SETTINGS[0], path)
+    assert epochs_done(path, EPOCHS) == 3
+    assert epochs_done(path, 2) == 0  # of another run
+    path.write_bytes(b"damaged")
+    assert epochs_done(path, EPOCHS) == 0
 
 
 def test_a_checkpoint_from_before_there_was_a_choice_of_optimisers_is_used(tmp_path: Path) -> None:

@@ -12,16 +12,19 @@ from branchout.method.running.measure_speed import measure_speeds
 from branchout.method.running.speeds import Speeds
 from branchout.model.checkpoint import SavedModel, weight_bytes
 from branchout.progress import OnProgress
+from branchout.training.checkpoints import epochs_done
 from branchout.units import count, duration, size
 
 
 def plan_lines(run: Compaction, saved: SavedModel, on_progress: OnProgress) -> Iterator[str]:
-    """The plan of a compaction of `saved`; a few seconds of measurement forecast its time."""
+    """The plan of a compaction of `saved`, or what is left of it; a few seconds of measurement forecast its time."""
     speeds = measure_speeds(run.old, run.split, [run.where], run.device, run.engine, False, on_progress)
+    done = epochs_done(run.checkpoint, run.epochs)
+    resumed = f", of which {done:,} {'is' if done == 1 else 'are'} done" if done else ""
+    seconds = duration(forecast_seconds(run, speeds, done)) + (" more" if done else "")
     yield (
         f"plan: distil {count(run.old.own_branches, 'step branch', 'step branches')} into {run.config.branches} in "
-        f"{count(run.epochs, 'epoch')}: about {duration(forecast_seconds(run, speeds))} (frozen part in "
-        f"{speeds.engine})"
+        f"{count(run.epochs, 'epoch')}{resumed}: about {seconds} (frozen part in {speeds.engine})"
     )
     without_labels = 0 if run.unlabelled is None else len(run.unlabelled)
     more = f" and {without_labels:,} without labels from --images" if without_labels else ""
@@ -39,11 +42,17 @@ def plan_lines(run: Compaction, saved: SavedModel, on_progress: OnProgress) -> I
     yield f"weights on disk{without}: {size(before)} → about {size(after)}"
 
 
-def forecast_seconds(run: Compaction, speeds: Speeds) -> float:
-    """How long the frozen part and the distillation take. A CPU decodes large images again for every view."""
-    passes = run.views or run.epochs
+def forecast_seconds(run: Compaction, speeds: Speeds, done: int = 0) -> float:
+    """How long the frozen part and the distillation take after the epochs that are done.
+
+    A CPU decodes large images again for every view. A run that resumes computes its cached views anew.
+    """
+    left = run.epochs - done
+    if not left:
+        return 0.0
+    passes = run.views or left
     decoded = 1 if speeds.gpu or run.base.preprocessing.size <= SMALL else passes
-    trained = run.epochs * run.config.branches * speeds.training[run.where]
+    trained = left * run.config.branches * speeds.training[run.where]
     return len(run.learned) * (decoded * speeds.reading / speeds.cores + passes * speeds.frozen + trained)
 
 
