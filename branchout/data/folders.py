@@ -72,8 +72,7 @@ def images_in(place: Path) -> list[ImageFile]:
         return [place]
     if not place.is_dir():
         raise BranchoutError(f"there is no image or folder {place}")
-    walk = _walk(place, "", _above(place), Problems())
-    found = sorted(place / folder / name for folder, names in walk for name in names)
+    found = _files_below(place, Problems())
     images: list[ImageFile] = [path for path in found if looks_like_image(path)]
     if not images:
         others = "1 other file was" if len(found) == 1 else f"{len(found):,} other files were"
@@ -82,24 +81,34 @@ def images_in(place: Path) -> list[ImageFile]:
 
 
 def unlabelled_images(place: Path) -> tuple[Samples, Problems]:
-    """All readable images that `images_in` finds, without classes, and what was wrong with the others."""
+    """All images below a folder, in tar shards or in one file, without classes, and what was wrong with other files."""
     root = place if place.is_dir() else place.parent
-    found = images_in(place)
+    problems = Problems()
+    in_files = place.is_dir() and not tar_shards.are_shards(place)
+    found: Sequence[ImageFile] = _files_below(place, problems) if in_files else images_in(place)
     spans = [(file.start, file.size) for file in found if isinstance(file, Member)]  # of all, or of none
     paths = [(file.shard if isinstance(file, Member) else file).relative_to(root) for file in found]
     ids = [
         f"{path}/{file.name}" if isinstance(file, Member) else str(path)
         for path, file in zip(paths, found, strict=True)
     ]
-    pixels = FilePixels(root, np.array([os.fsencode(path) for path in paths]), np.array(spans) if spans else None)
-    problems = Problems()
+    encoded = np.array([os.fsencode(path) for path in paths], dtype=np.bytes_)
+    pixels = FilePixels(root, encoded, np.array(spans) if spans else None)
     samples = verified(Samples.build(pixels, ["-"] * len(found), ids), problems)
     if not len(samples):
-        raise BranchoutError(f"No image in {place} can be read; images found: {len(found):,}")
+        others = "".join(f"\n  {line}" for line in problems.summary())
+        raise BranchoutError(
+            f"{printable(place)} contains no images that can be read; files found: {len(found):,}{others}"
+        )
     return samples, problems
 
 
 # Finding the files.
+
+
+def _files_below(folder: Path, problems: Problems) -> list[Path]:
+    walk = _walk(folder, "", _above(folder), problems)
+    return sorted(folder / inside / name for inside, names in walk for name in names)
 
 
 def _listed_images(

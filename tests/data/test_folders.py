@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from branchout.data.decode import Kind, UnreadableImage
-from branchout.data.folders import images_in, scan
+from branchout.data.folders import images_in, scan, unlabelled_images
 from branchout.data.problems import Problem, Problems
 from branchout.data.samples import concatenate, find_identical
 from branchout.data.verify import FilePixels
@@ -462,6 +462,23 @@ def test_what_is_wrong_with_a_leaf_is_said_of_it(tmp_path: Path) -> None:
     put(tmp_path / "birds/wren/1.jpg", jpeg(1)[:-200])
     with pytest.raises(BranchoutError, match=f"\n  wren: 1 {Kind.TRUNCATED}\n"):
         scan(tmp_path, classes_from="leaves")
+
+
+def test_files_that_are_no_images_are_named_among_unlabelled_ones(tmp_path: Path) -> None:
+    put(tmp_path / "a" / "1.jpg", jpeg(1))
+    put(tmp_path / "2.jpg", jpeg(2)[:-200])
+    put(tmp_path / "something.png", b"text")
+    put(tmp_path / "notes.txt", b"text")
+    put(tmp_path / ".hidden.jpg", jpeg(3))
+    samples, problems = unlabelled_images(tmp_path)
+    assert samples.ids.tolist() == ["a/1.jpg"]
+    assert f"1 {Kind.NOT_AN_IMAGE}: something.png" in problems.summary()
+    assert problems.counts == dict.fromkeys((Kind.NOT_AN_IMAGE, Kind.COMPANION, Kind.TRUNCATED, Kind.HIDDEN), 1)
+    (tmp_path / "a" / "1.jpg").unlink()
+    with pytest.raises(BranchoutError, match=r"files found: 3(?s:.*)something\.png"):
+        unlabelled_images(tmp_path)
+    with pytest.raises(BranchoutError, match="files found: 0"):
+        unlabelled_images(tmp_path / "a")
 
 
 def test_the_number_of_other_files_is_grammatical(tmp_path: Path) -> None:

@@ -155,10 +155,12 @@ def test_unlabelled_images_are_learned_from_too(
     for n in range(12):
         Image.fromarray(train.read(n)[..., 0]).save(tmp_path / "more" / "deep" / f"{n}.png")
     (tmp_path / "more" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n damaged")
+    (tmp_path / "more" / "something.png").write_text("text")
     plain = extended_twice.compact(memory, val=val, epochs=1)
     more = extended_twice.compact(memory, val=val, epochs=1, images=tmp_path / "more")
     assert more.compaction is not None
-    assert any("broken.png" in line for line in more.compaction.warnings)
+    for name in ("broken.png", "something.png"):
+        assert any(name in line for line in more.compaction.warnings)
     assert not same(snapshot(plain.classifier.branches), snapshot(more.classifier.branches))
 
 
