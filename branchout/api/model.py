@@ -338,6 +338,7 @@ class Model(Predictor):
         """
         from branchout.api.compaction import compact
 
+        config = CompactConfig(branches, epochs, seed)
         place = check_out(out, (memory, val, images))
         problems: list[str] = []
         unlabelled, unread = (None, Problems()) if images is None else unlabelled_images(Path(images))
@@ -350,7 +351,7 @@ class Model(Predictor):
         made = compact(
             self,
             kept,
-            CompactConfig(branches, epochs, seed),
+            config,
             val=held,
             unlabelled=unlabelled,
             out=place,

@@ -57,6 +57,16 @@ class CompactConfig:
     """None for as many as the number of images needs."""
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        for name, least in (("branches", 1), ("epochs", 1), ("seed", 0)):
+            value, usual = getattr(self, name), getattr(CompactConfig, name)
+            if value is None and usual is None:
+                continue
+            if type(value) is not int or value < least:  # True is no number, though an instance of int
+                raise BranchoutError(
+                    f"{name} must be a whole number of at least {least}, found {value!r}. The default: {name}={usual}"
+                )
+
 
 @dataclass(frozen=True)
 class Compacted:
@@ -78,14 +88,12 @@ class Compacted:
 def check(saved: SavedModel, memory: Samples, config: CompactConfig) -> list[str]:
     """Refuse what cannot be compacted; returns warnings."""
     model, steps = saved.classifier, len(saved.classifier.steps)
-    if config.epochs is not None and config.epochs < 1:
-        raise BranchoutError(f"Compaction trains for at least one epoch, and epochs={config.epochs} was given.")
     if steps < 2:
         raise BranchoutError(
             f"This model has {steps or 'no'} step{'' if steps == 1 else 's'}, so there is nothing to compact. "
             "`branchout extend` adds steps; `compact` merges the branches of two or more."
         )
-    if not 1 <= config.branches < steps:
+    if config.branches >= steps:
         raise BranchoutError(
             f"This model has {steps} step branches, and {config.branches} are asked for. Choose --branches from 1 to "
             f"{steps - 1}."

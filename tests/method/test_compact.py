@@ -221,6 +221,26 @@ def test_refusals_say_what_was_found(
         extended_twice.compact(memory.rename({BASE[3]: "dragon"}))
 
 
+@pytest.mark.parametrize(
+    ("setting", "least"),
+    [
+        ({"branches": 1.5}, 1),
+        ({"branches": 0}, 1),
+        ({"branches": True}, 1),
+        ({"epochs": "3"}, 1),
+        ({"epochs": 0}, 1),
+        ({"seed": None}, 0),
+        ({"seed": -1}, 0),
+    ],
+)
+def test_settings_that_are_no_whole_numbers_are_refused_at_once(
+    setting: dict[str, object], least: int, extended_twice: api.Model
+) -> None:
+    ((name, value),) = setting.items()
+    with pytest.raises(BranchoutError, match=f"{name} must be a whole number of at least {least}, found {value!r}"):
+        extended_twice.compact("nowhere", **setting)  # type: ignore[arg-type]
+
+
 def test_classes_without_images_keep_their_columns(extended_twice: api.Model, memory: Samples, val: Samples) -> None:
     small = extended_twice.compact(memory.of_classes([*BASE, *NEW]), val=val, epochs=1)
     assert small.classes == extended_twice.classes
@@ -383,8 +403,6 @@ def test_plan_and_history_have_the_epochs_that_the_images_need(
     assert "into 1 in 15 epochs" in told[0]
     assert "frozen part in torch" in told[0]
     assert (small.saved.history[-1]["epochs"], small.saved.history[-1]["engine"]) == (15, "torch")
-    with pytest.raises(BranchoutError, match="epochs=0"):
-        extended_twice.compact(memory, epochs=0)
 
 
 @pytest.mark.parametrize(
