@@ -7,6 +7,7 @@ import os
 import unicodedata
 from collections.abc import Iterable
 from difflib import SequenceMatcher
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,13 @@ def unknown(what: str, name: str, known: Iterable[str]) -> BranchoutError:
     hint = f"did you mean {' or '.join(near)}? Known" if near else "known"
     listed = f"{len(names):,} others" if many else ", ".join(names)
     return BranchoutError(f"no {what} is called {printable(name)!r}; {hint} are: {listed}")
+
+
+def whole_number(name: str, value: object, least: int) -> int:
+    """A setting as an int; 1.5, "3" and True are errors."""
+    if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least:
+        return int(value)  # numpy's numbers cannot be saved as JSON
+    raise BranchoutError(f"{name} must be a whole number of at least {least}, found {shortened(value)}")
 
 
 LIST_CLASSES = " To list the names: branchout classes MODEL"

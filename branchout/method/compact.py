@@ -21,7 +21,7 @@ from torch import Tensor
 
 from branchout.data.images import Images, open_images
 from branchout.data.samples import Samples, concatenate, find_identical
-from branchout.errors import LIST_CLASSES, BranchoutError, did_you_mean
+from branchout.errors import LIST_CLASSES, BranchoutError, did_you_mean, whole_number
 from branchout.labels import LabelSpace
 from branchout.method.choose import apply_point, balanced_biases
 from branchout.method.config import ExtendConfig
@@ -59,13 +59,9 @@ class CompactConfig:
 
     def __post_init__(self) -> None:
         for name, least in (("branches", 1), ("epochs", 1), ("seed", 0)):
-            value, usual = getattr(self, name), getattr(CompactConfig, name)
-            if value is None and usual is None:
-                continue
-            if type(value) is not int or value < least:  # True is no number, though an instance of int
-                raise BranchoutError(
-                    f"{name} must be a whole number of at least {least}, found {value!r}. The default: {name}={usual}"
-                )
+            value = getattr(self, name)
+            if name != "epochs" or value is not None:
+                object.__setattr__(self, name, whole_number(name, value, least))
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
+from numbers import Real
 from typing import Any
 
-from branchout.errors import BranchoutError, unknown
+from branchout.errors import BranchoutError, shortened, unknown, whole_number
 from branchout.goals import check_goal
 from branchout.method.recipes import Recipe, recipe_named
 
@@ -67,11 +68,16 @@ class ExtendConfig:
     def __post_init__(self) -> None:
         recipe_named(self.recipe)
         check_goal(self.goal)
-        if self.minutes is not None and not 0 < self.minutes < math.inf:
-            raise BranchoutError(f"The minutes must be a number above 0, found {self.minutes:g}. Try: --minutes 25")
-        if self.memory_limit is not None and not 0 < self.memory_limit < math.inf:
-            raise BranchoutError(
-                f"The memory limit must be gigabytes above 0, found {self.memory_limit:g}. Try: --memory-limit 2"
-            )
+        for name, least in (("exemplars", 1), ("epochs", 1), ("views", 0), ("seed", 0)):
+            value = getattr(self, name)
+            if name not in ("epochs", "views") or value is not None:
+                object.__setattr__(self, name, whole_number(name, value, least))
+        _check_positive("The minutes must be a number", self.minutes, "--minutes 25")
+        _check_positive("The memory limit must be gigabytes", self.memory_limit, "--memory-limit 2")
         if self.pooler not in (None, *POOLERS):
             raise unknown("pooler", str(self.pooler), POOLERS)
+
+
+def _check_positive(what: str, value: object, example: str) -> None:
+    if value is not None and not (isinstance(value, Real) and 0 < float(value) < math.inf):
+        raise BranchoutError(f"{what} above 0, found {shortened(value)}. Try: {example}")
