@@ -25,7 +25,7 @@ from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import ArrayPixels, Samples
 from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier, Step
-from branchout.model.heads import CosineHead
+from branchout.model.heads import Correction, CosineHead
 from branchout.model.resnet import build
 from branchout.model.staged import Branch, branch_point
 
@@ -75,7 +75,10 @@ def exemplars(train: Samples, names: Sequence[str] = BASE, per_class: int = 5) -
 
 
 def untrained(*branches: Sequence[str], where: Sequence[str] = (), seed: int = 0) -> Classifier:
-    """A tiny model with random weights and statistics: a base and one step for every further list of classes."""
+    """A tiny model with random weights and statistics: a base and one step for every further list of classes.
+
+    From the second step on, branches correct earlier logits.
+    """
     torch.manual_seed(seed)
     backbone = build("resnet10", width=8, in_channels=1)
     for name, tensor in backbone.state_dict().items():
@@ -83,14 +86,18 @@ def untrained(*branches: Sequence[str], where: Sequence[str] = (), seed: int = 0
             tensor.normal_(std=0.1)
         elif name.endswith("running_var") or (tensor.ndim == 1 and tensor.is_floating_point()):
             tensor.uniform_(0.5, 1.5)
-    steps = []
+    steps: list[Step] = []
     for names, place in zip(branches[1:], where or ["last"] * (len(branches) - 1), strict=True):
         point = branch_point(backbone, place)
         branch = Branch.clone(backbone, point)
         with torch.no_grad():
             for parameter in branch.own_parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.1)
-        steps.append(Step(tuple(names), place, point.start, branch, CosineHead(backbone.features, len(names))))
+        head, correction = CosineHead(backbone.features, len(names)), None
+        if steps and point.start < len(backbone.names):
+            correction = Correction(backbone.features, sum(map(len, branches[: len(steps) + 1])))
+            nn.init.normal_(correction.weight, std=0.05)
+        steps.append(Step(tuple(names), place, point.start, branch, head, correction=correction))
     head = CosineHead(backbone.features, len(branches[0]))
     return Classifier(ARCH, backbone, head, branches[0], SIZES, "glyph", steps)
 

@@ -23,11 +23,12 @@ from branchout.data.samples import ArrayPixels, Samples
 BASE, NEW = 20, 2
 """Classes of the base and of each step."""
 EXPECTED = {
-    "many-steps": {"seconds": 2.0, "bytes": 1.0},
+    "many-steps": {"seconds": 2.0, "bytes": 2.0},
     "many-steps-deltas": {"seconds": 3.0, "bytes": 2.0},
 }
 """Exponents of the number of steps t, where fixed costs no longer weigh. Step t runs t branches on the exemplars of t
-steps; with deltas it also learns t² of them on these exemplars. A model has t branches, and t² deltas."""
+steps; with deltas it also learns t² of them on these exemplars. A model has t branches, each of which corrects the
+logits of up to t steps, and t² deltas."""
 
 
 def drawn(classes: int) -> Samples:

@@ -16,13 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from branchout.method import stage1
-from branchout.method.frozen import Frozen
 from branchout.method.new_branch import NewBranch, initial_branch
-from branchout.method.recipes import Stage1
+from branchout.method.recipes import BRANCHOUT, Stage1
 from branchout.method.stage1 import Batch, cross_entropy
 from branchout.model.classifier import Classifier
-from branchout.model.heads import to_norm
-from branchout.training.loop import precision
 from branchout.training.losses import softened_kl
 
 
@@ -38,8 +35,8 @@ class Candidate:
     """Every branch starts at the one of the step before, instead of at the base."""
     mixed: bool = False
     """Exemplars are mixed in pairs: a rectangle of one's feature map replaces that of another."""
-    corrections: bool = False
-    """Every branch learns with its head what it adds to the logits of all earlier branches."""
+    corrections_after: int | None = BRANCHOUT.stage_one.corrections_after
+    """After so many steps, branches also learn what they add to the logits of all earlier ones; None: never."""
     averaged: bool = False
     """A branch and its head are the running mean of their weights over the last steps of training."""
     frozen_statistics: bool = False
@@ -49,25 +46,20 @@ class Candidate:
     fused: bool = False
     """After the last step deltas are trained on the exemplars, as stage II does where classes overlap."""
 
-    def training(self) -> AbstractContextManager[list[NewBranch]]:
-        """While a step is trained; gives what stage I trained."""
-        changed = self.from_last or self.mixed or self.corrections or self.averaged or self.frozen_statistics
-        return replaced(self) if changed else nullcontext([])
+    def training(self) -> AbstractContextManager[None]:
+        """While a step is trained."""
+        changed = self.from_last or self.mixed or self.averaged or self.frozen_statistics
+        return replaced(self) if changed else nullcontext()
 
 
 @contextmanager
-def replaced(candidate: Candidate) -> Iterator[list[NewBranch]]:
+def replaced(candidate: Candidate) -> Iterator[None]:
     started: list[NewBranch] = []
 
     def starting(model: Classifier, *args: object, **options: object) -> NewBranch:
         new = initial_branch(model, *args, **options)  # type: ignore[arg-type]
         if candidate.from_last and model.steps:
             new.branch.load_state_dict(model.steps[-1].branch.own_state_dict(), strict=False)
-        if candidate.corrections:
-            rows, columns = model.backbone.features, model.space.columns
-            new.correction = nn.Parameter(torch.zeros(rows, columns, device=new.head.weight.device))
-            parameters = [*new.trained_parameters(), new.correction]
-            new.trained_parameters = lambda: parameters  # type: ignore[method-assign]
         if candidate.averaged:
             new.means = WeightMeans([new.branch, new.head])
         if candidate.frozen_statistics:
@@ -80,12 +72,8 @@ def replaced(candidate: Candidate) -> Iterator[list[NewBranch]]:
             means_of(new).update()
         return changed_loss(batch, new, settings, candidate)
 
-    with (
-        patch.object(stage1, "initial_branch", starting),
-        patch.object(stage1, "stage1_loss", loss),
-        patch.object(Frozen, "__call__", with_deltas),
-    ):
-        yield started
+    with patch.object(stage1, "initial_branch", starting), patch.object(stage1, "stage1_loss", loss):
+        yield
     assert started, "stage I started no branch by stage1.initial_branch"
     if candidate.averaged:
         means_of(started[-1]).use()
@@ -104,7 +92,7 @@ def changed_loss(batch: Batch, new: NewBranch, settings: Stage1, candidate: Cand
     pairs = mixed_in_pairs(batch) if candidate.mixed else [(torch.ones((), device=batch.x.device), batch)]
     h = new.features(pairs[0][1].x)
     z_n, z = new.head(h), pairs[0][1].z
-    corrected = z + to_norm(h) @ correction_of(new) if candidate.corrections else z
+    corrected = new.corrected(z, h)
     terms = [share * cross_entropy(z_n, Batch(each.x, corrected, each.y, each.new), new) for share, each in pairs]
     loss = torch.stack(terms).sum()
     kl = softened_kl(z, new.copied_logits(h), settings.temperature)
@@ -162,49 +150,18 @@ def means_of(new: NewBranch) -> WeightMeans:
     return cast(WeightMeans, new.get_submodule("means"))
 
 
-def correction_of(new: NewBranch) -> nn.Parameter:
-    return new.get_parameter("correction")
-
-
-@torch.no_grad()
-def with_deltas(self: Frozen, images: Tensor) -> list[Tensor]:
-    """As `Frozen.__call__`, with the deltas that hold the corrections of earlier steps."""
-    model, end = self.model, len(self.model.backbone.names)
-    with precision(self.device):
-        passed = model.activations(model.backbone.arrange(images), [*(s.start for s in model.steps), self.start, end])
-        features = [passed[end], *(s.branch(passed[s.start]) for s in model.steps if s.start < end)]
-    return [passed[self.start], model.fused.columns([h.float() for h in features])]
-
-
-def with_corrections(model: Classifier, before: Classifier, correction: Tensor) -> None:
-    """Give a model with one more step the deltas of the model before it, and what its new branch adds to them."""
-    k, newest = model.backbone.features, len(model.steps)
-    deltas: list[Tensor | None] = []
-    for branch, names in enumerate(model.space.branches[:-1]):
-        own = model.space.slice_of(branch)
-        earlier, read = before.fused.deltas[branch], before.fused.sources[branch]
-        parts = []
-        for source in model.fused.sources[branch]:
-            if source == newest:
-                parts.append(correction[:, own])
-            elif earlier is None:
-                parts.append(correction.new_zeros(k, len(names)))
-            else:
-                parts.append(earlier.to(correction)[read.index(source) * k :][:k])
-        deltas.append(torch.cat(parts))
-    model.fused.deltas = [*deltas, None]
-
-
 CANDIDATES = {
     "from-last": ("every branch starts at the last one instead of the base", Candidate(from_last=True)),
-    "corrections": ("branches also learn what they add to earlier logits", Candidate(corrections=True)),
-    "both": ("both of these", Candidate(from_last=True, corrections=True)),
+    "corrections": ("the first branch corrects the base's logits, too", Candidate(corrections_after=0)),
+    "no-corrections": ("no branch corrects earlier logits", Candidate(corrections_after=None)),
     "short": ("12 epochs instead of 30", Candidate(epochs=12)),
     "shorter": ("6 epochs", Candidate(epochs=6)),
     "fewer-exemplars": ("half as many exemplars as new images in a batch", Candidate(exemplar_share=0.5)),
     "distilled": ("12 epochs, three times the weight of distillation", Candidate(epochs=12, distillation=3.0)),
     "mixed": ("12 epochs, exemplars mixed in pairs", Candidate(epochs=12, mixed=True)),
-    "short-corrections": ("12 epochs, corrections", Candidate(epochs=12, corrections=True)),
+    "short-corrections": (
+        "12 epochs, the first branch corrects, too", Candidate(epochs=12, corrections_after=0)
+    ),
     "frozen-statistics": ("BatchNorm keeps the base's statistics", Candidate(frozen_statistics=True)),
     "short-frozen-statistics": (
         "12 epochs, BatchNorm keeps the base's statistics", Candidate(epochs=12, frozen_statistics=True)
@@ -212,7 +169,4 @@ CANDIDATES = {
     "averaged": ("running means of the weights in stage I", Candidate(averaged=True)),
     "by-difficulty": ("more exemplars of classes that are easily confused", Candidate(by_difficulty=True)),
     "fused": ("deltas trained on the exemplars after the last step", Candidate(fused=True)),
-    "mixed-corrections": (
-        "20 epochs, exemplars mixed in pairs, corrections", Candidate(epochs=20, mixed=True, corrections=True)
-    ),
 }  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks.steps import candidates
-from benchmarks.steps.candidates import Candidate, with_corrections
+from benchmarks.steps.candidates import Candidate
 from branchout.baselines import featcat
 from branchout.bench.experiment import Experiment
 from branchout.data.images import in_order
@@ -107,14 +107,13 @@ class Run:
         if changed.exemplar_share is not None:
             effort = replace(extension.plan.effort, exemplar_share=changed.exemplar_share)
             extension.plan = replace(extension.plan, effort=effort)
+        stage_one = replace(extension.recipe.stage_one, corrections_after=changed.corrections_after)
         if changed.distillation is not None:
-            stage_one = replace(extension.recipe.stage_one, distillation=changed.distillation)
-            extension.recipe = replace(extension.recipe, stage_one=stage_one)
-        with changed.training() as trained:
+            stage_one = replace(stage_one, distillation=changed.distillation)
+        extension.recipe = replace(extension.recipe, stage_one=stage_one)
+        with changed.training():
             step, _ = extension.train_branch()
         extended = model.extended(step).to(experiment.device)
-        if changed.corrections:
-            with_corrections(extended, model, candidates.correction_of(trained[-1]).detach())
         if changed.fused and len(extended.steps) == experiment.steps:
             extended.fused.deltas = list(extension.train_deltas(extended).at(0, 0))
         return extended

@@ -1,8 +1,7 @@
-"""Why an image gets its answer: the logits of each branch, what deltas and dial add, and how they are pooled.
+"""Why an image gets its answer: the logits of each branch, what others and the dial add, and how they are pooled.
 
-Every logit of the fused model is a sum: the branch's own logit, plus its deltas, plus the dial. The parts here are the
-numbers that the model adds, in its own precision and order, so (own + delta) + dial is its logit to the bit. What class
-means change is shown with the deltas; there the sum is rounded.
+Every logit of the fused model is a sum: the branch's own logit, plus what other branches add to it by corrections,
+deltas and class means, plus the dial. The logits here are the model's to the bit; the sum of the parts is rounded.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Column:
     own: float
     """From the branch's own frozen head."""
     delta: float
-    """Added from the features of the other branches, by deltas and class means."""
+    """Added from the features of the other branches, by corrections, deltas and class means."""
     dial: float
     logit: float
     counts: bool
@@ -204,18 +203,14 @@ class LogitSums:
     own: Tensor
     delta: Tensor
     dial: Tensor
+    columns: Tensor
+    """Their sum as the model adds it."""
 
     @classmethod
     def of(cls, head: FusedHead, features: Sequence[Tensor]) -> LogitSums:
         """From the feature vectors of one image, each of shape (1, k)."""
-        own, delta = head.frozen_columns(features), head.delta_columns(features)
-        if head.class_means is not None:
-            delta = head.columns(features) - own
-        return cls(head, own[0], torch.zeros_like(own[0]) if delta is None else delta[0], head.shift)
-
-    @property
-    def columns(self) -> Tensor:
-        return (self.own + self.delta) + self.dial  # in the order in which the model adds them
+        own, fused = head.own_columns(features)[0], head.columns(features)[0]
+        return cls(head, own, fused - own, head.shift, fused + head.shift)
 
     @cached_property
     def pooled(self) -> Tensor:

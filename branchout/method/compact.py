@@ -32,7 +32,7 @@ from branchout.method.distil import (
     distil,
     epochs_for,
     groups_of,
-    merged_step,
+    merged_steps,
 )
 from branchout.method.extend import Extension
 from branchout.method.features import extract, logit_columns, predictions
@@ -223,10 +223,7 @@ class Compaction:
         biases = np.array(points.biases(len(self.old.steps)))
         shared = [float(np.mean(biases[np.array(group) - 1])) for group in self.groups]
         torch.manual_seed(seed_for(config.seed, len(self.old.steps)))
-        steps = [
-            merged_step(base, [self.old.steps[n - 1] for n in group], names, self.where)
-            for group, names in zip(self.groups, self.space.branches[1:], strict=True)
-        ]
+        steps = merged_steps(base, self.old.steps, self.groups, self.space, self.where)
         student = Student(steps, self.space, base.fused.pooler.kind, shared)
         student.to(self.device, memory_format=base.backbone.layout(self.device))  # type: ignore[call-overload]
         self.engine = use_engine(teacher, self.engine, [steps[0].start])

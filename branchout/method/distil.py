@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.data.images import SMALL, Images, shuffled
@@ -27,7 +28,7 @@ from branchout.method.frozen import Frozen
 from branchout.method.recipes import BRANCHOUT
 from branchout.method.trunk_cache import TrunkOutputs
 from branchout.model.classifier import Classifier, Step
-from branchout.model.heads import Pooler, new_head
+from branchout.model.heads import Correction, Pooler, new_head
 from branchout.model.staged import Branch, branch_point
 from branchout.training.loop import OnProgress, fit, precision, seed_for, silent
 from branchout.training.losses import softened_kl
@@ -70,7 +71,7 @@ class Teacher(Frozen):
 
 
 class Student(nn.Module):
-    """What compaction trains: the new branches and their heads."""
+    """What compaction trains: the new branches with their heads and corrections."""
 
     biases: Tensor
 
@@ -78,6 +79,9 @@ class Student(nn.Module):
         super().__init__()
         self.branches = nn.ModuleList(step.branch for step in steps)
         self.heads = nn.ModuleList(step.head for step in steps)
+        self.corrections = nn.ModuleDict(
+            {str(number): step.correction for number, step in enumerate(steps) if step.correction is not None}
+        )
         self.pooler = Pooler(space, pooler)
         self.register_buffer("biases", torch.tensor(biases), persistent=False)
 
@@ -85,12 +89,16 @@ class Student(nn.Module):
         """Logits over all classes."""
         with precision(x.device):
             features = [branch(x).float() for branch in self.branches]
-        z = [head(h) + b for head, h, b in zip(self.heads, features, self.biases, strict=True)]
-        return self.pooler(torch.cat([z_base, *z], dim=1))  # type: ignore[no-any-return]
+        own = [head(h) + b for head, h, b in zip(self.heads, features, self.biases, strict=True)]
+        z = torch.cat([z_base, *own], dim=1)
+        for number, correction in self.corrections.items():
+            added = correction(features[int(number)])
+            z = z + F.pad(added, (0, z.shape[1] - added.shape[1]))
+        return self.pooler(z)  # type: ignore[no-any-return]
 
     def trained_parameters(self) -> list[nn.Parameter]:
         own = [parameter for branch in self.branches for parameter in branch.own_parameters()]  # type: ignore[operator]
-        return [*own, *self.heads.parameters()]
+        return [*own, *self.heads.parameters(), *self.corrections.parameters()]
 
 
 def compaction_loss(z: Tensor, taught: Tensor, steps: Sequence[Tensor]) -> Tensor:
@@ -156,6 +164,19 @@ def common_branch_point(base: Classifier, points: Sequence[str]) -> str:
         return points[0]
     start = min(branch_point(base.backbone, where).start for where in points)
     return "fc" if start == len(base.backbone.names) else base.backbone.names[start]
+
+
+def merged_steps(
+    base: Classifier, steps: Sequence[Step], groups: Sequence[Sequence[int]], space: LabelSpace, where: str
+) -> list[Step]:
+    """A new step for every group of old ones; it corrects the logits before it if any old step did."""
+    corrects = any(step.correction is not None for step in steps)
+    found = []
+    for number, group in enumerate(groups, 1):
+        step = merged_step(base, [steps[n - 1] for n in group], space.branches[number], where)
+        correction = Correction(base.backbone.features, space.slice_of(number).start) if corrects else None
+        found.append(replace(step, correction=correction))
+    return found
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from branchout.labels import Ints, LabelSpace
 from branchout.method.features import extract
 from branchout.method.recipes import Stage1
 from branchout.model.classifier import Classifier
-from branchout.model.heads import CosineHead, Head, Pooler, new_head
+from branchout.model.heads import Correction, CosineHead, Head, Pooler, new_head
 from branchout.model.staged import Branch, branch_point
 from branchout.training.loop import OnProgress, precision, seed_for, silent
 
@@ -31,14 +31,23 @@ class Labelled:
 
 
 class NewBranch(nn.Module):
-    """All that stage I trains: the cloned branch, its head, and copies of the old heads for distillation."""
+    """All that stage I trains: the cloned branch, its head, its correction of the frozen logits, and copies of the old
+    heads for distillation."""
 
     classes: Tensor
     old_classes: Tensor
 
-    def __init__(self, branch: Branch, head: Head, old_heads: nn.ModuleList, space: LabelSpace, pooler: str) -> None:
+    def __init__(
+        self,
+        branch: Branch,
+        head: Head,
+        old_heads: nn.ModuleList,
+        space: LabelSpace,
+        pooler: str,
+        correction: Correction | None = None,
+    ) -> None:
         super().__init__()
-        self.branch, self.head, self.old_heads = branch, head, old_heads
+        self.branch, self.head, self.old_heads, self.correction = branch, head, old_heads, correction
         self.pooler = Pooler(space, pooler)
         own = space.slice_of(len(space.branches) - 1)
         self.register_buffer("classes", torch.from_numpy(space.class_of_column[own]), persistent=False)
@@ -49,6 +58,10 @@ class NewBranch(nn.Module):
             h: Tensor = self.branch(x)
         return h.float()
 
+    def corrected(self, z: Tensor, h: Tensor) -> Tensor:
+        """The frozen logits with what this branch adds to them."""
+        return z if self.correction is None else z + self.correction(h)
+
     def column_of(self, y: Tensor) -> Tensor:
         """The columns of the new head that stand for classes y."""
         return (y[:, None] == self.classes).int().argmax(1)
@@ -58,7 +71,8 @@ class NewBranch(nn.Module):
         return torch.cat([head(h) for head in self.old_heads], dim=1)
 
     def trained_parameters(self) -> list[nn.Parameter]:
-        return [*self.branch.own_parameters(), *self.head.parameters(), *self.old_heads.parameters()]
+        corrections = [] if self.correction is None else [self.correction.weight]
+        return [*self.branch.own_parameters(), *self.head.parameters(), *self.old_heads.parameters(), *corrections]
 
 
 def initial_branch(
@@ -68,11 +82,15 @@ def initial_branch(
     where: str,
     *,
     settings: Stage1,
+    corrects: bool = False,
     seed: int,
     device: torch.device,
     on_progress: OnProgress = silent,
 ) -> NewBranch:
-    """Φ_n starts as a clone of Φ_b; a cosine head starts at random, a linear one at the means of its classes."""
+    """Φ_n starts as a clone of Φ_b; a cosine head starts at random, a linear one at the means of its classes.
+
+    `corrects`: the branch also learns what it adds to the frozen logits.
+    """
     torch.manual_seed(seed_for(seed, len(model.steps)))
     branch = Branch.clone(model.backbone, branch_point(model.backbone, where))
     branch.to(device, memory_format=model.backbone.layout(device))  # type: ignore[call-overload]
@@ -81,7 +99,8 @@ def initial_branch(
     if isinstance(head, nn.Linear):
         imprint(head, model, new, space, settings.first_rows, device, on_progress)
     old_heads = copied_heads(model) if settings.replay else nn.ModuleList()
-    return NewBranch(branch, head, old_heads, space, model.fused.pooler.kind).to(device)
+    correction = Correction(model.backbone.features, model.space.columns) if corrects else None
+    return NewBranch(branch, head, old_heads, space, model.fused.pooler.kind, correction).to(device)
 
 
 @torch.no_grad()

@@ -43,6 +43,9 @@ class Stage1:
     linear_pool: float = field(default=1 / 3, metadata=ADDED_LATER)
     """With replay, where the head is linear: the least share of the exemplars that an epoch draws. A few new images
     would leave most exemplars unseen."""
+    corrections_after: int | None = field(default=1, metadata=ADDED_LATER)
+    """With replay, where the head is cosine: after so many steps a new branch also learns what it adds to the logits of
+    all earlier ones; None for never. In a first step that loses more than it gains."""
 
 
 @dataclass(frozen=True)

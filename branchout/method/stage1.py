@@ -9,9 +9,12 @@ heads on the new features learn to give the frozen logits:
 
     L = CE([z, z_n], y) + CE(pool([z, z_n]), y) + λ·T²·KL(z ‖ z_copied)  new images + exemplars + both
 
+From the second step on, beside cosine heads, z + Δz stands in both cross-entropies for z: with Δz = W_cᵀh_n the branch
+learns what it adds to the frozen logits. Earlier branches never saw the new images; the new one sees images of all.
+
 Symbols: h(x; Φ_s) → `batch.x` · Φ_n → `NewBranch.branch` · W_n → `NewBranch.head` · h_n → `h` · z_n = W_nᵀh_n → `z_n`
-· frozen logits z_b, z_n1, … → `batch.z` · z_copied → `NewBranch.copied_logits` · y → `batch.y` · D_n → `new`
-· E → `exemplars`
+· frozen logits z_b, z_n1, … → `batch.z` · z_copied → `NewBranch.copied_logits` · z + Δz → `NewBranch.corrected`
+· y → `batch.y` · D_n → `new` · E → `exemplars`
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from branchout.method.new_branch import Labelled, NewBranch, initial_branch
 from branchout.method.recipes import Stage1
 from branchout.method.trunk_cache import CHUNK, TrunkOutputs
 from branchout.model.classifier import Classifier, Step
+from branchout.model.heads import CosineHead
 from branchout.model.staged import branch_point
 from branchout.training import processes
 from branchout.training.device import give_back_memory
@@ -67,7 +71,7 @@ class Batch:
 def stage1_loss(batch: Batch, new: NewBranch, settings: Stage1) -> Tensor:
     """The loss of one batch: cross-entropies, and distillation where the recipe has it."""
     h = processes.gather(new.features(batch.x), [batch.new, len(batch.y) - batch.new])
-    loss = cross_entropy(new.head(h), batch, new)
+    loss = cross_entropy(new.head(h), replace(batch, z=new.corrected(batch.z, h)), new)
     if settings.distillation:
         kl = softened_kl(batch.z, new.copied_logits(h), settings.temperature)
         loss = loss + settings.distillation * settings.temperature**2 * kl
@@ -117,7 +121,15 @@ def train_branch(
     """
     start = branch_point(model.backbone, where).start
     trained = initial_branch(
-        model, names, new, where, settings=settings, seed=seed, device=device, on_progress=on_progress
+        model,
+        names,
+        new,
+        where,
+        settings=settings,
+        corrects=exemplars is not None and learns_correction(model, start, settings),
+        seed=seed,
+        device=device,
+        on_progress=on_progress,
     )
     sources = [new, exemplars] if settings.replay and exemplars is not None else [new]
     frozen = Frozen(model, start, settings, augmentation=augmentation, device=device)
@@ -150,7 +162,18 @@ def train_branch(
         split=Batch.split,
         on_progress=on_progress,
     )
-    return Step(tuple(names), where, start, trained.branch, trained.head), losses
+    return Step(tuple(names), where, start, trained.branch, trained.head, correction=trained.correction), losses
+
+
+def learns_correction(model: Classifier, start: int, settings: Stage1) -> bool:
+    """Whether a branch that starts there also learns what it adds to the frozen logits, if there are exemplars.
+
+    Beside linear heads it gained nothing, and for a thousand classes it is as large as the branch. Class means compare
+    the classes of all steps there.
+    """
+    late = settings.corrections_after is not None and len(model.steps) >= settings.corrections_after
+    clones = start < len(model.backbone.names)
+    return settings.replay and late and clones and isinstance(model.base_head, CosineHead)
 
 
 AT_ONCE = 64
@@ -184,8 +207,9 @@ class HeldOut:
         self.trained.eval()
         size = AT_ONCE if self.batch.x.device.type == "cpu" else CHUNK
         chunks = (as_computed(x) for x in torch.split(self.batch.x, size))
-        z_n = torch.cat([self.trained.head(self.trained.features(x)) for x in chunks])
-        loss = cross_entropy(z_n, self.batch, self.trained).item()
+        h = torch.cat([self.trained.features(x) for x in chunks])
+        corrected = replace(self.batch, z=self.trained.corrected(self.batch.z, h))
+        loss = cross_entropy(self.trained.head(h), corrected, self.trained).item()
         self.trained.train()
         give_back_memory()  # or the heap grows from epoch to epoch
         return loss

@@ -69,9 +69,10 @@ def parameter_counts(manifest: Mapping[str, Any], folder: Path) -> dict[str, int
         for key, count in _sizes(folder / name).items():
             if key.startswith("means/") and part != f"step {steps}":
                 continue  # of the step before the last: for "before → after" only
-            counts["heads" if key.startswith(("head/", "means/")) else part] += count
+            kind = {"head": "heads", "means": "heads", "correction": "deltas"}.get(key.partition("/")[0], part)
+            counts[kind] += count
     if steps and manifest["fusions"][-1]["deltas"]:
-        counts["deltas"] = sum(_sizes(folder / fusion_file(steps)).values()) // manifest["fusions"][-1]["deltas"]
+        counts["deltas"] += sum(_sizes(folder / fusion_file(steps)).values()) // manifest["fusions"][-1]["deltas"]
     return counts
 
 

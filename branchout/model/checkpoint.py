@@ -2,7 +2,8 @@
 
     branchout.json        labels, architecture, preprocessing, history, frontiers, operating points, checksums
     base.safetensors      the base network and its head, never changed by any step
-    step-1.safetensors    what step 1 added: its branch, its head, and the means of all new classes if it has them
+    step-1.safetensors    what step 1 added: its branch and head, and where it has them its correction of earlier logits
+                          and the means of all new classes
     fusion-1.safetensors  the deltas between all branches after step 1, if any were trained; kept for the last step
                           (all operating points) and the one before it (the chosen point)
     README.md             the model card
@@ -31,7 +32,7 @@ from branchout.model.bases import rebuild
 from branchout.model.card import describe, with_point
 from branchout.model.class_means import ClassMeans
 from branchout.model.classifier import Classifier, Step
-from branchout.model.heads import CosineHead, Head, sources
+from branchout.model.heads import Correction, CosineHead, Head, sources
 from branchout.model.manifest import (
     BASE_FILE,
     FORMAT,
@@ -212,9 +213,11 @@ def _tensors(saved: SavedModel) -> dict[str, Tensors]:
     model = saved.classifier
     found = {BASE_FILE: _joined(backbone=model.backbone.state_dict(), head=model.base_head.state_dict())}
     for number, (step, points) in enumerate(zip(model.steps, saved.step_points, strict=True), 1):
-        means = {} if step.class_means is None else step.class_means.state_dict()
+        others = {"means": step.class_means, "correction": step.correction}
         found[step_file(number)] = _joined(
-            branch=step.branch.own_state_dict(), head=step.head.state_dict(), means=means
+            branch=step.branch.own_state_dict(),
+            head=step.head.state_dict(),
+            **{part: module.state_dict() for part, module in others.items() if module is not None},
         )
         if points.deltas:
             found[fusion_file(number)] = {
@@ -310,8 +313,13 @@ def _assemble(manifest: Manifest, content: Mapping[str, Any], read: Callable[[st
         if "means/weight" in tensors:
             means = ClassMeans(sum(map(len, manifest.classes[1 : number + 1])), vectors * backbone.features)
             modules["means"] = means
+        correction = None
+        if "correction/weight" in tensors:
+            correction = Correction(backbone.features, sum(map(len, manifest.classes[:number])))
+            modules["correction"] = correction
         _fill(step_file(number), tensors, **modules)
-        steps.append(Step(tuple(manifest.classes[number]), about.where, point.start, branch, own_head, means))
+        names = tuple(manifest.classes[number])
+        steps.append(Step(names, about.where, point.start, branch, own_head, means, correction))
     classifier = Classifier(
         content["arch"],
         backbone,

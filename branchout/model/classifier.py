@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from branchout.data.preprocess import Preprocessing
 from branchout.labels import LabelSpace
 from branchout.model.class_means import ClassMeans
-from branchout.model.heads import FusedHead, Head
+from branchout.model.heads import Correction, FusedHead, Head
 from branchout.model.staged import Backbone, Branch
 
 
@@ -29,6 +29,8 @@ class Step:
     head: Head
     class_means: ClassMeans | None = None
     """For the classes of this step and all before it, while this is the last step."""
+    correction: Correction | None = None
+    """Of the logits of all branches before it."""
 
 
 class StageEngine(Protocol):
@@ -68,11 +70,15 @@ class Classifier(nn.Module):
         heads = [head, *(step.head for step in steps)]
         for each in heads:
             each.requires_grad_(False).eval()
+        for step in steps:
+            if step.correction is not None:
+                step.correction.requires_grad_(False)
         # Branches that clone nothing use the base's feature vector, number 0.
         own = [step.start < len(backbone.names) for step in steps]
         feature_of = [0, *(sum(own[: n + 1]) if mine else 0 for n, mine in enumerate(own))]
         space = LabelSpace.of(classes, *(step.names for step in steps))
-        self.fused = FusedHead(space, heads, feature_of, pooler, steps[-1].class_means if steps else None)
+        means = steps[-1].class_means if steps else None
+        self.fused = FusedHead(space, heads, feature_of, pooler, means, [step.correction for step in steps])
 
     @property
     def space(self) -> LabelSpace:
@@ -125,11 +131,13 @@ class Classifier(nn.Module):
         return self.fused(self.features(images))  # type: ignore[no-any-return]
 
     def parameter_counts(self) -> dict[str, int]:
-        """Parameters of the base network, of each step's branch, of heads with class means, and of deltas."""
+        """Parameters of the base network, of each step's branch, of heads with class means, and of deltas with
+        corrections."""
         counts = {"base": sum(p.numel() for p in self.backbone.parameters())}
         counts |= {f"step {n}": step.branch.parameter_count for n, step in enumerate(self.steps, 1)}
         counts["heads"] = sum(p.numel() for p in self.fused.heads.parameters())
         counts["deltas"] = sum(delta.numel() for delta in self.fused.deltas if delta is not None)
+        counts["deltas"] += sum(step.correction.weight.numel() for step in self.steps if step.correction is not None)
         if self.fused.class_means is not None:
             counts["heads"] += sum(each.numel() for each in self.fused.class_means.buffers())
         return counts

@@ -1,8 +1,8 @@
 """Heads, and how several of them are fused into one: frozen heads, deltas, dial, pooler (paper, section 4.2).
 
-Branch d computes logits z_d from its features h_d with its own frozen head. Fusion adds Δz_d, a linear map of the
-*other* branches' features, adds one number b (the dial) to the logits of the new branches, and pools the columns of
-the same class.
+Branch d computes logits z_d from its features h_d with its own frozen head. A later branch may correct z_d: in stage I
+it learned what to add to it. Fusion adds Δz_d, a linear map of the *other* branches' features, adds one number b (the
+dial) to the logits of the new branches, and pools the columns of the same class.
 """
 
 from __future__ import annotations
@@ -65,6 +65,17 @@ def head_bias(head: Head) -> Tensor | None:
     return head.bias if isinstance(head, nn.Linear) else None
 
 
+class Correction(nn.Module):
+    """What a branch adds to the logits of all earlier branches; nothing at first."""
+
+    def __init__(self, features: int, columns: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(features, columns))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return to_norm(h) @ self.weight
+
+
 class Pooler(nn.Module):
     """One logit per class from one per column: the maximum, or the mean, of the columns that name the class."""
 
@@ -107,9 +118,10 @@ def sources(feature_of: Sequence[int]) -> list[list[int]]:
 
 
 class FusedHead(nn.Module):
-    """All heads side by side, the deltas between them, the class means, the dial and the pooler."""
+    """All heads side by side, corrections and deltas between them, the class means, the dial and the pooler."""
 
     bias: Tensor
+    correction: Tensor | None
     branch_of_column: Tensor
 
     def __init__(
@@ -119,7 +131,9 @@ class FusedHead(nn.Module):
         feature_of: Sequence[int],
         pooler: str = "max",
         class_means: ClassMeans | None = None,
+        corrections: Sequence[Correction | None] = (),
     ) -> None:
+        """`corrections` has one of every step, or none."""
         super().__init__()
         for number, (names, head) in enumerate(zip(space.branches, heads, strict=True)):
             if len(head.weight) != len(names):
@@ -136,6 +150,14 @@ class FusedHead(nn.Module):
             self.register_buffer(f"delta_{number}", None, persistent=False)
         self.register_buffer("bias", torch.zeros(len(heads)), persistent=False)
         self.register_buffer("branch_of_column", torch.tensor(space.branch_of_column), persistent=False)
+        found = {number: each for number, each in enumerate(corrections, 1) if each is not None}
+        self.correcting = [self.feature_of[number] for number in found]
+        self.register_buffer("correction", self._joined(list(found.values())), persistent=False)
+
+    def _joined(self, corrections: Sequence[Correction]) -> Tensor | None:
+        """All corrections as one matrix, so that a GPU launches one product instead of one for each step."""
+        weights = [each.weight.detach().to(self.bias.device) for each in corrections]
+        return torch.cat([F.pad(w, (0, self.space.columns - w.shape[1])) for w in weights]) if weights else None
 
     @property
     def deltas(self) -> list[Tensor | None]:
@@ -163,7 +185,15 @@ class FusedHead(nn.Module):
         return self.bias[self.branch_of_column]
 
     def frozen_columns(self, features: Sequence[Tensor]) -> Tensor:
-        """z: every branch's own logits side by side (N, columns), before deltas and dial."""
+        """z: every branch's logits side by side (N, columns), corrected by later branches, before deltas and dial."""
+        z = self.own_columns(features)
+        if self.correction is None:
+            return z
+        u = to_norm(torch.stack([features[f] for f in self.correcting], dim=-2)).flatten(-2)
+        return z + u @ self.correction.to(u)
+
+    def own_columns(self, features: Sequence[Tensor]) -> Tensor:
+        """Every branch's own logits, without corrections."""
         cosine = [head for head in self.heads if isinstance(head, CosineHead)]
         if len(cosine) < len(self.heads):
             return torch.cat([head(features[f]) for head, f in zip(self.heads, self.feature_of, strict=True)], dim=-1)

@@ -195,7 +195,8 @@ class OperatingPoints:
 def _head(classifier: Classifier, deltas: Deltas | None, biases: Sequence[float]) -> FusedHead:
     """The fused head of one point, over the classifier's own heads."""
     old = classifier.fused
-    head = FusedHead(old.space, list(old.heads), old.feature_of, old.pooler.kind, old.class_means)  # type: ignore[arg-type]
+    corrections = [step.correction for step in classifier.steps]
+    head = FusedHead(old.space, list(old.heads), old.feature_of, old.pooler.kind, old.class_means, corrections)  # type: ignore[arg-type]
     device = old.bias.device
     if deltas is not None:
         head.deltas = [None if delta is None else delta.to(device, torch.float32) for delta in deltas]

@@ -33,6 +33,7 @@ from branchout.method.distil import (
     epochs_for,
     groups_of,
     merged_step,
+    merged_steps,
 )
 from branchout.method.recipes import BRANCHOUT
 from branchout.method.running.compaction_plan import forecast_seconds
@@ -296,6 +297,23 @@ def test_groups_hold_every_step_once_in_order(steps: int, branches: int) -> None
 )
 def test_the_earliest_branch_point_is_taken(points: Sequence[str], expected: str) -> None:
     assert common_branch_point(untrained(BASE), points) == expected
+
+
+def test_new_branches_correct_the_logits_before_them_if_old_ones_did(
+    extended_twice: api.Model, memory: Samples, val: Samples
+) -> None:
+    assert [step.correction is not None for step in extended_twice.classifier.steps] == [False, True]
+    (step,) = extended_twice.compact(memory, val=val, epochs=1).classifier.steps
+    assert step.correction is not None
+    assert step.correction.weight.shape[1] == len(BASE)
+    assert step.correction.weight.any(0).all()
+    model = untrained(BASE, NEW, LATER[:2], LATER[2:])
+    space = LabelSpace.of(BASE, NEW, LATER)
+    merged = merged_steps(model.rebuilt(()), model.steps, [[1], [2, 3]], space, "last")
+    columns = [step.correction.weight.shape[1] for step in merged if step.correction is not None]
+    assert columns == [len(BASE), len(BASE) + len(NEW)]
+    (alone,) = merged_steps(model.rebuilt(()), model.steps[:1], [[1]], LabelSpace.of(BASE, NEW), "last")
+    assert alone.correction is None
 
 
 def test_a_merged_step_is_the_mean_of_branches_with_all_rows() -> None:

@@ -1,12 +1,13 @@
 """Stage I: what trains and what does not, and the loss against one computed class by class."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import BASE, CPU, LATER, NEW, SIZES, exemplars, same, snapshot, untrained
+from helpers import BASE, CPU, LATER, NEW, SIZES, exemplars, fixed_batch, same, snapshot, untrained
 from stage1_case import labelled, settings_of
 from torch import Tensor, nn
 
@@ -105,7 +106,63 @@ def test_the_seed_decides(models: dict[str, Classifier], train: Samples) -> None
     assert runs[0][0] != runs[2][0]
 
 
+@pytest.mark.parametrize(
+    ("start", "recipe", "where", "remembers", "corrects"),
+    [
+        ("base", BRANCHOUT.stage_one, "last", True, False),
+        ("after a step", BRANCHOUT.stage_one, "last", True, True),
+        ("after a step", BRANCHOUT.stage_one, "fc", True, False),
+        ("after a step", BRANCHOUT.stage_one, "last", False, False),
+        ("after a step", replace(BRANCHOUT.stage_one, corrections_after=None), "last", True, False),
+        ("after a step", PAPER.stage_one, "last", True, False),
+        ("after a step, linear", BRANCHOUT.stage_one, "last", True, False),
+    ],
+    ids=["first step", "second step", "head alone", "no exemplars", "never", "paper", "linear"],
+)
+def test_branches_of_later_steps_learn_to_correct_earlier_logits(
+    start: str,
+    recipe: Stage1,
+    where: str,
+    remembers: bool,
+    corrects: bool,
+    models: dict[str, Classifier],
+    train: Samples,
+) -> None:
+    model = models[start]
+    new = labelled(model, LATER, train.of_classes(LATER))
+    old = labelled(model, LATER, exemplars(train, model.space.classes, 4)) if remembers else None
+    step, _ = train_branch(model, LATER, new, settings_of(recipe, epochs=1), exemplars=old, where=where, device=CPU)
+    assert (step.correction is not None) == corrects
+    if step.correction is not None:
+        assert step.correction.weight.shape == (model.backbone.features, model.space.columns)
+        assert step.correction.weight.any(0).all()  # every earlier logit is corrected
+
+
 # The loss.
+
+
+def test_corrections_enter_the_cross_entropies_and_not_the_distillation(models: dict[str, Classifier]) -> None:
+    model = models["after a step"]
+    made = new_branch.initial_branch(
+        model, LATER, None, "last", settings=BRANCHOUT.stage_one, corrects=True, seed=0, device=CPU
+    ).eval()  # type: ignore[arg-type]
+    frozen = Frozen(model, model.steps[0].start, BRANCHOUT.stage_one, device=CPU)
+    x, z = frozen(fixed_batch(6))
+    space = model.space.extend(LATER)
+    y = torch.from_numpy(space.index([*LATER[:2], BASE[0], BASE[3], NEW[0], NEW[1]]))
+    assert made.correction is not None
+    nn.init.normal_(made.correction.weight)
+    with torch.no_grad():
+        loss = stage1.stage1_loss(stage1.Batch(x, z, y, 2), made, BRANCHOUT.stage_one)
+        h = made.features(x)
+        u = torch.stack([4 * v / v.norm() for v in h])
+        columns = torch.cat([z + u @ made.correction.weight, made.head(h)], dim=1)
+        expected = sum(nll(columns[i], int(y[i])) for i in range(2)) / 2
+        expected += sum(nll(columns[i], int(y[i])) for i in range(2, 6)) / 4
+        for teacher, student in zip(z, made.copied_logits(h), strict=True):
+            p, q = (teacher / 2).softmax(0), (student / 2).softmax(0)
+            expected += 2**2 * (p * (p.log() - q.log())).sum() / len(z)
+    assert loss.item() == pytest.approx(float(expected), rel=1e-5)
 
 
 def cosine_logits(h: Tensor, rows: Tensor) -> Tensor:

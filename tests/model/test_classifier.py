@@ -22,11 +22,18 @@ def test_logits_are_those_of_the_parts_put_together_by_hand() -> None:
         h.append(model.steps[0].branch.get_submodule("layer4")(inputs["layer4"]))
         third = model.steps[1].branch
         h.append(third.get_submodule("layer4")(third.get_submodule("layer3")(inputs["layer3"])))
+        assert model.steps[0].correction is None
+        correction = model.steps[1].correction
+        assert correction is not None
         for i in range(3):
             score: dict[str, float] = {}
+            column = 0
             for d, names in enumerate(model.space.branches):
                 for row, name in zip(model.fused.heads[d].weight, names, strict=True):
                     value = 16 * float(h[d][i] @ row / (h[d][i].norm() * row.norm())) + [0, 0.5, -2.0][d]
+                    if d < 2:  # the second step corrects the logits of the base and of the first
+                        value += float(4 * h[2][i] / h[2][i].norm() @ correction.weight[:, column])
+                    column += 1
                     score[name] = max(score.get(name, -1e9), value)
             assert found[i].tolist() == pytest.approx([score[name] for name in model.space.classes], abs=1e-4)
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
-from branchout.model.heads import CosineHead, FusedHead, Pooler, new_head, sources, to_norm
+from branchout.model.heads import Correction, CosineHead, FusedHead, Pooler, new_head, sources, to_norm
 
 NAMES = [f"c{n}" for n in range(7)]
 SPACES = st.lists(st.lists(st.sampled_from(NAMES), min_size=1, unique=True), min_size=1, max_size=4).map(
@@ -44,15 +44,26 @@ def test_pooled_columns_for_no_some_and_all_classes_overlapping(base: list[str],
     assert pooled[0].tolist() == [float(last[name]) for name in space.classes]
 
 
+def random_correction(space: LabelSpace, step: int, k: int) -> Correction | None:
+    """Of all columns before the step; every third step has none."""
+    if step % 3 == 0:
+        return None
+    correction = Correction(k, space.slice_of(step).start)
+    torch.nn.init.normal_(correction.weight)
+    return correction
+
+
 def random_head(
     space: LabelSpace, feature_of: list[int], seed: int, pooler: str
-) -> tuple[FusedHead, list[torch.Tensor]]:
+) -> tuple[FusedHead, list[torch.Tensor], list[Correction | None]]:
     torch.manual_seed(seed)
     k = 5
-    head = FusedHead(space, [CosineHead(k, len(names)) for names in space.branches], feature_of, pooler).double()
+    corrections = [random_correction(space, step, k) for step in range(1, len(space.branches))]
+    heads = [CosineHead(k, len(names)) for names in space.branches]
+    head = FusedHead(space, heads, feature_of, pooler, corrections=corrections).double()
     if len(space.branches) > 1:
         head.deltas = [torch.randn(k * len(head.sources[d]), len(n)).double() for d, n in enumerate(space.branches)]
-    return head, [torch.randn(4, k).double() for _ in range(max(feature_of) + 1)]
+    return head, [torch.randn(4, k).double() for _ in range(max(feature_of) + 1)], corrections
 
 
 @torch.no_grad()
@@ -61,7 +72,7 @@ def random_head(
 def test_fused_logits_written_out(space: LabelSpace, pooler: str, seed: int, b: float, fc: bool) -> None:
     branches = len(space.branches)
     feature_of = [0] * branches if fc else list(range(branches))
-    head, features = random_head(space, feature_of, seed, pooler)
+    head, features, corrections = random_head(space, feature_of, seed, pooler)
     head.set_bias(b)
     got = head(features)
     for sample in range(4):
@@ -74,6 +85,10 @@ def test_fused_logits_written_out(space: LabelSpace, pooler: str, seed: int, b: 
                 for place, f in enumerate(others):
                     u = 4 * features[f][sample] / features[f][sample].norm()
                     z = z + u @ head.deltas[d][place * 5 : place * 5 + 5, row]
+                for later, correction in enumerate(corrections, 1):
+                    if later > d and correction is not None:
+                        h = features[feature_of[later]][sample]
+                        z = z + 4 * h / h.norm() @ correction.weight[:, space.slice_of(d).start + row].double()
                 scores.setdefault(name, []).append(float(z) + (b if d else 0.0))
         expected = [max(scores[n]) if pooler == "max" else float(np.mean(scores[n])) for n in space.classes]
         assert got[sample].tolist() == pytest.approx(expected, abs=1e-9)
@@ -88,6 +103,20 @@ def test_zero_deltas_and_no_overlap_are_the_concatenated_logits_exactly() -> Non
     assert torch.equal(fused(features), concatenated)
     fused.deltas = [torch.zeros(8, 2), torch.zeros(8, 3)]
     assert torch.equal(fused(features), concatenated)
+
+
+def test_corrections_move_with_the_head_and_reach_earlier_columns_alone() -> None:
+    space = LabelSpace.of(["a", "b"], ["c"], ["d"])
+    correction = Correction(8, 3)
+    torch.nn.init.ones_(correction.weight)
+    heads = [CosineHead(8, len(names)) for names in space.branches]
+    fused = FusedHead(space, heads, [0, 1, 2], corrections=[None, correction])
+    features = [torch.randn(6, 8) for _ in range(3)]
+    added = fused(features) - FusedHead(space, heads, [0, 1, 2])(features)
+    torch.testing.assert_close(added[:, :3], to_norm(features[2]).sum(1, keepdim=True).expand(6, 3))
+    assert not added[:, 3].any()
+    assert "correction" not in fused.state_dict()  # saved with its step
+    assert fused.to("meta").correction.is_meta  # type: ignore[union-attr]
 
 
 def test_deltas_move_with_the_head() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from branchout.data.images import SMALL
 from branchout.method.compact import Compaction
-from branchout.method.distil import merged_step
+from branchout.method.distil import merged_steps
 from branchout.method.running.measure_speed import measure_speeds
 from branchout.method.running.speeds import Speeds
 from branchout.model.checkpoint import SavedModel, weight_bytes
@@ -63,9 +63,6 @@ def bytes_before_and_after(run: Compaction, saved: SavedModel) -> tuple[int, int
     bare = SavedModel(
         run.old.rebuilt(without_means), tuple(replace(points, deltas=[]) for points in saved.step_points), saved.history
     )
-    steps = [
-        merged_step(run.base, [run.old.steps[n - 1] for n in group], names, run.where)
-        for group, names in zip(run.groups, run.space.branches[1:], strict=True)
-    ]
+    steps = merged_steps(run.base, run.old.steps, run.groups, run.space, run.where)
     small = SavedModel(run.base.rebuilt(steps), bare.step_points[: len(steps)])
     return weight_bytes(bare), weight_bytes(small)

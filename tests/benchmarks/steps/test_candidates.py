@@ -3,13 +3,12 @@
 import torch
 from helpers import BASE, LATER, NEW, fixed_batch, untrained
 
-from benchmarks.steps.candidates import Candidate, correction_of, mixed_in_pairs, with_corrections
+from benchmarks.steps.candidates import Candidate, mixed_in_pairs
 from branchout.method import new_branch, stage1
 from branchout.method.new_branch import NewBranch
 from branchout.method.recipes import BRANCHOUT
 from branchout.method.stage1 import Batch
-from branchout.model.classifier import Classifier, Step
-from branchout.model.heads import to_norm
+from branchout.model.classifier import Classifier
 from branchout.model.staged import branch_point
 
 CPU = torch.device("cpu")
@@ -31,26 +30,6 @@ def test_branches_can_start_at_the_last_one_and_the_method_is_restored() -> None
     assert all(torch.equal(found[name], last[name]) for name in last)
     assert not all(torch.equal(found[name], base[name]) for name in last)
     assert stage1.initial_branch is new_branch.initial_branch  # type: ignore[attr-defined]
-
-
-def test_corrections_are_added_to_all_earlier_logits() -> None:
-    model, images = untrained(BASE), torch.randn(4, 1, 32, 32)
-    corrections = []
-    for names in (NEW, LATER):
-        with Candidate(corrections=True).training() as trained:
-            made = started(model)
-        assert correction_of(trained[-1]) is made.trained_parameters()[-1]
-        corrections.append(torch.randn_like(correction_of(made)))
-        step = untrained(BASE, names).steps[0]
-        grown = model.extended(Step(names, "last", step.start, step.branch, step.head))
-        with_corrections(grown, model, corrections[-1])
-        model = grown
-    with torch.no_grad():
-        features = model.features(images)
-        expected = model.fused.frozen_columns(features)
-        for h, correction in zip(features[1:], corrections, strict=True):
-            expected[:, : correction.shape[1]] += to_norm(h) @ correction
-        torch.testing.assert_close(model.fused.columns(features), expected)
 
 
 def test_mixed_exemplars_are_made_of_two_and_labelled_by_their_shares() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import BASE, NEW, SIZES, exemplars
+from helpers import BASE, LATER, NEW, SIZES, exemplars
+from safetensors.torch import load_file
 from torch import nn
 
 from branchout import api
@@ -187,6 +188,17 @@ def test_a_forecast_counts_stage_two_where_it_is_trained(
     assert Extension(linear, split, asked, device=CPU).needs_deltas() == fused
     without = added_bytes(linear, split, ExtendConfig(), "last")
     assert (added_bytes(linear, split, asked, "last") > without) == fused
+
+
+def test_the_size_of_a_second_step_is_forecast(extended: api.Model, extended_twice: api.Model, train: Samples) -> None:
+    model = extended.saved.classifier
+    new = train.of_classes([*LATER, BASE[0], NEW[0]])
+    split = DataSplit.of(model.space, new, exemplars(train, model.space.classes), None, 0)
+    assert extended_twice.folder is not None
+    saved = [load_file(extended_twice.folder / f"{part}-2.safetensors") for part in ("step", "fusion")]
+    added = sum(tensor.nbytes for tensors in saved for tensor in tensors.values())
+    assert "correction/weight" in saved[0]
+    assert added_bytes(model, split, ExtendConfig(), "last") == added
 
 
 # In an extension.
