@@ -18,7 +18,7 @@ from branchout.data.samples import Samples
 from branchout.method import new_branch, stage1
 from branchout.method.frozen import Frozen
 from branchout.method.recipes import BRANCHOUT, PAPER, Stage1
-from branchout.method.stage1 import batch_sizes, train_branch
+from branchout.method.stage1 import batch_sizes, learns_correction, train_branch
 from branchout.model.classifier import Classifier, Step
 from branchout.model.staged import branch_point
 from branchout.training.loop import seed_for
@@ -133,6 +133,11 @@ def test_branches_of_later_steps_learn_to_correct_earlier_logits(
     old = labelled(model, LATER, exemplars(train, model.space.classes, 4)) if remembers else None
     step, _ = train_branch(model, LATER, new, settings_of(recipe, epochs=1), exemplars=old, where=where, device=CPU)
     assert (step.correction is not None) == corrects
+    if corrects:  # not where it would be larger than the branch
+        columns = step.branch.parameter_count // model.backbone.features
+        for many in (columns, columns + 1):
+            wide = untrained([f"{n}" for n in range(many - len(NEW))], NEW)
+            assert learns_correction(wide, where, recipe) == (many == columns)
     if step.correction is not None:
         assert step.correction.weight.shape == (model.backbone.features, model.space.columns)
         assert step.correction.weight.any(0).all()  # every earlier logit is corrected

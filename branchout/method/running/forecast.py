@@ -87,7 +87,7 @@ def added_bytes(model: Classifier, split: DataSplit, config: ExtendConfig, where
     own = Branch.clone(model.backbone, point).own_state_dict().values()
     width, names = model.backbone.features, split.new.classes
     more = sum(each.numel() * each.element_size() for each in own) + 4 * width * len(names)
-    if split.memory is not None and learns_correction(model, point.start, config.full_recipe().stage_one):
+    if split.memory is not None and learns_correction(model, where, config.full_recipe().stage_one):
         more += 4 * width * model.space.columns
     space = model.space.extend(names)
     if needs_deltas(model, space, split, config):
