@@ -74,7 +74,7 @@ def points(b: float, deltas: list[Any] | None = None) -> StepPoints:
 def mixed(pooler: str, b: float = 0.7) -> SavedModel:
     """Three branches that share classes and a feature vector, deltas and class means as strong as logits, a dial that
     matters."""
-    plain = untrained(("a", "b", "c"), ("d", "b"), ("e", "a", "b"), where=("layer3", "fc"))
+    plain = untrained(("a", "b", "c"), ("d", "b"), ("e", "a", "b"), where=("fc", "layer3"))
     generator = torch.Generator().manual_seed(0)
     means = ClassMeans.of(*(torch.randn(*shape, generator=generator) for shape in ((5, 2 * 64), (5,), (5,))), 0.5)
     model = plain.rebuilt([plain.steps[0], replace(plain.steps[1], class_means=means)], pooler)

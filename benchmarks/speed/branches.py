@@ -19,13 +19,13 @@ from branchout.data.preprocess import Preprocessing
 from branchout.model import architectures
 from branchout.model.bases import rebuild
 from branchout.model.classifier import Classifier, Step
-from branchout.model.heads import Correction, CosineHead
+from branchout.model.heads import CosineHead
 from branchout.model.staged import Branch, branch_point
 
 SIZES = Preprocessing(64, 3, (0.5,) * 3, (0.25,) * 3)
 WIDTH, STEPS = 32, (1, 5, 10, 50)
-OLD, NEW = 100, 10
-"""Classes of the base and of each step."""
+NEW = 10
+"""Classes of each step."""
 
 
 def model_with(branches: int, device: torch.device) -> Classifier:
@@ -33,14 +33,13 @@ def model_with(branches: int, device: torch.device) -> Classifier:
     backbone, _ = rebuild(arch)
     point = branch_point(backbone)
     names = [tuple(f"{step} {n}" for n in range(NEW)) for step in range(branches)]
-    k = backbone.features
-    corrections = [Correction(k, OLD + step * NEW) if step else None for step in range(branches)]
     steps = [
-        Step(each, "last", point.start, Branch.clone(backbone, point), CosineHead(k, NEW), correction=correction)
-        for each, correction in zip(names, corrections, strict=True)
+        Step(each, "last", point.start, Branch.clone(backbone, point), CosineHead(backbone.features, NEW))
+        for each in names
     ]
-    old = [f"old {n}" for n in range(OLD)]
-    return Classifier(arch, backbone, CosineHead(k, OLD), old, SIZES, steps=steps).placed(device)
+    head = CosineHead(backbone.features, 100)
+    old = [f"old {n}" for n in range(100)]
+    return Classifier(arch, backbone, head, old, SIZES, steps=steps).placed(device)
 
 
 def batched(model: Classifier) -> Callable[[Tensor], Tensor]:

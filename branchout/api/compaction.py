@@ -116,7 +116,11 @@ def compact(
 def _event(
     saved: SavedModel, small: SavedModel, config: CompactConfig, made: Compacted, memory: Samples
 ) -> dict[str, object]:
-    """What the model's history keeps, in place of the steps that were merged."""
+    """What the model's history keeps, in place of the steps that were merged.
+
+    Where the goal could not be kept, the accuracies before are those of another goal and are left out.
+    """
+    same_goal = small.step_points[-1].goal == saved.step_points[-1].goal
     return {
         "what": "compact",
         "when": now(),
@@ -127,7 +131,7 @@ def _event(
         "steps": len(saved.classifier.steps),
         "images": len(memory),
         "sizes": {"before": _sizes(saved), "after": _sizes(small)},
-        "before": None if made.before is None else asdict(made.before),
+        "before": None if made.before is None or not same_goal else asdict(made.before),
         "measured": None if made.measured is None else made.measured.to_dict(),
         "losses": [round(loss, 5) for loss in made.losses],
         "seconds": round(made.seconds, 2),

@@ -46,7 +46,7 @@ class Routed(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         space = self.fused.space
-        columns = self.fused.own_columns(features.unbind(1))
+        columns = self.fused.head_columns(features.unbind(1))
         answers = [columns[:, space.slice_of(d)].softmax(1) for d in range(len(space.branches))]
         if self.router is None:
             chosen = torch.stack([p.amax(1) for p in answers], dim=1).argmax(1)

@@ -47,7 +47,7 @@ def explain(
     as_json: options.AsJson = False,
     device: options.Device = None,
 ) -> None:
-    """Explain a prediction: logits of each branch, deltas, dial."""
+    """Explain a prediction: logits of each branch, what others and the dial add."""
     from branchout.data.folders import images_in
 
     check_order(model, images)
@@ -103,7 +103,7 @@ def _show(file: str, why: Explanation, images: int | None, *, has_dial: bool) ->
     if rival is not None:
         first, second = (_shown_parts(score) for score in (winner, rival))
         own, delta, dial = (one - other for one, other in zip(first, second, strict=True))
-        parts = f": own logits {own:+.2f}, deltas {delta:+.2f}, dial {dial:+.2f}" if several else ""
+        parts = f": own logits {own:+.2f}, other branches {delta:+.2f}, dial {dial:+.2f}" if several else ""
         say(f"{winner.name} leads {rival.name} by {own + delta + dial:.2f}{parts}")
     if why.expected is not None:
         say(_why_not(why.expected, winner.name, has_dial))
@@ -137,7 +137,8 @@ def _sums(why: Explanation, scores: Sequence[ClassScore]) -> Table:
 
     pools = any(len(score.columns) > 1 for score in scores)
     several = len(why.branches) > 1
-    headings = ["class", "branch", "own logit", "+ deltas", "+ dial", "= logit"] if several else ["class", "logit"]
+    sums = ["branch", "own logit", "+ other branches", "+ dial", "= logit"]
+    headings = ["class", *(sums if several else ["logit"])]
     title = "logits of the most probable classes" if several else None
     table = new_table(*headings, *(["pooled"] if pools else []), title=title, left=("branch", "pooled"))
     for score in scores:

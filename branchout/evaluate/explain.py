@@ -49,7 +49,7 @@ class ClassScore:
     """One for every branch that knows the class."""
 
     def parts(self) -> dict[str, float]:
-        """Own logit, deltas and dial of the pooled columns; they add up to the logit."""
+        """Own logit, what other branches add, and dial of the pooled columns; they add up to the logit."""
         used = [column for column in self.columns if column.counts]
         return {part: sum(getattr(c, part) for c in used) / len(used) for part in ("own", "delta", "dial")}
 
@@ -76,7 +76,7 @@ class Expected:
     place: int
     """1 for the most probable class."""
     lead: dict[str, float]
-    """By how much the winner's own logit, deltas and dial exceed those of the expected class."""
+    """By how much the winner's own logit, what other branches add, and dial exceed those of the expected class."""
     dial_change: float | None
     """The smallest change of the dial with which the expected class would win; None if there is none."""
 
@@ -122,9 +122,9 @@ class Explanation:
     """For every branch its own best classes and their logits."""
     pooler: str
     own_answer: str
-    """The answer from the branches' own logits, without deltas and dial."""
+    """The answer from the branches' own logits alone."""
     without_dial: str
-    """The answer with deltas and without the dial."""
+    """The answer with what other branches add and without the dial."""
     before: tuple[str, float] | None
     """The answer of the model before its last step, and its probability; None for a base model."""
     known: str
@@ -209,7 +209,7 @@ class LogitSums:
     @classmethod
     def of(cls, head: FusedHead, features: Sequence[Tensor]) -> LogitSums:
         """From the feature vectors of one image, each of shape (1, k)."""
-        own, fused = head.own_columns(features)[0], head.columns(features)[0]
+        own, fused = head.head_columns(features)[0], head.columns(features)[0]
         return cls(head, own, fused - own, head.shift, fused + head.shift)
 
     @cached_property

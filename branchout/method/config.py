@@ -66,18 +66,32 @@ class ExtendConfig:
         return replace(recipe, stage_one=replace(stage_one, optimisation=changed))
 
     def __post_init__(self) -> None:
+        for name in ("recipe", "branch", "goal", "pooler"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and (value is not None or name in ("recipe", "goal")):
+                raise BranchoutError(f"{name} must be a name, found {shortened(value)}")
+        if not isinstance(self.fuse, bool):
+            raise BranchoutError(f"fuse must be True or False, found {shortened(self.fuse)}")
         recipe_named(self.recipe)
         check_goal(self.goal)
         for name, least in (("exemplars", 1), ("epochs", 1), ("views", 0), ("seed", 0)):
             value = getattr(self, name)
             if name not in ("epochs", "views") or value is not None:
                 object.__setattr__(self, name, whole_number(name, value, least))
-        _check_positive("The minutes must be a number", self.minutes, "--minutes 25")
-        _check_positive("The memory limit must be gigabytes", self.memory_limit, "--memory-limit 2")
+        for name, what, example in (
+            ("minutes", "The minutes must be a number", "--minutes 25"),
+            ("memory_limit", "The memory limit must be gigabytes", "--memory-limit 2"),
+        ):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _positive(getattr(self, name), what, example))
         if self.pooler not in (None, *POOLERS):
             raise unknown("pooler", str(self.pooler), POOLERS)
 
 
-def _check_positive(what: str, value: object, example: str) -> None:
-    if value is not None and not (isinstance(value, Real) and 0 < float(value) < math.inf):
-        raise BranchoutError(f"{what} above 0, found {shortened(value)}. Try: {example}")
+def _positive(value: object, what: str, example: str) -> float:
+    try:
+        if isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < math.inf:
+            return float(value)  # numpy's numbers cannot be saved as JSON
+    except OverflowError:  # a whole number with hundreds of digits
+        pass
+    raise BranchoutError(f"{what} above 0, found {shortened(value)}. Try: {example}")

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.data.images import SMALL, Images, shuffled
@@ -92,8 +91,7 @@ class Student(nn.Module):
         own = [head(h) + b for head, h, b in zip(self.heads, features, self.biases, strict=True)]
         z = torch.cat([z_base, *own], dim=1)
         for number, correction in self.corrections.items():
-            added = correction(features[int(number)])
-            z = z + F.pad(added, (0, z.shape[1] - added.shape[1]))
+            z = correction(z, features[int(number)])
         return self.pooler(z)  # type: ignore[no-any-return]
 
     def trained_parameters(self) -> list[nn.Parameter]:

@@ -60,7 +60,7 @@ class NewBranch(nn.Module):
 
     def corrected(self, z: Tensor, h: Tensor) -> Tensor:
         """The frozen logits with what this branch adds to them."""
-        return z if self.correction is None else z + self.correction(h)
+        return z if self.correction is None else self.correction(z, h)
 
     def column_of(self, y: Tensor) -> Tensor:
         """The columns of the new head that stand for classes y."""

@@ -9,11 +9,11 @@ heads on the new features learn to give the frozen logits:
 
     L = CE([z, z_n], y) + CE(pool([z, z_n]), y) + λ·T²·KL(z ‖ z_copied)  new images + exemplars + both
 
-From the second step on, beside cosine heads, z + Δz stands in both cross-entropies for z: with Δz = W_cᵀh_n the branch
-learns what it adds to the frozen logits. Earlier branches never saw the new images; the new one sees images of all.
+From the second step on, beside cosine heads, z + W_cᵀh_n stands in both cross-entropies for z: the branch learns what
+it adds to the frozen logits. Earlier branches never saw the new images; the new one sees images of all classes.
 
 Symbols: h(x; Φ_s) → `batch.x` · Φ_n → `NewBranch.branch` · W_n → `NewBranch.head` · h_n → `h` · z_n = W_nᵀh_n → `z_n`
-· frozen logits z_b, z_n1, … → `batch.z` · z_copied → `NewBranch.copied_logits` · z + Δz → `NewBranch.corrected`
+· frozen logits z_b, z_n1, … → `batch.z` · z_copied → `NewBranch.copied_logits` · W_c → `NewBranch.correction`
 · y → `batch.y` · D_n → `new` · E → `exemplars`
 """
 

@@ -43,9 +43,10 @@ def with_point(manifest: Mapping[str, Any], point: int, goal: str) -> dict[str, 
 
 def compaction_rows(event: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Size and accuracy before → after, as the history records them of a compaction; of other events nothing."""
-    if event.get("what") != "compact":
+    sizes = event.get("sizes", {})
+    if event.get("what") != "compact" or sizes is None:  # None: of several branches, the last one tells
         return []
-    sizes = event.get("sizes") or {  # which older models lack
+    sizes = sizes or {  # which older models lack
         "before": {"branches": event.get("steps", 0)},
         "after": {"branches": event.get("branches", 0)},
     }

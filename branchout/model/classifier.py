@@ -70,15 +70,13 @@ class Classifier(nn.Module):
         heads = [head, *(step.head for step in steps)]
         for each in heads:
             each.requires_grad_(False).eval()
-        for step in steps:
-            if step.correction is not None:
-                step.correction.requires_grad_(False)
         # Branches that clone nothing use the base's feature vector, number 0.
         own = [step.start < len(backbone.names) for step in steps]
         feature_of = [0, *(sum(own[: n + 1]) if mine else 0 for n, mine in enumerate(own))]
         space = LabelSpace.of(classes, *(step.names for step in steps))
         means = steps[-1].class_means if steps else None
         self.fused = FusedHead(space, heads, feature_of, pooler, means, [step.correction for step in steps])
+        self.fused.corrections.requires_grad_(False)
 
     @property
     def space(self) -> LabelSpace:
@@ -137,7 +135,7 @@ class Classifier(nn.Module):
         counts |= {f"step {n}": step.branch.parameter_count for n, step in enumerate(self.steps, 1)}
         counts["heads"] = sum(p.numel() for p in self.fused.heads.parameters())
         counts["deltas"] = sum(delta.numel() for delta in self.fused.deltas if delta is not None)
-        counts["deltas"] += sum(step.correction.weight.numel() for step in self.steps if step.correction is not None)
+        counts["deltas"] += sum(p.numel() for p in self.fused.corrections.parameters())
         if self.fused.class_means is not None:
             counts["heads"] += sum(each.numel() for each in self.fused.class_means.buffers())
         return counts

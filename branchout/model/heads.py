@@ -72,8 +72,10 @@ class Correction(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(features, columns))
 
-    def forward(self, h: Tensor) -> Tensor:
-        return to_norm(h) @ self.weight
+    def forward(self, z: Tensor, h: Tensor) -> Tensor:
+        """The logits z, of which the first columns are corrected, from the branch's features h."""
+        added = to_norm(h) @ self.weight.to(h)
+        return z + F.pad(added, (0, z.shape[-1] - added.shape[-1]))
 
 
 class Pooler(nn.Module):
@@ -121,7 +123,6 @@ class FusedHead(nn.Module):
     """All heads side by side, corrections and deltas between them, the class means, the dial and the pooler."""
 
     bias: Tensor
-    correction: Tensor | None
     branch_of_column: Tensor
 
     def __init__(
@@ -150,14 +151,9 @@ class FusedHead(nn.Module):
             self.register_buffer(f"delta_{number}", None, persistent=False)
         self.register_buffer("bias", torch.zeros(len(heads)), persistent=False)
         self.register_buffer("branch_of_column", torch.tensor(space.branch_of_column), persistent=False)
-        found = {number: each for number, each in enumerate(corrections, 1) if each is not None}
-        self.correcting = [self.feature_of[number] for number in found]
-        self.register_buffer("correction", self._joined(list(found.values())), persistent=False)
-
-    def _joined(self, corrections: Sequence[Correction]) -> Tensor | None:
-        """All corrections as one matrix, so that a GPU launches one product instead of one for each step."""
-        weights = [each.weight.detach().to(self.bias.device) for each in corrections]
-        return torch.cat([F.pad(w, (0, self.space.columns - w.shape[1])) for w in weights]) if weights else None
+        self.corrections = nn.ModuleDict(
+            {str(number): each for number, each in enumerate(corrections, 1) if each is not None}
+        )
 
     @property
     def deltas(self) -> list[Tensor | None]:
@@ -186,14 +182,13 @@ class FusedHead(nn.Module):
 
     def frozen_columns(self, features: Sequence[Tensor]) -> Tensor:
         """z: every branch's logits side by side (N, columns), corrected by later branches, before deltas and dial."""
-        z = self.own_columns(features)
-        if self.correction is None:
-            return z
-        u = to_norm(torch.stack([features[f] for f in self.correcting], dim=-2)).flatten(-2)
-        return z + u @ self.correction.to(u)
+        z = self.head_columns(features)
+        for number, correction in self.corrections.items():
+            z = correction(z, features[self.feature_of[int(number)]])
+        return z
 
-    def own_columns(self, features: Sequence[Tensor]) -> Tensor:
-        """Every branch's own logits, without corrections."""
+    def head_columns(self, features: Sequence[Tensor]) -> Tensor:
+        """What the heads alone give, without corrections."""
         cosine = [head for head in self.heads if isinstance(head, CosineHead)]
         if len(cosine) < len(self.heads):
             return torch.cat([head(features[f]) for head, f in zip(self.heads, self.feature_of, strict=True)], dim=-1)

@@ -29,7 +29,7 @@ class Branch(Shape):
 class Score(ClassProbability):
     logit: float
     parts: dict[str, float] = Field(
-        description="own (the branch's own logit), delta and dial; they add up to the logit."
+        description="own (the branch's own logit), delta (what other branches add), dial; they add up to the logit."
     )
 
 

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 ADDED_LATER = {"added later": True}
-"""Metadata of settings that rows and checkpoints written before them do not name; those had the default."""
+"""Metadata of settings that rows and checkpoints written before them do not name. Those had the default, or are marked
+as outdated."""
 
 
 @dataclass(frozen=True)

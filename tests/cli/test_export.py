@@ -63,7 +63,7 @@ def test_explain_shows_sums_that_add_up(extended_twice: api.Model, photos: Path)
         numbers = [cell.strip() for cell in row.split("│")[3:7]]
         own, delta, dial, logit = (float(text) if text else 0.0 for text in numbers)
         assert own + delta + dial == pytest.approx(logit, abs=1e-9)
-    lead = re.search(r"leads .* by (\S+): own logits (\S+), deltas (\S+), dial (\S+)", told)
+    lead = re.search(r"leads .* by (\S+): own logits (\S+), other branches (\S+), dial (\S+)", told)
     assert lead
     whole, *parts = map(float, lead.groups())
     assert sum(parts) == pytest.approx(whole, abs=1e-9)

@@ -1,6 +1,7 @@
 """Settings of the wrong kind are refused where they are given, not deep inside a run."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,12 +29,22 @@ def test_what_is_no_whole_number_is_refused(name: str, value: object, least: int
 
 
 @pytest.mark.parametrize("name", ["minutes", "memory_limit"])
-@pytest.mark.parametrize("value", ["3", 0, float("nan")])
+@pytest.mark.parametrize("value", ["3", 0, float("nan"), True])
 def test_limits_are_numbers_above_0(name: str, value: object) -> None:
     with pytest.raises(BranchoutError, match=f"{name.split('_')[0]}.*above 0, found {value!r}"):
         ExtendConfig(**{name: value})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("config", [ExtendConfig(seed=np.int64(4)), CompactConfig(seed=np.int64(4))])  # type: ignore[arg-type]
-def test_numbers_of_numpy_can_be_saved(config: ExtendConfig | CompactConfig) -> None:
-    assert json.loads(json.dumps(vars(config)))["seed"] == 4
+@pytest.mark.parametrize(
+    "setting", [{"recipe": 3}, {"goal": None}, {"branch": 3}, {"pooler": 3}, {"fuse": "no"}, {"minutes": 10**400}]
+)
+def test_other_wrong_types_are_refused_with_the_name_of_the_setting(setting: dict[str, object]) -> None:
+    ((name, _),) = setting.items()
+    with pytest.raises(BranchoutError, match=f"{name} .*found"):
+        ExtendConfig(**setting)  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_can_be_saved() -> None:
+    seed: Any = np.int64(4)
+    for config in (ExtendConfig(seed=seed, minutes=np.float32(2)), CompactConfig(seed=seed)):
+        assert json.loads(json.dumps(vars(config)))["seed"] == 4

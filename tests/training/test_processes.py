@@ -60,8 +60,15 @@ def test_clipped_gradients_are_those_of_the_whole_batch(patterns: Samples) -> No
 
 
 def extension(train: Samples, val: Samples, **settings: object) -> tuple[State, list[float], tuple[float, ...]]:
+    """A first step; with `second` the next one, whose branch corrects earlier logits."""
     base = api.Model(SavedModel(untrained(BASE), (), ({},)), None, CPU)
-    grown = base.extend(train.of_classes(NEW), memory=exemplars(train), val=val, **{"epochs": 2, **settings})
+    first, then = (NEW[:-1], NEW[-1:]) if settings.pop("second", False) else (NEW, ())
+    seen = val.of_classes([*BASE, *first])
+    grown = base.extend(train.of_classes(first), memory=exemplars(train), val=seen, **{"epochs": 2, **settings})
+    if then:
+        memory = exemplars(train, [*BASE, *first])
+        grown = grown.extend(train.of_classes(then), memory=memory, val=val, **{"epochs": 2, **settings})
+        assert grown.classifier.steps[-1].correction is not None
     assert grown.outcome is not None
     state = {name: tensor.clone() for name, tensor in grown.classifier.state_dict().items()}
     return state, grown.outcome.losses, grown.saved.step_points[-1].point
@@ -75,8 +82,9 @@ def extension(train: Samples, val: Samples, **settings: object) -> tuple[State, 
         (2, {"views": 0}),
         (2, {"recipe": "paper"}),
         (2, {"branch": "fc", "epochs": None}),
+        (2, {"second": True}),
     ],
-    ids=["cached", "four, with stage II", "live trunk", "paper's grid", "head alone"],
+    ids=["cached", "four, with stage II", "live trunk", "paper's grid", "head alone", "second step"],
 )
 def test_extending_in_several_processes_gives_the_same_model(
     count: int, settings: dict[str, object], train: Samples, val: Samples

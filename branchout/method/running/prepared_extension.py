@@ -35,7 +35,7 @@ class Prepared:
         return {
             **settings,
             "pooler": base.fused.pooler.kind,
-            "base": weights_digest(base.backbone, base.branches, base.fused.heads),
+            "base": weights_digest(base.backbone, base.branches, base.fused.heads, base.fused.corrections),
             "new images": self.split.new.fingerprint(),
             "memory": "none" if memory is None else memory.fingerprint(),
             "validation": digest(*(part.fingerprint() for part in parts if part is not None)),

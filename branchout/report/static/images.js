@@ -258,7 +258,7 @@ const whyTable = ({ winner, expected, place, dial_change: dialChange }) => {
   }
   const table = element("table");
   const head = element("tr");
-  for (const words of ["class", "own logit", "+ deltas", "+ dial", "= logit"]) {
+  for (const words of ["class", "own logit", "+ other branches", "+ dial", "= logit"]) {
     const cell = element("th", words, words === "class" ? "name" : "number");
     cell.scope = "col";
     head.append(cell);
@@ -281,7 +281,7 @@ const whyTable = ({ winner, expected, place, dial_change: dialChange }) => {
   const [own, delta, dial] = lead.map(signedNumber);
   const words = element("p", undefined, "note");
   words.append(name(), ` is ranked ${grouped(place)} with ${percent(expected.probability)}%. `);
-  words.append(element("bdi", winner.class), ` leads by ${number(sum(lead))}: own logits ${own}, deltas ${delta}, dial ${dial}. `);
+  words.append(element("bdi", winner.class), ` leads by ${number(sum(lead))}: own logits ${own}, other branches ${delta}, dial ${dial}. `);
   if (dialChange) words.append(`With the dial more than ${number(Math.abs(dialChange))} ${dialChange > 0 ? "higher" : "lower"} it would win.`);
   else if (dialChange === null) words.append("No position of the dial makes it win.");
   const title = element("h4", "Why not ");
