@@ -134,7 +134,7 @@ class FusedHead(nn.Module):
         class_means: ClassMeans | None = None,
         corrections: Sequence[Correction | None] = (),
     ) -> None:
-        """`corrections` has one of every step, or none."""
+        """`corrections` has an entry for every step, None where there is none; by default no step has one."""
         super().__init__()
         for number, (names, head) in enumerate(zip(space.branches, heads, strict=True)):
             if len(head.weight) != len(names):
