@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from branchout.errors import BranchoutError, printable
+from branchout.errors import BranchoutError, printable, shortened
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,8 @@ def meaning(goal: str) -> str:
 
 def check_goal(goal: str) -> tuple[str, float] | None:
     """The metric and minimum of a condition, None for a named goal; anything else is an error."""
+    if not isinstance(goal, str):
+        raise BranchoutError(f"goal must be a name or a condition, found {shortened(goal)}")
     condition = CONDITION.match(goal)
     if condition:
         metric, number, percent = condition.groups()

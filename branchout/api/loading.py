@@ -17,6 +17,7 @@ from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples
 from branchout.data.scenarios import Scenario
 from branchout.disk_cache import cache_folder
+from branchout.errors import whole_number
 from branchout.method.running.prepared_extension import now
 from branchout.model import architectures, bases, checkpoint, hub
 from branchout.model.checkpoint import SavedModel
@@ -85,9 +86,11 @@ def pretrain(
     accuracy. With `out` the model is saved there (in half precision with `half`), and a run that was stopped resumes
     when it is called again. `warn` is called with problems of files.
     """
+    seed = whole_number("seed", seed, 0)
     architectures.check(arch, size, width)
     optimisation = optimisation or pretraining.schedule_for(arch, schedule)
-    optimisation = optimisation if epochs is None else replace(optimisation, epochs=epochs)
+    if epochs is not None:
+        optimisation = replace(optimisation, epochs=whole_number("epochs", epochs, 1))
     out = check_out(out)
     place = device_named(device)
     train, test, kind_of_data = _base_images(data, val, scenario, warn, classes_from)

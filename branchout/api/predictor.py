@@ -16,7 +16,7 @@ from branchout.data.images import Images, open_images
 from branchout.data.preprocess import Picture
 from branchout.data.samples import Samples
 from branchout.disk_cache import cache_folder
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, whole_number
 from branchout.evaluate.compare import logits
 from branchout.evaluate.explain import Explanation, LabelledFeatures, explain
 from branchout.method.features import extract
@@ -98,6 +98,7 @@ class Predictor:
         if isinstance(images, str | PathLike | np.ndarray):
             return self.predict([images], top=top, flip=flip)[0]
         self._check_flip(flip)
+        top = whole_number("top", top, 1)
         how, everything = self.classifier.preprocessing, list(images)
         predictions: list[Prediction] = []
         for start in range(0, len(everything), 64):

@@ -186,7 +186,9 @@ def _show_comparison(model: Model, found: Comparison, test: Path) -> None:
     point = _operating_point(model)
     if point is not None:
         place = setting([value for value in point.values() if isinstance(value, float)])
-        dial = ", the number added to all new logits" if "b" in point else ", a point of the trained grid"
+        own = any(model.saved.step_points[-1].offsets)
+        added = f"the number added to all new logits{', beside a constant for each step' if own else ''}"
+        dial = f", {added if 'b' in point else 'a point of the trained grid'}"
         say(f"operating point: goal {point['goal']}, {place}{dial}; branchout tune changes it")
     if found.before is not None:
         say(f"before: the model before step {len(model.classifier.steps)}, on the classes it knew")

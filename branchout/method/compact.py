@@ -117,7 +117,8 @@ def check(saved: SavedModel, memory: Samples, config: CompactConfig) -> list[str
     parts = (("added by steps", added), ("that only the base knows", set(model.space.branches[0]) - added))
     lost = [(which, sorted(names - set(memory.classes))) for which, names in parts]
     return [
-        f"--memory has no images for {count(len(names), 'class', 'classes')} {which}: {listed(names)}"
+        f"--memory has no images for {count(len(names), 'class', 'classes')} {which}, which may be forgotten and "
+        f"are not measured: {listed(names)}"
         for which, names in lost
         if names
     ]

@@ -66,9 +66,9 @@ class ExtendConfig:
         return replace(recipe, stage_one=replace(stage_one, optimisation=changed))
 
     def __post_init__(self) -> None:
-        for name in ("recipe", "branch", "goal", "pooler"):
+        for name in ("recipe", "branch", "pooler"):
             value = getattr(self, name)
-            if not isinstance(value, str) and (value is not None or name in ("recipe", "goal")):
+            if not isinstance(value, str) and (value is not None or name == "recipe"):
                 raise BranchoutError(f"{name} must be a name, found {shortened(value)}")
         if not isinstance(self.fuse, bool):
             raise BranchoutError(f"fuse must be True or False, found {shortened(self.fuse)}")

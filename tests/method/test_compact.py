@@ -520,3 +520,14 @@ def test_a_saved_model_is_not_changed(extended_twice: api.Model, memory: Samples
     assert same(held, snapshot(saved.classifier))
     assert deltas == [f.point for f in saved.step_points]
     assert torch.equal(before, logits(extended_twice.classifier, fixed_batch()))
+
+
+def test_a_model_of_several_branches_tells_of_its_compaction_once(train: Samples, tmp_path: Path) -> None:
+    curve = dial_frontier(np.zeros((1, 2)), np.zeros(1, dtype=np.int64), LabelSpace.of("a", "b")).to_dict()
+    points = (StepPoints(curve, [], 0, "balanced"),) * 3
+    old = SavedModel(untrained(BASE, NEW, LATER[:2], LATER[2:]), points, ({"what": "pretrain"},) * 4)
+    kept = exemplars(train, [*BASE, *NEW, *LATER], per_class=8)
+    api.Model(old, None, CPU).compact(kept, branches=2, epochs=1, out=tmp_path / "small")
+    card = (tmp_path / "small" / "README.md").read_text()
+    assert "compacted from 3 step branches to 2" in card
+    assert card.split("## How it was made")[1].count("compact:") == 1

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from branchout import api
+from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
 from branchout.method.compact import CompactConfig
 from branchout.method.config import ExtendConfig
@@ -48,3 +50,16 @@ def test_numbers_of_numpy_can_be_saved() -> None:
     seed: Any = np.int64(4)
     for config in (ExtendConfig(seed=seed, minutes=np.float32(2)), CompactConfig(seed=seed)):
         assert json.loads(json.dumps(vars(config)))["seed"] == 4
+
+
+@pytest.mark.parametrize("setting", [{"epochs": "3"}, {"epochs": 1.5}, {"seed": "a"}])
+def test_pretraining_refuses_them_before_it_reads_an_image(setting: dict[str, Any]) -> None:
+    with pytest.raises(BranchoutError, match=f"{next(iter(setting))} must be a whole number"):
+        api.pretrain("nowhere", **setting)
+
+
+def test_tuning_and_predicting_refuse_them_too(extended: api.Model, val: Samples) -> None:
+    with pytest.raises(BranchoutError, match=r"goal .*found 3"):
+        extended.tune(3)  # type: ignore[arg-type]
+    with pytest.raises(BranchoutError, match="top must be a whole number"):
+        extended.predict(val.read(0), top="3")  # type: ignore[call-overload]
