@@ -1,6 +1,6 @@
 """What stage I trains, and how it starts (paper, section 3.3: Φ_n is a clone of Φ_b, W_n is new).
 
-Symbols: Φ_n → `NewBranch.branch` · W_n → `NewBranch.head` · D_n → `Labelled`
+Symbols: Φ_n → `NewBranch.branch` · W_n → `NewBranch.head` · W_c (ours) → `NewBranch.correction` · D_n → `Labelled`
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ def initial_branch(
     where: str,
     *,
     settings: Stage1,
-    corrects: bool = False,
+    exemplars: bool = False,
     seed: int,
     device: torch.device,
     on_progress: OnProgress = silent,
 ) -> NewBranch:
     """Φ_n starts as a clone of Φ_b; a cosine head starts at random, a linear one at the means of its classes.
 
-    `corrects`: the branch also learns what it adds to the frozen logits.
+    `exemplars`: whether there are any; without them nothing teaches a correction.
     """
     torch.manual_seed(seed_for(seed, len(model.steps)))
     branch = Branch.clone(model.backbone, branch_point(model.backbone, where))
@@ -99,8 +99,21 @@ def initial_branch(
     if isinstance(head, nn.Linear):
         imprint(head, model, new, space, settings.first_rows, device, on_progress)
     old_heads = copied_heads(model) if settings.replay else nn.ModuleList()
-    correction = Correction(model.backbone.features, model.space.columns) if corrects else None
+    correction = None
+    if exemplars and learns_correction(model, branch, settings):
+        correction = Correction(model.backbone.features, model.space.columns)
     return NewBranch(branch, head, old_heads, space, model.fused.pooler.kind, correction).to(device)
+
+
+def learns_correction(model: Classifier, branch: Branch, settings: Stage1) -> bool:
+    """Whether a new branch also learns what it adds to the frozen logits, if there are exemplars.
+
+    Beside linear heads it gained nothing: class means compare the classes of all steps there. A correction that is
+    larger than the branch would make models of many classes and steps large.
+    """
+    late = settings.corrections_after is not None and len(model.steps) >= settings.corrections_after
+    fits = model.backbone.features * model.space.columns <= branch.parameter_count
+    return settings.replay and late and fits and isinstance(model.base_head, CosineHead)
 
 
 @torch.no_grad()

@@ -64,8 +64,8 @@ def fused_columns(
 
     For an image of the base, β scales the features that enter W_bd', which equals scaling the product: one product
     serves all values of β. With `beta_on_head` it scales new branches' features wherever they enter: their own heads,
-    and the deltas between them. Where our recipe made the earlier steps, their corrections are part of
-    the frozen logits, and β does not scale those of the base's columns.
+    and the deltas between them. Where our recipe made the earlier steps, their corrections are
+    part of the frozen logits, and β does not scale those of the base's columns.
     """
     beta = torch.tensor([point[1] for point in grid]).to(batch.u)
     is_base = (batch.origin == 0)[:, :, None]  # (seeds, n, 1)

@@ -39,8 +39,7 @@ from branchout.method.new_branch import Labelled, NewBranch, initial_branch
 from branchout.method.recipes import Stage1
 from branchout.method.trunk_cache import CHUNK, TrunkOutputs
 from branchout.model.classifier import Classifier, Step
-from branchout.model.heads import CosineHead
-from branchout.model.staged import Branch, branch_point
+from branchout.model.staged import branch_point
 from branchout.training import processes
 from branchout.training.device import give_back_memory
 from branchout.training.loop import OnProgress, fit, seed_for, silent
@@ -126,7 +125,7 @@ def train_branch(
         new,
         where,
         settings=settings,
-        corrects=exemplars is not None and learns_correction(model, where, settings),
+        exemplars=exemplars is not None,
         seed=seed,
         device=device,
         on_progress=on_progress,
@@ -163,19 +162,6 @@ def train_branch(
         on_progress=on_progress,
     )
     return Step(tuple(names), where, start, trained.branch, trained.head, correction=trained.correction), losses
-
-
-def learns_correction(model: Classifier, where: str, settings: Stage1) -> bool:
-    """Whether a branch that starts there also learns what it adds to the frozen logits, if there are exemplars.
-
-    Beside linear heads it gained nothing: class means compare the classes of all steps there. A correction that is
-    larger than the branch would make models of many classes and steps large.
-    """
-    late = settings.corrections_after is not None and len(model.steps) >= settings.corrections_after
-    if not (settings.replay and late and isinstance(model.base_head, CosineHead)):
-        return False
-    branch = Branch.clone(model.backbone, branch_point(model.backbone, where))
-    return model.backbone.features * model.space.columns <= branch.parameter_count
 
 
 AT_ONCE = 64

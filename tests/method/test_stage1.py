@@ -18,7 +18,7 @@ from branchout.data.samples import Samples
 from branchout.method import new_branch, stage1
 from branchout.method.frozen import Frozen
 from branchout.method.recipes import BRANCHOUT, PAPER, Stage1
-from branchout.method.stage1 import batch_sizes, learns_correction, train_branch
+from branchout.method.stage1 import batch_sizes, train_branch
 from branchout.model.classifier import Classifier, Step
 from branchout.model.staged import branch_point
 from branchout.training.loop import seed_for
@@ -137,7 +137,7 @@ def test_branches_of_later_steps_learn_to_correct_earlier_logits(
         columns = step.branch.parameter_count // model.backbone.features
         for many in (columns, columns + 1):
             wide = untrained([f"{n}" for n in range(many - len(NEW))], NEW)
-            assert learns_correction(wide, where, recipe) == (many == columns)
+            assert new_branch.learns_correction(wide, step.branch, recipe) == (many == columns)
     if step.correction is not None:
         assert step.correction.weight.shape == (model.backbone.features, model.space.columns)
         assert step.correction.weight.any(0).all()  # every earlier logit is corrected
@@ -149,7 +149,7 @@ def test_branches_of_later_steps_learn_to_correct_earlier_logits(
 def test_corrections_enter_the_cross_entropies_and_not_the_distillation(models: dict[str, Classifier]) -> None:
     model = models["after a step"]
     made = new_branch.initial_branch(
-        model, LATER, None, "last", settings=BRANCHOUT.stage_one, corrects=True, seed=0, device=CPU
+        model, LATER, None, "last", settings=BRANCHOUT.stage_one, exemplars=True, seed=0, device=CPU
     ).eval()  # type: ignore[arg-type]
     frozen = Frozen(model, model.steps[0].start, BRANCHOUT.stage_one, device=CPU)
     x, z = frozen(fixed_batch(6))

@@ -10,10 +10,10 @@ import torch
 
 from branchout.method.config import ExtendConfig
 from branchout.method.extend import needs_deltas
+from branchout.method.new_branch import learns_correction
 from branchout.method.running.effort import Plan
 from branchout.method.running.prepared_extension import Prepared
 from branchout.method.split import DataSplit, listed
-from branchout.method.stage1 import learns_correction
 from branchout.model.classifier import Classifier
 from branchout.model.heads import sources
 from branchout.model.staged import Branch, branch_point
@@ -84,10 +84,11 @@ def _validation(split: DataSplit) -> str:
 def added_bytes(model: Classifier, split: DataSplit, config: ExtendConfig, where: str) -> int:
     """Bytes that this step would add to the model: branch, head, correction, deltas."""
     point = branch_point(model.backbone, where)
-    own = Branch.clone(model.backbone, point).own_state_dict().values()
+    branch = Branch.clone(model.backbone, point)
+    own = branch.own_state_dict().values()
     width, names = model.backbone.features, split.new.classes
     more = sum(each.numel() * each.element_size() for each in own) + 4 * width * len(names)
-    if split.memory is not None and learns_correction(model, where, config.full_recipe().stage_one):
+    if split.memory is not None and learns_correction(model, branch, config.full_recipe().stage_one):
         more += 4 * width * model.space.columns
     space = model.space.extend(names)
     if needs_deltas(model, space, split, config):
