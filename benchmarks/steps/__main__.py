@@ -6,8 +6,9 @@
     python -m benchmarks.steps --data glyphs --base-classes 40 --novel-classes 8 --steps 10 --width 8 --base-epochs 20
 
 With `--data` and nothing else it is the ladder in Table 2's experiment of the dataset; `--rungs` names candidates too.
-Rows go to results/steps/DATASET-ARCH[-one-step][-splitN]/RUNG.json, and the tables of docs/research.md are written from
-all rows there are; `--table` does only that.
+With `--no-corrections` no branch corrects earlier logits, in any of the rungs. Rows go to
+results/steps/DATASET-ARCH[-one-step][-splitN]/RUNG[-no-corrections].json, and the tables of docs/research.md are
+written from all rows there are; `--table` does only that.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks.steps import table
-from benchmarks.steps.ladder import LADDER, RUNGS, Run, Scores
+from benchmarks.steps.ladder import LADDER, NO_CORRECTIONS, RUNGS, Run, Scores, label_of
 from branchout.bench import rows, tables
 from branchout.bench.experiment import Experiment
 from branchout.bench.plan import Plan
@@ -51,10 +52,12 @@ def main(words: list[str] | None = None) -> None:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="exemplar and stage-I seeds")
     parser.add_argument("--rungs", nargs="+", choices=list(RUNGS), default=list(LADDER))
+    parser.add_argument("--no-corrections", action="store_true", help="no branch corrects earlier logits")
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--page", type=Path, default=table.PAGE)
     parser.add_argument("--table", action="store_true", help="write the tables of the page from the rows, and end")
     asked = parser.parse_args(words)
+    table.around(asked.page)  # before hours of measuring
     if not asked.table:
         if asked.data is None:
             parser.error("--data is required")
@@ -79,7 +82,8 @@ def measure(asked: argparse.Namespace) -> None:
     split = "" if plan.split == 1 else f"-split{plan.split}"
     folder = asked.out / "steps" / f"{dataset.name}-{plan.arch}{one_step}{split}"
     names = [name for name in asked.rungs if not (RUNGS[name].photos_only and dataset.kind == "glyph")]
-    missing = [name for name in names if not exists(folder / f"{name}.json", plan, asked.seeds)]
+    suffix = NO_CORRECTIONS if asked.no_corrections else ""
+    missing = [name for name in names if not exists(folder / f"{name}{suffix}.json", plan, asked.seeds)]
     if not missing:
         print(f"all {len(names)} rows exist in {folder}")
         return
@@ -87,12 +91,14 @@ def measure(asked: argparse.Namespace) -> None:
     experiment = Experiment(plan, dataset, on_progress=Lines())
     begun = experiment.now()
     print(f"base: {rows.percent(experiment.before.test.all)} after {experiment.now() - begun:.0f} s", flush=True)
-    runs = [Run(experiment, seed, asked.one_branch_epochs) for seed in asked.seeds]
+    runs = [
+        Run(experiment, seed, asked.one_branch_epochs, corrections=not asked.no_corrections) for seed in asked.seeds
+    ]
     for name in missing:
         start = experiment.now()
         scores = [RUNGS[name].measure(run) for run in runs]
-        found = row(name, experiment, scores, asked.seeds, experiment.now() - start)
-        rows.write(folder, name, {**found, **made_by})
+        found = row(name + suffix, experiment, scores, asked.seeds, experiment.now() - start)
+        rows.write(folder, name + suffix, {**found, **made_by})
         shown = " / ".join(rows.number(found["two_fold"][goal]) for goal in PAPER_GOALS)
         print(f"{name}: {shown} ({found['seconds']['total']:.0f} s)", flush=True)
 
@@ -114,7 +120,7 @@ def row(name: str, experiment: Experiment, scores: list[Scores], seeds: list[int
     return {
         "dataset": experiment.dataset.name,
         "rung": name,
-        "label": RUNGS[name].label,
+        "label": label_of(name),
         "scenario": experiment.plan.scenario,
         "base_classes": len(space.branches[0]),
         "novel_classes": sum(len(names) for names in space.branches[1:]),
@@ -153,6 +159,9 @@ def _words(asked: argparse.Namespace) -> list[str]:
     given: Mapping[str, Any] = {k: v for k, v in vars(asked).items() if v is not None and k not in ("table", "page")}
     words = []
     for name, value in given.items():
+        if isinstance(value, bool):
+            words += [f"--{name.replace('_', '-')}"] if value else []
+            continue
         value = Path(value).name if name == "data" else value
         words += [f"--{name.replace('_', '-')}", *(map(str, value) if isinstance(value, list) else [str(value)])]
     return words

@@ -36,7 +36,7 @@ class Candidate:
     mixed: bool = False
     """Exemplars are mixed in pairs: a rectangle of one's feature map replaces that of another."""
     corrections_after: int | None = BRANCHOUT.stage_one.corrections_after
-    """After so many steps, branches also learn what they add to the logits of all earlier ones; None: never."""
+    """After so many steps, branches also learn what they add to the logits of all earlier ones."""
     averaged: bool = False
     """A branch and its head are the running mean of their weights over the last steps of training."""
     frozen_statistics: bool = False
@@ -153,7 +153,6 @@ def means_of(new: NewBranch) -> WeightMeans:
 CANDIDATES = {
     "from-last": ("every branch starts at the last one instead of the base", Candidate(from_last=True)),
     "corrections": ("the first branch corrects the base's logits, too", Candidate(corrections_after=0)),
-    "no-corrections": ("no branch corrects earlier logits", Candidate(corrections_after=None)),
     "short": ("12 epochs instead of 30", Candidate(epochs=12)),
     "shorter": ("6 epochs", Candidate(epochs=6)),
     "fewer-exemplars": ("half as many exemplars as new images in a batch", Candidate(exemplar_share=0.5)),

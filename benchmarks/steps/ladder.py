@@ -49,6 +49,8 @@ class Run:
     """Epochs of a branch that sees the images of all steps; None for as many as a step's branch has."""
     candidate: Candidate = field(default_factory=Candidate)
     branch: str = "last"
+    corrections: bool = True
+    """Whether branches of later steps correct the logits of earlier ones, as in our recipe."""
 
     @cached_property
     def ours(self) -> Classifier:
@@ -107,7 +109,8 @@ class Run:
         if changed.exemplar_share is not None:
             effort = replace(extension.plan.effort, exemplar_share=changed.exemplar_share)
             extension.plan = replace(extension.plan, effort=effort)
-        stage_one = replace(extension.recipe.stage_one, corrections_after=changed.corrections_after)
+        corrections = changed.corrections_after if self.corrections else None
+        stage_one = replace(extension.recipe.stage_one, corrections_after=corrections)
         if changed.distillation is not None:
             stage_one = replace(stage_one, distillation=changed.distillation)
         extension.recipe = replace(extension.recipe, stage_one=stage_one)
@@ -313,3 +316,12 @@ CANDIDATES = {
     "flip": Rung("test-time flips", flips, photos_only=True),
 }
 RUNGS = {**LADDER, **CANDIDATES}
+
+NO_CORRECTIONS = "-no-corrections"
+"""Ends the names of rows in which no branch corrects earlier logits."""
+
+
+def label_of(name: str) -> str:
+    """Of a row, by its name."""
+    plain = name.removesuffix(NO_CORRECTIONS)
+    return RUNGS[plain].label + (", no corrections" if name != plain else "")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.steps.ladder import CANDIDATES, LADDER
+from benchmarks.steps.ladder import LADDER, NO_CORRECTIONS, RUNGS, label_of
 from branchout.bench.rows import number, read_row
 from branchout.errors import BranchoutError
 from branchout.files import read_json, write_text
@@ -18,11 +18,17 @@ START, END = "<!-- ladder: written by python -m benchmarks.steps -->", "<!-- end
 
 def write(page: Path, results: Path) -> None:
     """Replace the tables of a page."""
-    text = page.read_text(encoding="utf-8")
+    before, after = around(page)
+    write_text(page, f"{before}{START}\n\n{tables(results)}\n{END}{after}")
+
+
+def around(page: Path) -> tuple[str, str]:
+    """The text of a page before and after its tables."""
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
     if text.count(START) != 1 or text.count(END) != 1:
         raise BranchoutError(f"{page} has no place for the tables: expected the lines {START} and {END}")
     before, rest = text.split(START)
-    write_text(page, f"{before}{START}\n\n{tables(results)}\n{END}{rest.split(END)[1]}")
+    return before, rest.split(END)[1]
 
 
 def tables(results: Path) -> str:
@@ -31,36 +37,42 @@ def tables(results: Path) -> str:
 
 
 def lines(results: Path, experiment: str) -> Iterator[str]:
-    """One table: ours, the rungs with their distance from ours, joint training, the candidates."""
+    """One table: ours, the rungs with their distance from ours, joint training, the candidates, and what was measured
+    without corrections. Where ours was measured only without them, distances are from that."""
     folder = results / "steps" / experiment
-    rows = {name: read_row(path) for name in (*LADDER, *CANDIDATES) if (path := folder / f"{name}.json").exists()}
+    every = [name + suffix for suffix in ("", NO_CORRECTIONS) for name in RUNGS]
+    rows = {name: read_row(path) for name in every if (path := folder / f"{name}.json").exists()}
+    ours = next((name for name in ("ours", f"ours{NO_CORRECTIONS}") if name in rows), None)
+    if ours is not None:
+        rows = {ours: rows[ours], **rows}
     first = next(iter(rows.values()), None)
     if first is None:
         return
     width = first["settings"].get("width")
+    made = dict.fromkeys(
+        f"seeds {', '.join(map(str, row['seeds']))}, commit {row['commit']}, {row['hardware']}" for row in rows.values()
+    )
     yield f"### {experiment}"
     yield ""
     yield (
         f"{first['base_classes']} + {first['steps']} × {first['novel_classes'] // first['steps']} classes, "
-        f"{first['settings']['exemplars']} exemplars a class, seeds {', '.join(map(str, first['seeds']))}"
-        f"{f', width {width}' if width else ''}; base {number(first['base_model'])}%. "
-        f"Rows: `results/steps/{experiment}/`, commit {first['commit']}, {first['hardware']}."
+        f"{first['settings']['exemplars']} exemplars a class{f', width {width}' if width else ''}; "
+        f"base {number(first['base_model'])}%. Rows: `results/steps/{experiment}/`; {'; '.join(made)}."
     )
     yield ""
-    yield "| | all | balanced | avg | against ours |"
+    yield f"| | all | balanced | avg | {f'against {label_of(ours)}' if ours else ''} |"
     yield "|---|---|---|---|---|"
+    shown: list[tuple[str, Mapping[str, Any]]] = [(label_of(name), row) for name, row in rows.items()]
     joint = _joint(results, first)
-    shown: list[tuple[str, Mapping[str, Any] | None]] = [
-        (rung.label, rows.get(name)) for name, rung in (*LADDER.items(), *CANDIDATES.items())
-    ]
-    shown.insert(len(LADDER), ("joint training with the same dial", joint))
-    yield from (_line(label, row, rows.get("ours")) for label, row in shown if row is not None)
+    if joint is not None:
+        shown.insert(sum(name in LADDER for name in rows), ("joint training with the same dial", joint))
+    yield from (_line(label, row, rows.get(ours or "")) for label, row in shown)
     yield ""
     reasons = dict.fromkeys(row["outdated"] for row in rows.values() if "outdated" in row)
     if reasons:
         yield f"† To be measured again: {'; '.join(reasons)}."
         yield ""
-    missing = [rung.label for name, rung in LADDER.items() if name not in rows]
+    missing = [rung.label for name, rung in LADDER.items() if not {name, name + NO_CORRECTIONS} & rows.keys()]
     if missing:
         yield f"Not measured: {'; '.join(missing)}."
         yield ""

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ from benchmarks.steps.candidates import WeightMeans
 from benchmarks.steps.ladder import CANDIDATES, LADDER, RUNGS, Run
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
+from branchout.model.classifier import Classifier
 
 SMALL = ["--data", "glyphs", "--base-classes", "6", "--novel-classes", "2", "--steps", "2", "--width", "8"]
 SHORT = ["--base-epochs", "1", "--epochs", "1", "--exemplars", "2"]
-MEASURED = [*LADDER, "compact", "joint-head", "deeper", "mixed", "no-corrections", "averaged", "by-difficulty", "fused"]
+MEASURED = [*LADDER, "compact", "joint-head", "deeper", "mixed", "averaged", "by-difficulty", "fused"]
 """All but the candidates that only have other settings."""
 EVERY = ["--one-branch-epochs", "2", "--rungs", *MEASURED]
 
@@ -27,7 +29,14 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ladder")
     page = folder / "page.md"
     page.write_text(f"# Title\n\n{table.START}\nold\n{table.END}\n\nAfter.\n")
-    command.main([*SMALL, *SHORT, *EVERY, "--out", str(folder / "results"), "--page", str(page)])
+    out = ["--out", str(folder / "results"), "--page", str(page)]
+    command.main([*SMALL, *SHORT, *EVERY, *out])
+    models: list[Classifier] = []
+    halves = Run.halves
+    with patch.object(Run, "halves", lambda run, model: models.append(model) or halves(run, model)):
+        for words in ([], ["--no-corrections"]):
+            command.main([*SMALL, *SHORT, "--rungs", "ours" if words else "short", *words, *out])
+    assert [[step.correction is not None for step in model.steps] for model in models] == [[False, True], [False] * 2]
     return folder
 
 
@@ -37,7 +46,7 @@ def rows(folder: Path) -> dict[str, dict[str, object]]:
 
 def test_every_rung_has_a_row_and_a_line(measured: Path) -> None:
     found = rows(measured)
-    assert set(found) == set(MEASURED)
+    assert set(found) == {*MEASURED, "short", "ours-no-corrections"}
     for row in found.values():
         assert row["per_seed"] == [row["metrics"]]  # of one seed
         assert row["two_fold_per_seed"] == [row["two_fold"]]
@@ -46,12 +55,15 @@ def test_every_rung_has_a_row_and_a_line(measured: Path) -> None:
     assert text.endswith("\n\nAfter.\n")
     assert "old\n" not in text
     of_glyphs = text.split("### glyphs-resnet10")[1].split("###")[0]
-    assert of_glyphs.count("\n| ") == 1 + len(MEASURED)  # the heading; there is no joint training
+    assert of_glyphs.count("\n| ") == 1 + len(found)  # the heading; there is no joint training
     assert "Not measured" not in of_glyphs
     for name, row in found.items():
         assert set(row["two_fold"]) == {"all", "balanced", "avg"}, name  # type: ignore[arg-type]
         assert row["steps"] == 2
-        assert RUNGS[name].label in of_glyphs
+        assert f"| {row['label']} |" in of_glyphs
+    assert found["ours-no-corrections"]["label"] != found["ours"]["label"]
+    assert "--no-corrections" in str(found["ours-no-corrections"]["command"])
+    assert "--no-corrections" not in str(found["ours"]["command"])
 
 
 def test_oracles_on_the_same_logits_are_no_worse(measured: Path) -> None:
@@ -101,10 +113,26 @@ def test_outdated_rows_are_marked_with_the_reason(measured: Path, tmp_path: Path
     assert "it learned too little" in text
 
 
-def test_a_page_without_the_marks_is_refused(tmp_path: Path) -> None:
+def test_where_ours_is_measured_without_corrections_only_that_is_compared_with(measured: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "steps" / "glyphs-resnet10"
+    folder.mkdir(parents=True)
+    found = rows(measured)
+    for name in ("ours-no-corrections", "one-branch"):
+        (folder / f"{name}.json").write_text(json.dumps(found[name]))
+    text = table.tables(tmp_path)
+    assert "against ours, no corrections" in text
+    apart = [found["one-branch"]["two_fold"][goal] - found["ours-no-corrections"]["two_fold"][goal]  # type: ignore[index]
+             for goal in ("all", "balanced", "avg")]  # fmt: skip
+    assert f"| {' / '.join(f'{value:+.1f}' for value in apart)} |" in text
+    assert RUNGS["ours"].label not in text.split("Not measured:")[1].split("; ")
+
+
+def test_a_page_without_the_marks_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text("nothing")
-    with pytest.raises(BranchoutError, match="no place"):
-        table.write(tmp_path / "page.md", tmp_path)
+    for page in ("page.md", "missing.md"):
+        with pytest.raises(BranchoutError, match="no place"):
+            command.main([*SMALL, *SHORT, "--out", str(tmp_path / "results"), "--page", str(tmp_path / page)])
+    assert not (tmp_path / "results").exists()
 
 
 def test_confusion_is_the_share_of_images_nearer_to_another_mean() -> None:
