@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -47,7 +47,7 @@ class ModelStats:
 class Outcome:
     """A compaction: the new model, its figures and those of the old one, and warnings."""
 
-    saved: SavedModel
+    saved: SavedModel = field(repr=False)
     before: ModelStats
     after: ModelStats
     images: int

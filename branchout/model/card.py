@@ -101,6 +101,7 @@ def model_card(manifest: Mapping[str, Any], parameters: Mapping[str, int]) -> st
         name = f"step {number}" if number else "base"
         parts.append({"name": name, "classes": len(names), "new": len(set(names) - known)})
         known.update(names)
+    compacted = [number for number, event in enumerate(manifest["history"]) if compaction_rows(event)]
     template = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True).from_string(
         TEMPLATE.read_text(encoding="utf-8")
     )
@@ -110,7 +111,8 @@ def model_card(manifest: Mapping[str, Any], parameters: Mapping[str, int]) -> st
         parts=parts,
         parameters=parameters,
         metrics=METRICS,
-        compaction_rows=compaction_rows,
+        compaction=compaction_rows(manifest["history"][compacted[-1]]) if compacted else [],
+        steps_since=len(manifest["steps"]) - compacted[-1] if compacted else 0,
         measured_on=CHOSEN_ON,
         setting=units.setting,
     )

@@ -125,8 +125,11 @@ def test_card_and_report_compare_with_the_model_that_was_compacted(
     held_out = model.report_data().held_out
     assert held_out is not None
     assert held_out.before == {}  # what was recorded is of another goal
-    larger = model.extend(train.of_classes(NEW), memory=kept, epochs=1, warn=lambda _: None)
+    larger = model.extend(train.of_classes(NEW), memory=kept, epochs=1, out=tmp_path / "larger", warn=lambda _: None)
     assert "knows" in words_of(render(larger.report_data()))
+    card = (tmp_path / "larger" / "README.md").read_text(encoding="utf-8")
+    assert "was compacted from 2 step branches to 1, and 1 step added more" in card
+    assert "all accuracy in %" not in card  # of the model before that step
 
 
 def words_of(page: str) -> str:
