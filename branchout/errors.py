@@ -31,6 +31,10 @@ class DoesNotApply(BranchoutError):  # noqa: N818 – not a fault
     """A method that cannot be used with what it was given, such as adapters for a transformer and a ResNet."""
 
 
+class UnreachableGoal(BranchoutError):  # noqa: N818 – not a fault
+    """A goal that no operating point reaches, or that no image measures."""
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> BranchoutError:
     """The error for a name that is none of the known ones, with the nearest of them, and all if they are not many."""
     from difflib import get_close_matches

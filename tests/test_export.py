@@ -269,3 +269,12 @@ def test_of_many_pictures_some_serve() -> None:
     files = [Path(str(n)) for n in range(1000)]
     assert api.some_of(files, 10) == files[::100]
     assert api.some_of(files[:7], 10) == files[:7]
+
+
+def test_one_array_is_one_picture(extended: api.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(exporting, "export_onnx", lambda saved, out, pictures, flip: seen.extend(pictures))
+    extended.export(tmp_path / "m.onnx", verify=np.zeros((40, 32, 1), np.uint8))
+    assert [np.shape(each) for each in seen] == [(40, 32, 1)]
+    extended.export(tmp_path / "m.onnx", verify=np.zeros((3, 40, 32, 1), np.uint8))
+    assert len(seen) == 4

@@ -133,9 +133,12 @@ class Model(Predictor):
 
         if verify is None:
             pictures: Iterable[Picture] = built_in_pictures(self.classifier.kind)
+        elif isinstance(verify, str | PathLike):
+            pictures = map(picture_of, some_of(images_in(Path(verify))))
+        elif isinstance(verify, np.ndarray) and verify.ndim <= 3:
+            pictures = [picture_of(verify)]
         else:
-            chosen = some_of(images_in(Path(verify))) if isinstance(verify, str | PathLike) else verify
-            pictures = (picture_of(image) for image in chosen)
+            pictures = map(picture_of, verify)
         return export_onnx(self.saved, Path(out), pictures, flip=flip)
 
     def push(self, name: str, *, private: bool = False) -> str:
@@ -209,7 +212,7 @@ class Model(Predictor):
         if config.pooler not in (None, pooler):
             if base.steps:
                 raise BranchoutError(f"This model pools with {pooler!r}, which its first step has set. Omit --pooler")
-            base = base.rebuilt((), config.pooler)
+            base = base.rebuilt((), config.pooler).to(self.device)
         warnings: list[str] = []
         kept, fresh, held = (
             None if source is None else samples_in(source, warnings, self.classes, classes_from, on_progress)
@@ -217,7 +220,7 @@ class Model(Predictor):
         )
         assert fresh is not None
         added = {name for step in base.steps for name in step.names}
-        lost = len(added - set(() if kept is None else kept.classes))
+        lost = len(added - set(fresh.classes) - set(() if kept is None else kept.classes))
         if lost:
             classes = count(lost, "class", "classes")
             warnings.append(f"--memory has no images for {classes} added earlier, which may be forgotten")

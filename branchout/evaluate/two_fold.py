@@ -1,6 +1,6 @@
 """Two-fold accuracy: choose an operating point on half of the validation images, measure on the rest; swap; average.
 
-It uses every image to measure and none to measure its own choice, so that small test sets give half the noise.
+It uses every image to measure and none to measure its own choice, so that small test sets give half the variance.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ def choose_point(
             b = balanced_without_old(z, held_new[1], model.space)
         curve, offsets = dial_curve(model, columns, labels, recipe.balanced, by_class, earlier_biases, b)
         curve = replace(curve, chosen_on=chosen_on)
-        chosen = [curve.choose(each) for each in curve.possible_goals()] if by_class else []
+        goals = curve.possible_goals() if by_class or curve.balanced_at is not None else []
+        chosen = [curve.choose(each) for each in goals]
         points = curve.select(np.union1d(curve.pareto(), np.array(chosen, dtype=np.int64)))  # no goal needs another
         return StepPoints(points.to_dict(), deltas, points.choose(goal), goal, offsets), points
     answers = grid_predictions(model, features, trained).cpu().numpy()

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from branchout.data.images import Images, open_images
 from branchout.data.samples import Samples, concatenate, find_identical
-from branchout.errors import LIST_CLASSES, BranchoutError, did_you_mean, whole_number
+from branchout.errors import LIST_CLASSES, BranchoutError, UnreachableGoal, did_you_mean, whole_number
 from branchout.labels import LabelSpace
 from branchout.method.choose import apply_point, balanced_biases
 from branchout.method.config import ExtendConfig
@@ -149,14 +149,15 @@ class Compaction:
         branches = self.old.space.branches
         merged = [dict.fromkeys(name for n in group for name in branches[n]) for group in self.groups]
         self.space = LabelSpace.of(branches[0], *merged)
-        added = self.origins(memory) > 0
+        origins = self.origins(memory)
+        added = origins > 0
         known = memory.select(~added) if not added.all() else None
         if val is not None:
             val = val.of_classes([*branches[0], *memory.select(added).classes])
         split = DataSplit.of(LabelSpace.of(branches[0]), memory.select(added), known, val, config.seed)
-        first = {name: n for n in range(len(self.groups), 0, -1) for name in self.space.branches[n]}
-        origin = np.array([first[name] for name in split.new.classes])[split.new.labels]
-        self.split = replace(split, new=split.new.placed(origin))
+        step_of = dict(zip(memory.rows.tolist(), origins.tolist(), strict=True))
+        steps = [step_of[row] for row in split.new.rows.tolist()]
+        self.split = replace(split, new=split.new.placed(self.new_branches(split.new, steps)))
         self.notices = list(split.notices)
         lacking = [] if val is None else sorted(set(split.new.classes) - set(val.classes))
         if lacking:
@@ -198,6 +199,26 @@ class Compaction:
             own = torch.from_numpy(space.class_of_column)[None] == torch.from_numpy(self.labels(samples))[:, None]
             best = columns.masked_fill(~own, -torch.inf).argmax(1).numpy()
             found[shared] = space.branch_of_column[best]
+        return found
+
+    def new_branches(self, new: Samples, steps: Sequence[int]) -> np.ndarray:
+        """The new branch that each image belongs to, given its step: every branch needs some.
+
+        One without any gets half of the images of its classes, which other branches know too.
+        """
+        branch_of = {step: number for number, group in enumerate(self.groups, 1) for step in group}
+        found = np.array([branch_of[step] for step in steps])
+        numbers = range(1, len(self.groups) + 1)
+        for number in numbers:
+            if not (found == number).any():
+                found[np.flatnonzero(new.mask(self.space.branches[number]))[::2]] = number
+        for number in numbers:
+            if not (found == number).any():
+                names = sorted(self.space.branches[number])
+                raise BranchoutError(
+                    f"--memory has too few images for {count(len(names), 'class', 'classes')} that would share a "
+                    f"branch: {listed(names)}. Add images of these classes, or choose --branches 1."
+                )
         return found
 
     def run(self) -> Compacted:
@@ -268,13 +289,14 @@ class Compaction:
         base = self.old.rebuilt(model.steps[:-1])
         for points in last:
             base.fused.set_bias(balanced_biases(points, number - 1))
-        extension = Extension(base, split, config, device=self.device, images=self.images, on_progress=self.on_progress)
-        extension.space = space  # a class without images keeps its column
+        extension = Extension(
+            base, split, config, space=space, device=self.device, images=self.images, on_progress=self.on_progress
+        )
         trained = extension.train_deltas(model) if extension.needs_deltas() else None
         notice = ""
         try:
             model, points, measured = extension.choose_and_measure(model, trained)
-        except BranchoutError as error:
+        except UnreachableGoal as error:
             notice = f"The goal {config.goal!r} cannot be reached after compaction; balanced was chosen. {error}"
             extension.config = replace(config, goal="balanced")
             model, points, measured = extension.choose_and_measure(model, trained)

@@ -46,6 +46,7 @@ class Extension(StepChoice):
         config: ExtendConfig,
         *,
         device: torch.device,
+        space: LabelSpace | None = None,
         plan: Plan | None = None,
         work: Path | None = None,
         cache: Path | None = None,
@@ -53,14 +54,17 @@ class Extension(StepChoice):
         earlier_biases: Sequence[float] | None = None,
         on_progress: OnProgress = silent,
     ) -> None:
-        """`plan` replaces the branch of `config` and what this device is usually given.
+        """`space` is the label space after this step, where it has classes without images. `plan` replaces the branch
+        of `config` and what this device is usually given.
 
         `work` is a folder for checkpoints, from which a run that was stopped resumes, `cache` one for features;
         `images` opens samples in another way. `earlier_biases` are those of the base's steps at its point for
         `balanced`, by default those that it has now: a point chosen for another goal says nothing about where steps
         belong.
         """
-        super().__init__(base, split, config, device=device, cache=cache, images=images, on_progress=on_progress)
+        super().__init__(
+            base, split, config, device=device, space=space, cache=cache, images=images, on_progress=on_progress
+        )
         self.work = work
         self.earlier_biases = base.fused.bias[1:].tolist() if earlier_biases is None else earlier_biases
         replay = recipe_named(config.recipe).stage_one.replay
@@ -158,5 +162,5 @@ def needs_deltas(base: Classifier, space: LabelSpace, split: DataSplit, config: 
     lacking = (split.chosen_on == "pseudo" or split.memory is None) and not isinstance(base.base_head, nn.Linear)
     # Deltas of earlier steps changed the scale of the logits, so later steps train them too.
     begun = any(delta is not None for delta in base.fused.deltas)
-    shared = len(space.overlap) > settings.few_shared * len(split.new.classes)
-    return always or lacking or begun or shared
+    shared = set(space.overlap) & set(split.new.classes)
+    return always or lacking or begun or len(shared) > settings.few_shared * len(split.new.classes)

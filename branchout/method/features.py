@@ -114,7 +114,8 @@ def _finite(features: Tensor) -> Tensor:
 
 @torch.no_grad()
 def logit_columns(model: Classifier, features: Tensor) -> npt.NDArray[np.float64]:
-    """Logits of every column with deltas, before the dial (N, columns), from features (N, feature vectors, k)."""
+    """Logits of every column with corrections, deltas and class means, before the dial (N, columns), from features (N,
+    feature vectors, k)."""
     columns = np.empty((len(features), model.space.columns))
     for start in range(0, len(features), ROWS):
         part = features[start : start + ROWS]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from branchout.errors import BranchoutError
+from branchout.errors import UnreachableGoal
 from branchout.goals import GOALS, METRICS, check_goal
 from branchout.labels import Floats, Ints, LabelSpace
 from branchout.method.recipes import BEATEN_BY, TIE
@@ -54,7 +54,7 @@ class Frontier:
 
     def _check_measured(self, metric: str) -> None:
         if np.isnan(self.accuracies[metric]).all():
-            raise BranchoutError(
+            raise UnreachableGoal(
                 f"No validation images measure {metric!r} accuracy. Choose another goal or add images."
             )
 
@@ -103,7 +103,7 @@ class Frontier:
         met = found >= minimum - 1e-12
         if not met.any():
             highest = np.nanmax(found)
-            raise BranchoutError(
+            raise UnreachableGoal(
                 f"{metric} ≥ {minimum:.1%} cannot be reached: the highest {metric} accuracy on the validation images "
                 f"is {highest:.1%}. Try: --goal '{metric}>={np.floor(highest * 100) / 100:.2f}'"
             )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from branchout.errors import BranchoutError
 from branchout.method.frozen import Frozen
-from branchout.method.new_branch import Labelled, NewBranch, initial_branch
+from branchout.method.new_branch import Labelled, NewBranch, compares_nothing, initial_branch
 from branchout.method.recipes import HEAD_DECAY, HEAD_ITERATIONS, Stage1
 from branchout.method.stage1 import Batch, cross_entropy
 from branchout.method.trunk_cache import TrunkOutputs
@@ -45,18 +45,27 @@ def train_head(
     under `cache_limit` bytes.
     """
     trained = initial_branch(
-        model, names, new, "fc", settings=settings, seed=seed, device=device, on_progress=on_progress
+        model,
+        names,
+        new,
+        "fc",
+        settings=settings,
+        exemplars=exemplars is not None,
+        seed=seed,
+        device=device,
+        on_progress=on_progress,
     )
+    step = Step(tuple(names), "fc", len(model.backbone.names), trained.branch, trained.head)
+    if compares_nothing(names, settings, exemplars=exemplars is not None):
+        return step, [0.0, 0.0]
     sources = [new] if exemplars is None else [new, exemplars]
-    end = len(model.backbone.names)
-    frozen = Frozen(model, end, settings, device=device)
+    frozen = Frozen(model, step.start, settings, device=device)
     images = [source.images for source in sources]
     trunk = TrunkOutputs(
         frozen, images, views, exemplar_views, limit=cache_limit, live=False, seed=seed, on_progress=on_progress
     )
     labels = [torch.from_numpy(source.labels).to(device) for source in sources]
-    losses = minimise(trained, trunk, labels, on_progress)
-    return Step(tuple(names), "fc", end, trained.branch, trained.head), losses
+    return step, minimise(trained, trunk, labels, on_progress)
 
 
 def minimise(

@@ -109,6 +109,8 @@ def within_class_spread(features: Tensor, labels: Tensor) -> Tensor:
     # A dozen images vary in a dozen directions only, and some row always lies along one of them: shrink.
     share = ledoit_wolf(in_double(centred)) if len(centred) > 1 else 1.0
     level = covariance.diagonal().mean()
+    if not level > 0:  # one image of each class: any direction is as likely
+        return torch.eye(len(covariance)).to(features)
     covariance = (1 - share) * covariance + share * level * torch.eye(len(covariance)).to(covariance)
     values, vectors = torch.linalg.eigh(in_double(covariance))
     spread: Tensor = values.clamp(min=0).sqrt()[:, None] * vectors.T

@@ -1,7 +1,8 @@
 """The images of an extension, split by their role (paper, section 5.1, "Learning").
 
 Images that train are never dev or test images. Of `--val`, dev images choose and test images measure. Images held out
-from training are few: dev and test images all choose, and each half is measured at the point the other half chooses.
+from training are few: dev and test images all choose, and each half is measured at the point the other half chooses; so
+too where `--val` has no old classes, and kept images are held out beside it.
 
 Symbols: D_n → `DataSplit.new` · the exemplars E → `DataSplit.memory` · the validation set → `dev` and `test`
 """
@@ -30,7 +31,7 @@ class DataSplit:
     dev: Samples
     """The images that choose the operating point."""
     test: Samples
-    """Held-out test images. With `--val` they are used for nothing but measurement."""
+    """Held-out test images. With old classes in `--val` they are used for nothing but measurement."""
     chosen_on: str
     """The images that the operating point is chosen on: a key of `goals.CHOSEN_ON`."""
     calibration: Samples | None = None

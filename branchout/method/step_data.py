@@ -32,6 +32,7 @@ class StepImages:
         config: ExtendConfig,
         *,
         device: torch.device,
+        space: LabelSpace | None = None,
         cache: Path | None = None,
         images: Callable[[Samples], Images] | None = None,
         on_progress: OnProgress = silent,
@@ -43,7 +44,7 @@ class StepImages:
         self.cache = cache
         self.images = images or self.open_images
         self.on_progress = on_progress
-        self.space: LabelSpace = base.space.extend(split.new.classes)
+        self.space = space or base.space.extend(split.new.classes)
 
     def open_images(self, samples: Samples) -> Images:
         with processes.first_on_machine():
@@ -73,16 +74,19 @@ class StepImages:
         )
 
     def held_out(self) -> tuple[Labelled, Labelled | None]:
-        """The dev images, new classes and others apart: the end of training is chosen with them, too."""
+        """The dev images, new classes and others apart: the end of training is chosen with them, too. Others only where
+        exemplars train: without them the logits of old and new classes are not compared."""
         is_new = np.isin(self.split.dev.names, self.split.new.classes)
         new, old = (self.split.dev.select(mask) for mask in (is_new, ~is_new))
-        return self.labelled(new), self.labelled(old) if len(old) else None
+        return self.labelled(new), self.labelled(old) if len(old) and self.split.memory is not None else None
 
     def pseudo(self, model: Classifier, seed: int, seen: Tensor) -> Exemplars:
         """Pseudo-exemplars of the old classes that have no image among the labels `seen`."""
         old = torch.from_numpy(self.space.index(self.base.space.classes)).to(self.device)
         if torch.isin(old, seen).all():
             return Exemplars(torch.empty(0), torch.empty(0), torch.empty(0))
-        new, calibration = self.split.new, self.split.calibration or self.split.new
+        new = self.split.new
+        # Where an exemplar was held out that was the only one of its class, no images were set aside.
+        calibration = self.split.calibration or self.split.dev.of_classes(new.classes) or new
         trained, others = ((self.features(model, part)[0], self.on_device(part)) for part in (new, calibration))
         return pseudo_exemplars(model, trained, others, self.config.exemplars, seed).without(seen)

@@ -28,7 +28,7 @@ class Step:
     branch: Branch
     head: Head
     class_means: ClassMeans | None = None
-    """For the classes of this step and all before it, while this is the last step."""
+    """For the classes of this step and all before it, while this is one of the last two steps."""
     correction: Correction | None = None
     """Of the logits of all branches before it."""
 

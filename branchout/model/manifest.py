@@ -162,7 +162,7 @@ class StepPointsData(Schema):
     """Sets of deltas in the fusion file: those of all points, of the chosen one, or none."""
     shifts: list[Offset] = []
     dropped: bool = False
-    """Whether deltas were trained but are not kept: they belong to a step that later ones have replaced."""
+    """Whether it had deltas or class means that are not kept: they belong to a step that later ones have replaced."""
 
     @model_validator(mode="after")
     def _fits_frontier(self) -> Self:

@@ -131,6 +131,23 @@ def test_held_out_images_place_the_newest_step_and_earlier_ones_stay() -> None:
     assert found.goals["balanced"].test == accuracies(np.concatenate(answers), labels, model.space)
 
 
+@pytest.mark.parametrize("chosen_on", ["dev", "held-out"])
+@pytest.mark.parametrize("seed", range(12))
+def test_a_point_for_balanced_that_is_known_stays(seed: int, chosen_on: str) -> None:
+    """Also where it is not on the Pareto front of these images: class means are added at that point."""
+    model = untrained(BASE, NEW)
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.rand(60, 2, model.backbone.features, generator=generator)
+    labels = np.random.default_rng(seed).integers(0, len(model.space.classes), 60)
+    columns = logit_columns(model, features)
+    b = float(np.median(columns[:, : len(BASE)].max(1) - columns[:, len(BASE) :].max(1))) + 0.01 * seed
+    points, _ = choose_point(
+        model, None, features, labels, recipe=BRANCHOUT, goal="balanced", chosen_on=chosen_on, earlier_biases=[],
+        newest=b,
+    )  # fmt: skip
+    assert points.biases(1) == pytest.approx([b])
+
+
 def test_earlier_steps_stay_where_no_image_changes_its_prediction() -> None:
     """The curve has one point then, which would be b = 0."""
     model = untrained(BASE, NEW, LATER)

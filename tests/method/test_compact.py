@@ -256,11 +256,39 @@ def test_only_images_of_added_classes(extended_twice: api.Model, memory: Samples
 
 
 def test_only_images_of_added_classes_and_two_branches_left(train: Samples) -> None:
-    curve = dial_frontier(np.zeros((1, 2)), np.zeros(1, dtype=np.int64), LabelSpace.of("a", "b")).to_dict()
-    old = SavedModel(untrained(BASE, NEW, LATER[:2], LATER[2:]), (StepPoints(curve, [], 0, "balanced"),) * 3)
-    small = api.Model(old, None, CPU).compact(exemplars(train, [*NEW, *LATER], per_class=8), branches=2, epochs=1)
+    old = api.Model(three_steps(NEW, LATER[:2], LATER[2:]), None, CPU)
+    small = old.compact(exemplars(train, [*NEW, *LATER], per_class=8), branches=2, epochs=1)
     assert small.frontier.chosen_on == "pseudo"
     assert len(small.classifier.steps) == 2
+
+
+def three_steps(*branches: Sequence[str]) -> SavedModel:
+    curve = dial_frontier(np.zeros((1, 2)), np.zeros(1, dtype=np.int64), LabelSpace.of("a", "b")).to_dict()
+    return SavedModel(untrained(BASE, *branches), (StepPoints(curve, [], 0, "balanced"),) * 3)
+
+
+def test_a_last_step_that_added_no_class_of_its_own(train: Samples) -> None:
+    """Each of the two branches has images, although all classes of the second are classes of the first."""
+    old = three_steps(NEW, LATER, NEW[:1])
+    kept = exemplars(train, ALL, per_class=8)
+    for origin in (1, 3, -1):  # all of the first step, all of the last, unknown
+        placed = kept.placed(np.where(kept.mask(NEW[:1]), origin, -1))
+        run = Compaction(old, placed, CompactConfig(branches=2), device=CPU)
+        for number, names in ((1, {*NEW, *LATER}), (2, set(NEW[:1]))):
+            assert set(run.split.new.select(run.split.new.origin == number).classes) <= names
+            assert (run.split.new.origin == number).any()
+    small = api.Model(old, None, CPU).compact(kept, branches=2, epochs=1)
+    assert [step.names for step in small.classifier.steps] == [(*NEW, *LATER), NEW[:1]]
+
+
+def test_a_branch_that_would_have_no_images_is_refused_before_anything_is_trained(
+    train: Samples, tmp_path: Path
+) -> None:
+    old = three_steps(NEW, LATER[:2], LATER[2:])
+    kept = exemplars(train, [*BASE, *NEW, *LATER[:2]], per_class=8)
+    with pytest.raises(BranchoutError, match=f"too few images.*{LATER[2]}.*--branches 1"):
+        api.Model(old, None, CPU).compact(kept, branches=2, epochs=1, out=tmp_path / "small")
+    assert not list(tmp_path.iterdir())
 
 
 # The parts.

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
 from branchout.method.choose import apply_point
 from branchout.method.config import ExtendConfig
-from branchout.method.extend import Extension
+from branchout.method.extend import Extension, needs_deltas
 from branchout.method.frontier import Frontier
 from branchout.method.running.effort import Effort, Plan
 from branchout.method.split import DataSplit
@@ -185,6 +186,48 @@ def test_a_model_that_was_balanced_by_deltas_goes_on_with_deltas(base: api.Model
         kept = exemplars(train, [*BASE, *NEW])
         second = first.extend(train.of_classes(LATER), memory=kept, val=everything, epochs=1, views=1)
         assert len(second.saved.step_points[-1].deltas) == expected
+
+
+def test_classes_that_earlier_steps_share_do_not_count_for_a_later_one(train: Samples) -> None:
+    """A class that the first step shares with the base is no reason to train deltas for a step that shares none."""
+    model = untrained(BASE, (*NEW, BASE[0]))
+    memory = exemplars(train, [*BASE, *NEW])
+
+    def needed(*names: str) -> bool:
+        split = DataSplit.of(model.space, train.of_classes(names), memory, None, 0)
+        return needs_deltas(model, model.space.extend(names), split, ExtendConfig())
+
+    assert not needed(*LATER)
+    assert needed(*LATER, BASE[0])
+
+
+def test_classes_that_get_new_images_are_not_said_to_be_forgotten(extended: api.Model, train: Samples) -> None:
+    for names, expected in ((NEW, 0), (LATER, 1)):
+        told = extended.prepare(train.of_classes(names), memory=exemplars(train)).warnings
+        assert sum("may be forgotten" in line for line in told) == expected
+
+
+def test_where_no_exemplar_trains_old_images_do_not_end_training(base: api.Model, train: Samples, val: Samples) -> None:
+    for memory in (None, exemplars(train)):
+        split = DataSplit.of(base.saved.classifier.space, train.of_classes(NEW), memory, val.of_classes([*BASE, *NEW]))
+        _, old = Extension(base.saved.model(), split, ExtendConfig(), device=CPU).held_out()
+        assert (old is None) == (memory is None)
+
+
+def test_stand_ins_are_calibrated_on_images_that_did_not_train(base: api.Model, train: Samples) -> None:
+    """Also where every old class had an image, and that of some was held out."""
+    split = DataSplit.of(base.saved.classifier.space, train.of_classes(NEW), exemplars(train), None, 0)
+    assert split.calibration is None
+    extension = Extension(base.saved.model(), split, ExtendConfig(epochs=1, views=1), device=CPU)
+    step, _ = extension.train_branch()
+    model = extension.base.extended(step)
+    read: list[Samples] = []
+    features = extension.features
+    with patch.object(extension, "features", lambda model, samples: read.append(samples) or features(model, samples)):
+        extension.pseudo(model, 0, torch.tensor([0]))
+    trained, others = read
+    assert trained is split.new
+    assert set(others.ids) == set(split.dev.of_classes(NEW).ids)
 
 
 def test_only_classes_without_images_get_stand_ins(base: api.Model, train: Samples) -> None:

@@ -31,6 +31,20 @@ def with_linear_head(base: api.Model) -> Classifier:
     return Classifier(model.arch, model.backbone, nn.Linear(model.backbone.features, len(BASE)), BASE, SIZES, "glyph")
 
 
+def test_the_head_of_a_class_that_is_compared_with_no_other_stays_at_the_mean_of_its_features(
+    base: api.Model, train: Samples
+) -> None:
+    model, images = with_linear_head(base), train.of_classes(NEW[:1])
+    new = Labelled(open_images(images, SIZES, CPU), np.full(len(images), len(BASE)))
+    step, losses = train_head(model, NEW[:1], new, BRANCHOUT.stage_one, views=2, exemplar_views=None, device=CPU)
+    with torch.no_grad():
+        h = model.features(model.backbone.arrange(next(new.images.plain([np.arange(len(images))]))))[0]
+        own, old = step.head(h), model.base_head(h)
+    assert losses == [0.0, 0.0]
+    assert nn.functional.cosine_similarity(step.head.weight[0], h.mean(0), dim=0).item() == pytest.approx(1, abs=1e-4)
+    assert own.mean().item() == pytest.approx(old.amax(1).mean().item(), abs=1e-3)
+
+
 def test_the_head_reaches_a_minimum_and_nothing_else_changes(base: api.Model, train: Samples) -> None:
     model = with_linear_head(base)
     space = model.space.extend(NEW)

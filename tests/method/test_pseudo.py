@@ -134,9 +134,15 @@ def test_stand_ins_of_a_linear_head_lie_no_farther_off_than_strangers_from_some_
         assert found[row].item() == pytest.approx(max(own, *rows).item(), abs=1e-6)
 
 
-def test_spread_of_single_images_is_nothing() -> None:
+def test_from_single_images_any_direction_is_as_likely(model: Classifier) -> None:
     spread = within_class_spread(torch.randn(3, 4), torch.arange(3))
-    assert spread.abs().max() < 1e-6
+    assert torch.equal(spread, torch.eye(4))
+    fresh = random_features(model, 4, 1)
+    features, _, _ = pseudo_exemplars(model, random_features(model, 1, 0), fresh, 6, seed=2)
+    cosines = F.normalize(features[:6, 0], dim=1) @ F.normalize(model.fused.heads[0].weight[0], dim=0)
+    apart = (alignment(model, *fresh)[:, None] - cosines).abs().amin(0)
+    assert apart.max() < 1e-5
+    assert cosines.max() < 0.99  # they do not lie on their row
 
 
 def test_regression_solves_the_ridge_normal_equations() -> None:

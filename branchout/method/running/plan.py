@@ -71,6 +71,8 @@ def make_plan(
         choices = [plan for plan in choices if _fits_memory(plan, counts, speeds)] or choices[:1]
     forecasts = [seconds_for(plan.effort, plan.branch, counts, speeds) for plan in choices]
     timed_choices = [replace(plan, engine=speeds.engine, seconds=s) for plan, s in zip(choices, forecasts, strict=True)]
+    if not limited:
+        return timed_choices[0]
     chosen = choose_plan(timed_choices, config)
     if chosen.more or any(plan.branch == config.where for plan in choices):
         return chosen

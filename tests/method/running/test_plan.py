@@ -135,6 +135,19 @@ def test_a_limit_that_no_plan_keeps_is_said_with_the_smallest_that_is_enough(lin
     assert "7 minutes" in choose_plan(timed(linear, ExtendConfig(), slower=10), ExtendConfig()).too_short
 
 
+def test_where_nothing_limits_the_time_no_limit_is_named(
+    base: api.Model, train: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = base.saved.model()
+    split = DataSplit.of(model.space, train.of_classes(NEW), exemplars(train), None, 0)
+    slow = replace(QUIET, training={"last": 100.0}, table_bytes={"last": 1})
+    monkeypatch.setattr(planning, "measure_speeds", lambda *_, **__: slow)
+    plan = make_plan(model, split, ExtendConfig(), CPU, timed=True)
+    assert plan.seconds is not None
+    assert plan.seconds > 60 * planning.DEFAULT_MINUTES
+    assert (plan.too_short, plan.more) == ("", "")
+
+
 def test_what_the_user_sets_is_in_every_option(linear: Classifier) -> None:
     for minutes in (None, 100.0):
         assert {plan.branch for plan in options(linear, ExtendConfig(branch="last", minutes=minutes), CPU)} == {"last"}
