@@ -58,11 +58,10 @@ class Frozen:
 
     def run(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """What enters the new branch, and the features of all earlier branches."""
-        model, end = self.model, len(self.model.backbone.names)
+        model = self.model
         with precision(self.device):
-            starts = [*(step.start for step in model.steps), self.start, end]
-            passed = model.activations(model.backbone.arrange(images), starts)
-            features = [passed[end], *(s.branch(passed[s.start]) for s in model.steps if s.start < end)]
+            passed = model.activations(model.backbone.arrange(images), [self.start, *model.feature_starts])
+            features = model.features_from(passed)
         return passed[self.start], [h.float() for h in features]
 
     def close(self) -> None:

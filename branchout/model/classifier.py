@@ -121,8 +121,16 @@ class Classifier(nn.Module):
 
     def features(self, images: Tensor) -> list[Tensor]:
         """The distinct feature vectors: the base's, then one for every branch that clones something."""
+        return self.features_from(self.activations(images, self.feature_starts))
+
+    @property
+    def feature_starts(self) -> list[int]:
+        """The stages whose inputs make the feature vectors: where the branches start, and the end."""
+        return [*(step.start for step in self.steps), len(self.backbone.names)]
+
+    def features_from(self, passed: Mapping[int, Tensor]) -> list[Tensor]:
+        """The feature vectors from the inputs of the stages `feature_starts`."""
         end = len(self.backbone.names)
-        passed = self.activations(images, [*(step.start for step in self.steps), end])
         return [passed[end], *(step.branch(passed[step.start]) for step in self.steps if step.start < end)]
 
     def forward(self, images: Tensor) -> Tensor:

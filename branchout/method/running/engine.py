@@ -64,7 +64,7 @@ def use_engine(model: Classifier, engine: str, starts: Sequence[int] = ()) -> st
     on_cpu = model.base_head.weight.device.type == "cpu"  # a run that began there may resume on a GPU
     if engine == "torch" or not on_cpu:
         return "torch"
-    points = sorted({*starts, *(step.start for step in model.steps), len(model.backbone.names)})
+    points = sorted({*starts, *model.feature_starts})
     try:
         found = OnnxEngine(model, points)
         _check(model, found)
