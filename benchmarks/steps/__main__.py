@@ -82,6 +82,10 @@ def measure(asked: argparse.Namespace) -> None:
     split = "" if plan.split == 1 else f"-split{plan.split}"
     folder = asked.out / "steps" / f"{dataset.name}-{plan.arch}{one_step}{split}"
     names = [name for name in asked.rungs if not (RUNGS[name].photos_only and dataset.kind == "glyph")]
+    if asked.no_corrections:
+        names = [name for name in names if RUNGS[name].corrects]
+        if not names:
+            raise BranchoutError(f"--no-corrections changes none of these rungs: {', '.join(asked.rungs)}")
     suffix = NO_CORRECTIONS if asked.no_corrections else ""
     missing = [name for name in names if not exists(folder / f"{name}{suffix}.json", plan, asked.seeds)]
     if not missing:
@@ -100,7 +104,7 @@ def measure(asked: argparse.Namespace) -> None:
         found = row(name + suffix, experiment, scores, asked.seeds, experiment.now() - start)
         rows.write(folder, name + suffix, {**found, **made_by})
         shown = " / ".join(rows.number(found["two_fold"][goal]) for goal in PAPER_GOALS)
-        print(f"{name}: {shown} ({found['seconds']['total']:.0f} s)", flush=True)
+        print(f"{name}{suffix}: {shown} ({found['seconds']['total']:.0f} s)", flush=True)
 
 
 def exists(path: Path, plan: Plan, seeds: list[int]) -> bool:

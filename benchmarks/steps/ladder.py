@@ -298,13 +298,15 @@ class Rung:
     label: str
     measure: Callable[[Run], Scores]
     photos_only: bool = False
+    corrects: bool = True
+    """Whether it changes with --no-corrections; one branch for all steps has no earlier logits to correct."""
 
 
 LADDER = {
     "ours": Rung("ours", ours),
     "all-images": Rung("all images of old classes instead of exemplars in stage I", all_images),
-    "one-branch": Rung("one branch for all new classes, all images, trunk frozen", one_branch),
-    "trunk-unfrozen": Rung("the same with the whole network cloned and trained", trunk_unfrozen),
+    "one-branch": Rung("one branch for all new classes, all images, trunk frozen", one_branch, corrects=False),
+    "trunk-unfrozen": Rung("the same with the whole network cloned and trained", trunk_unfrozen, corrects=False),
     "perfect-routing": Rung("ours, each image classified among the classes of its own step", perfect_routing),
     "perfect-dial": Rung("ours, dial and offsets chosen on the test images", perfect_dial),
 }
@@ -312,7 +314,10 @@ CANDIDATES = {
     "compact": Rung("ours, all step branches distilled into one", compacted),
     "joint-head": Rung("a new head over the features of all branches, balanced exemplars", joint_head),
     "deeper": Rung("every branch clones one stage more", deeper),
-    **{name: Rung(label, candidate(changed)) for name, (label, changed) in candidates.CANDIDATES.items()},
+    **{
+        name: Rung(label, candidate(changed), corrects=changed.corrections_after != 0)
+        for name, (label, changed) in candidates.CANDIDATES.items()
+    },
     "flip": Rung("test-time flips", flips, photos_only=True),
 }
 RUNGS = {**LADDER, **CANDIDATES}

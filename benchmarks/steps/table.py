@@ -38,7 +38,7 @@ def tables(results: Path) -> str:
 
 def lines(results: Path, experiment: str) -> Iterator[str]:
     """One table: ours, the rungs with their distance from ours, joint training, the candidates, and what was measured
-    without corrections. Where ours was measured only without them, distances are from that."""
+    without corrections, with its distance from ours without them."""
     folder = results / "steps" / experiment
     every = [name + suffix for suffix in ("", NO_CORRECTIONS) for name in RUNGS]
     rows = {name: read_row(path) for name in every if (path := folder / f"{name}.json").exists()}
@@ -60,13 +60,19 @@ def lines(results: Path, experiment: str) -> Iterator[str]:
         f"base {number(first['base_model'])}%. Rows: `results/steps/{experiment}/`; {'; '.join(made)}."
     )
     yield ""
-    yield f"| | all | balanced | avg | {f'against {label_of(ours)}' if ours else ''} |"
+    yield "| | all | balanced | avg | against ours |"
     yield "|---|---|---|---|---|"
-    shown: list[tuple[str, Mapping[str, Any]]] = [(label_of(name), row) for name, row in rows.items()]
+    without = rows.get(f"ours{NO_CORRECTIONS}")
+    compared = rows.get(ours or "")
+    shown = [
+        _line(label_of(name), row, without if name.endswith(NO_CORRECTIONS) and row is not without else compared)
+        for name, row in rows.items()
+    ]
     joint = _joint(results, first)
     if joint is not None:
-        shown.insert(sum(name in LADDER for name in rows), ("joint training with the same dial", joint))
-    yield from (_line(label, row, rows.get(ours or "")) for label, row in shown)
+        place = sum(name in LADDER or name == ours for name in rows)
+        shown.insert(place, _line("joint training with the same dial", joint, compared))
+    yield from shown
     yield ""
     reasons = dict.fromkeys(row["outdated"] for row in rows.values() if "outdated" in row)
     if reasons:

@@ -204,14 +204,16 @@ class Compaction:
     def new_branches(self, new: Samples, steps: Sequence[int]) -> np.ndarray:
         """The new branch that each image belongs to, given its step: every branch needs some.
 
-        One without any gets half of the images of its classes, which other branches know too.
+        One without any gets half of the images that another has of its classes, of the one that has most.
         """
         branch_of = {step: number for number, group in enumerate(self.groups, 1) for step in group}
         found = np.array([branch_of[step] for step in steps])
         numbers = range(1, len(self.groups) + 1)
         for number in numbers:
             if not (found == number).any():
-                found[np.flatnonzero(new.mask(self.space.branches[number]))[::2]] = number
+                known = new.mask(self.space.branches[number])
+                most = np.bincount(found[known]).argmax() if known.any() else 0
+                found[np.flatnonzero(known & (found == most))[1::2]] = number
         for number in numbers:
             if not (found == number).any():
                 names = sorted(self.space.branches[number])

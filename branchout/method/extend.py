@@ -162,5 +162,6 @@ def needs_deltas(base: Classifier, space: LabelSpace, split: DataSplit, config: 
     lacking = (split.chosen_on == "pseudo" or split.memory is None) and not isinstance(base.base_head, nn.Linear)
     # Deltas of earlier steps changed the scale of the logits, so later steps train them too.
     begun = any(delta is not None for delta in base.fused.deltas)
-    shared = set(space.overlap) & set(split.new.classes)
-    return always or lacking or begun or len(shared) > settings.few_shared * len(split.new.classes)
+    newest = space.branches[-1]
+    shared = set(space.overlap) & set(newest)
+    return always or lacking or begun or len(shared) > settings.few_shared * len(newest)

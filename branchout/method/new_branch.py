@@ -87,8 +87,7 @@ def initial_branch(
     device: torch.device,
     on_progress: OnProgress = silent,
 ) -> NewBranch:
-    """Φ_n starts as a clone of Φ_b; a cosine head starts at random, a linear one at the means of its classes, and so
-    does the row of a single class that stage I compares with no other.
+    """Φ_n starts as a clone of Φ_b; a cosine head starts at random, a linear one at the means of its classes.
 
     `exemplars`: whether there are any; without them nothing teaches a correction.
     """
@@ -97,18 +96,13 @@ def initial_branch(
     branch.to(device, memory_format=model.backbone.layout(device))  # type: ignore[call-overload]
     head = new_head(model.base_head, len(names)).to(device)
     space = model.space.extend(names)
-    if isinstance(head, nn.Linear) or compares_nothing(names, settings, exemplars=exemplars):
+    if isinstance(head, nn.Linear):
         imprint(head, model, new, space, settings.first_rows, device, on_progress)
     old_heads = copied_heads(model) if settings.replay else nn.ModuleList()
     correction = None
     if exemplars and learns_correction(model, branch, settings):
         correction = Correction(model.backbone.features, model.space.columns)
     return NewBranch(branch, head, old_heads, space, model.fused.pooler.kind, correction).to(device)
-
-
-def compares_nothing(names: Sequence[str], settings: Stage1, *, exemplars: bool) -> bool:
-    """Whether the cross-entropy of stage I is over one class: it is 0 then, and the head stays as it starts."""
-    return len(names) == 1 and not (exemplars and settings.replay)
 
 
 def learns_correction(model: Classifier, branch: Branch, settings: Stage1) -> bool:
@@ -124,7 +118,7 @@ def learns_correction(model: Classifier, branch: Branch, settings: Stage1) -> bo
 
 @torch.no_grad()
 def imprint(
-    head: Head,
+    head: nn.Linear,
     model: Classifier,
     new: Labelled,
     space: LabelSpace,
@@ -132,11 +126,11 @@ def imprint(
     device: torch.device,
     on_progress: OnProgress = silent,
 ) -> None:
-    """Start a head at the means of its classes; a linear one with logits on the scale of the earlier heads.
+    """Start a linear head at the means of its classes, with logits on the scale of the earlier heads.
 
-    With a dozen images and a small learning rate, random rows would hardly move. Each row of a linear head points from
-    the mean of all classes to the mean feature of its own and is `length` times as long as the base's rows; its bias
-    gives it, on its own images, the mean of the largest earlier logit, so that neither side starts above the other.
+    With a dozen images and a small learning rate, random rows would hardly move. Each row points from the mean of all
+    classes to the mean feature of its own and is `length` times as long as the base's rows; its bias gives it, on
+    its own images, the mean of the largest earlier logit, so that neither side starts above the other.
     """
     features = extract(model, new.images, device=device, on_progress=on_progress)[0]
     largest = model.fused.frozen_columns(features.unbind(1)).amax(1)
@@ -144,9 +138,6 @@ def imprint(
     member = torch.from_numpy(new.labels).to(device)[:, None] == names
     share = member.float() / member.sum(0).clamp(min=1)
     means = share.T @ features[:, 0]
-    if isinstance(head, CosineHead):
-        head.weight.copy_(F.normalize(means, dim=1))
-        return
     direction = means - means.mean(0) if len(means) > 1 else means
     head.weight.copy_(F.normalize(direction, dim=1) * head.weight.norm(dim=1, keepdim=True) * length)
     if head.bias is not None:

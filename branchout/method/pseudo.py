@@ -83,7 +83,8 @@ def alignment(model: Classifier, features: Tensor, labels: Tensor, branch: int =
     """Cosines between images of an earlier branch and their rows, estimated by those of the newest step.
 
     The rows of a linear base head differ from those of a step, which start at the means of their classes. An image of a
-    class that the base never saw has this cosine with some row of it, and one of its own classes a larger one.
+    class that the base never saw has this cosine with some row of it, and one of its own classes a larger one. The
+    row of a single class is the mean of its images, because nothing moved it, and so says nothing.
     """
     head = list(model.fused.heads)[-1]
     row_of = torch.full((len(model.space.classes),), -1, dtype=torch.long)
@@ -96,7 +97,7 @@ def alignment(model: Classifier, features: Tensor, labels: Tensor, branch: int =
     if branch > 0 or not isinstance(model.base_head, nn.Linear):
         return own
     nearest = F.normalize(features[known, 0], dim=1) @ F.normalize(model.base_head.weight, dim=1).T
-    return torch.maximum(own, nearest.amax(1))
+    return torch.maximum(own, nearest.amax(1)) if len(taught) > 1 else nearest.amax(1)
 
 
 def within_class_spread(features: Tensor, labels: Tensor) -> Tensor:

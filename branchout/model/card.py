@@ -112,7 +112,7 @@ def model_card(manifest: Mapping[str, Any], parameters: Mapping[str, int]) -> st
         parameters=parameters,
         metrics=METRICS,
         compaction=compaction_rows(manifest["history"][compacted[-1]]) if compacted else [],
-        steps_since=len(manifest["steps"]) - compacted[-1] if compacted else 0,
+        steps_since=len(manifest["history"]) - 1 - compacted[-1] if compacted else 0,
         measured_on=CHOSEN_ON,
         setting=units.setting,
     )

@@ -134,7 +134,7 @@ class FrontierData(Schema):
     judged: dict[Literal["all", "avg"], list[Share]] | None = None
     """What the goals are judged by, where validation images are few."""
     balanced_at: Offset | None = None
-    """The b of the goal `balanced`, where no image of an old class can judge it."""
+    """The b of the goal `balanced`, where it is not the best point of the curve."""
 
     @model_validator(mode="after")
     def _shapes(self) -> Self:

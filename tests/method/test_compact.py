@@ -281,6 +281,16 @@ def test_a_last_step_that_added_no_class_of_its_own(train: Samples) -> None:
     assert [step.names for step in small.classifier.steps] == [(*NEW, *LATER), NEW[:1]]
 
 
+def test_several_branches_of_one_class_share_its_images(train: Samples) -> None:
+    curve = dial_frontier(np.zeros((1, 2)), np.zeros(1, dtype=np.int64), LabelSpace.of("a", "b")).to_dict()
+    one = NEW[:1]
+    old = SavedModel(untrained(BASE, LATER, LATER[:1], one, NEW[:2], one), (StepPoints(curve, [], 0, "balanced"),) * 5)
+    kept = exemplars(train, [*BASE, *LATER, *one], per_class=8)
+    placed = kept.placed(np.where(kept.mask(one), 4, -1))
+    run = Compaction(old, placed, CompactConfig(branches=4), device=CPU)
+    assert set(run.split.new.origin.tolist()) == {1, 2, 3, 4}
+
+
 def test_a_branch_that_would_have_no_images_is_refused_before_anything_is_trained(
     train: Samples, tmp_path: Path
 ) -> None:

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from helpers import BASE, CPU, NEW, SIZES, untrained
 from stage1_case import labelled, trained
-from torch import Tensor, nn
+from torch import nn
 
 from branchout.data.samples import Samples
 from branchout.method import new_branch
-from branchout.method.recipes import BRANCHOUT, PAPER, Recipe
+from branchout.method.recipes import PAPER
 from branchout.model.classifier import Classifier
 
 
@@ -60,29 +60,6 @@ def test_a_linear_head_starts_along_its_classes_and_no_louder_than_the_base(
         assert F.cosine_similarity(head.weight[number], mean - middle, dim=0).item() == pytest.approx(1, abs=1e-4)
         if bias:  # on its own images it says on average what the base says at most
             assert own[members, number].mean().item() == pytest.approx(old[members].amax(1).mean().item(), abs=1e-3)
-
-
-@pytest.mark.parametrize("recipe", [BRANCHOUT, PAPER])
-def test_the_row_of_a_class_that_is_compared_with_no_other_is_the_mean_of_its_features(
-    recipe: Recipe, models: dict[str, Classifier], train: Samples
-) -> None:
-    """The cross-entropy over one class is 0: nothing would move a random row."""
-    base = models["base"]
-    new = labelled(base, NEW[:1], train.of_classes(NEW[:1]))
-    with torch.no_grad():
-        pictures = next(new.images.plain([np.arange(len(new.labels))]))
-        mean = base.features(base.backbone.arrange(pictures))[0].mean(0)
-
-    def row(exemplars: bool) -> Tensor:
-        settings = recipe.stage_one
-        made = new_branch.initial_branch(
-            base, NEW[:1], new, "last", settings=settings, exemplars=exemplars, seed=0, device=CPU
-        )
-        return made.head.weight[0]
-
-    assert F.cosine_similarity(row(False), mean, dim=0).item() == pytest.approx(1, abs=1e-4)
-    with_exemplars = F.cosine_similarity(row(True), mean, dim=0).item()
-    assert (with_exemplars < 0.9) == recipe.stage_one.replay  # there they compete, and it starts at random
 
 
 def test_a_cosine_head_starts_afresh(

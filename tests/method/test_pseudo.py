@@ -134,6 +134,16 @@ def test_stand_ins_of_a_linear_head_lie_no_farther_off_than_strangers_from_some_
         assert found[row].item() == pytest.approx(max(own, *rows).item(), abs=1e-6)
 
 
+def test_the_row_of_a_single_class_beside_a_linear_head_says_nothing_about_old_ones() -> None:
+    model = untrained(BASE, NEW[:1])
+    base = nn.Linear(K, len(BASE))
+    linear = Classifier(model.arch, model.backbone, base, BASE, SIZES, "glyph", model.steps)
+    features, labels = random_features(linear, 5, 1)
+    found = alignment(linear, features, labels)
+    rows = F.normalize(features[:, 0], dim=1) @ F.normalize(base.weight, dim=1).T
+    assert torch.allclose(found, rows.amax(1), atol=1e-6)
+
+
 def test_from_single_images_any_direction_is_as_likely(model: Classifier) -> None:
     spread = within_class_spread(torch.randn(3, 4), torch.arange(3))
     assert torch.equal(spread, torch.eye(4))
