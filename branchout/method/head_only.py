@@ -45,14 +45,7 @@ def train_head(
     under `cache_limit` bytes.
     """
     trained = initial_branch(
-        model,
-        names,
-        new,
-        "fc",
-        settings=settings,
-        seed=seed,
-        device=device,
-        on_progress=on_progress,
+        model, names, new, "fc", settings=settings, seed=seed, device=device, on_progress=on_progress
     )
     step = Step(tuple(names), "fc", len(model.backbone.names), trained.branch, trained.head)
     if len(names) == 1 and exemplars is None:  # the loss over one class is 0: the head stays at the class's mean
