@@ -1,8 +1,9 @@
 """How long a model with t branches takes for a batch, against its arithmetic: the trunk once, and t + 1 last stages.
 
-Measures a ResNet10 of half the usual width for 64-pixel images with 1, 5, 10 and 50 branches, in turns with its parts:
-the trunk alone and one branch alone, of which the bound is the sum. Also measures the branches as one batched
-computation (torch.func.vmap over their stacked weights).
+Measures a ResNet10 of half the usual width for 64-pixel images with 1, 5, 10 and 50 branches, each with a correction
+from the second on, in turns with its parts: the trunk alone and one branch alone, of which the bound is the sum. Also
+measures the branches as one batched computation (torch.func.vmap over their stacked weights). A GPU predicts folders in
+batches of 256 images; eight at once are what a server may get.
 """
 
 from __future__ import annotations
@@ -19,27 +20,34 @@ from branchout.data.preprocess import Preprocessing
 from branchout.model import architectures
 from branchout.model.bases import rebuild
 from branchout.model.classifier import Classifier, Step
-from branchout.model.heads import CosineHead
+from branchout.model.heads import Correction, CosineHead
 from branchout.model.staged import Branch, branch_point
 
 SIZES = Preprocessing(64, 3, (0.5,) * 3, (0.25,) * 3)
 WIDTH, STEPS = 32, (1, 5, 10, 50)
-NEW = 10
-"""Classes of each step."""
+OLD, NEW = 100, 10
+"""Classes of the base and of each step."""
+BATCHES = {"cuda": (8, 256), "cpu": (8,)}
 
 
 def model_with(branches: int, device: torch.device) -> Classifier:
     arch = architectures.describe("resnet10", SIZES, width=WIDTH)
     backbone, _ = rebuild(arch)
     point = branch_point(backbone)
-    names = [tuple(f"{step} {n}" for n in range(NEW)) for step in range(branches)]
+    features = backbone.features
     steps = [
-        Step(each, "last", point.start, Branch.clone(backbone, point), CosineHead(backbone.features, NEW))
-        for each in names
+        Step(
+            tuple(f"{step} {n}" for n in range(NEW)),
+            "last",
+            point.start,
+            Branch.clone(backbone, point),
+            CosineHead(features, NEW),
+            correction=Correction(features, OLD + step * NEW) if step else None,
+        )
+        for step in range(branches)
     ]
-    head = CosineHead(backbone.features, 100)
-    old = [f"old {n}" for n in range(100)]
-    return Classifier(arch, backbone, head, old, SIZES, steps=steps).placed(device)
+    old = [f"old {n}" for n in range(OLD)]
+    return Classifier(arch, backbone, CosineHead(features, OLD), old, SIZES, steps=steps).placed(device)
 
 
 def batched(model: Classifier) -> Callable[[Tensor], Tensor]:
@@ -80,16 +88,16 @@ def measure(count: int, batch: int, repeats: int, device: torch.device) -> dict[
 
 
 def rows(settings: Settings) -> Rows:
-    batch = 8
     found = []
-    for count in STEPS[: settings.pick(4, 2)]:
-        found.append(measure(count, batch, settings.pick(7, 1), settings.device))
-        print({name: round(value, 4) for name, value in found[-1].items()}, flush=True)
+    for batch in BATCHES[settings.device.type]:
+        for count in STEPS[: settings.pick(4, 2)]:
+            found.append(measure(count, batch, settings.pick(21, 1), settings.device))
+            print({name: round(value, 4) for name, value in found[-1].items()}, flush=True)
     last = found[-1]
     yield (
         f"branches-{settings.device.type}",
         compared(
-            f"ResNet10 with {last['branches']} branches, {batch} images",
+            f"ResNet10 with {last['branches']} branches, {last['batch']} images",
             "its trunk once and its last stage once for the base and for each branch, measured alone",
             last["whole_seconds"],
             last["bound_seconds"],

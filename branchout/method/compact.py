@@ -250,6 +250,9 @@ class Compaction:
         steps = merged_steps(base, self.old.steps, self.groups, self.space, self.where)
         student = Student(steps, self.space, base.fused.pooler.kind, shared)
         student.to(self.device, memory_format=base.backbone.layout(self.device))  # type: ignore[call-overload]
+        parts = [step.names for step in self.old.steps]
+        if student.corrections:
+            parts.append(base.space.classes)
         self.engine = use_engine(teacher, self.engine, [steps[0].start])
         try:
             losses = distil(
@@ -257,7 +260,7 @@ class Compaction:
                 student,
                 self.images(self.learned),
                 steps[0].start,
-                [self.space.index(step.names) for step in self.old.steps],
+                [self.space.index(names) for names in parts],
                 epochs=self.epochs,
                 views=self.views,
                 seed=config.seed,

@@ -4,11 +4,12 @@
 
 Most classes of most steps have next to no probability in a softmax over all classes, so what a branch knows of its own
 classes would be learned from the few images of these classes alone. Within its step it is learned from every image.
+Where branches correct the base's logits, the base's classes count as a step.
 
 The model to compact answers whatever it is shown, so few images are mixed in pairs to make more of them.
 
 Symbols: h(x; Φ_s) → `x` · z_b → `z_base` · z_taught, the logits of the model to compact over all classes → `taught` ·
-Y_n → `steps` · w → `MOST_WITHIN`, divided among the steps, at most 1
+Y_n → `steps` · w → `WITHIN`, or less where steps are many
 """
 
 from __future__ import annotations
@@ -36,23 +37,23 @@ from branchout.training.optimisation import Optimisation, scale_to_dataset
 TEMPERATURE = 2.0
 DISTILLATION = Optimisation(epochs=0, nesterov=True, schedule="cosine")
 """The epochs follow from the number of images."""
-SEEN = {"cuda": 640_000, "cpu": 160_000}
+SEEN = {"cuda": 1_280_000, "cpu": 160_000}
 """Images that the new branches see in all, by device: fewer cost accuracy, more take time."""
-FEWEST_EPOCHS, MOST_EPOCHS = 12, 320
+FEWEST_EPOCHS, MOST_EPOCHS = 12, {"cuda": 640, "cpu": 320}
 VIEWS = {"cuda": 0, "cpu": 16}
 """Cached views of each image; 0 makes new ones in every epoch, for which a CPU has no time."""
 MIXED_FROM = 50
 """Epochs from which on images are mixed in pairs: those that are seen less often are enough as they are."""
-MOST_WITHIN = 10.0
-"""What the losses within the steps count together, at most; that over all classes counts 1."""
+WITHIN, MOST_WITHIN = 3.0, 30.0
+"""What the loss within a step counts, and at most those of all steps together; that over all classes counts 1."""
 CHECKPOINTS = 50
 """How often a run is saved, at most: its epochs are many and short."""
 
 
 def epochs_for(images: int, device: torch.device) -> int:
     """Epochs of distillation for so many images."""
-    wanted = -(-SEEN["cuda" if device.type == "cuda" else "cpu"] // images)
-    return min(max(FEWEST_EPOCHS, wanted), MOST_EPOCHS)
+    kind = "cuda" if device.type == "cuda" else "cpu"
+    return min(max(FEWEST_EPOCHS, -(-SEEN[kind] // images)), MOST_EPOCHS[kind])
 
 
 def cached_views(epochs: int, device: torch.device) -> int:
@@ -100,9 +101,9 @@ class Student(nn.Module):
 
 
 def compaction_loss(z: Tensor, taught: Tensor, steps: Sequence[Tensor]) -> Tensor:
-    """From the model to compact to the new one; `steps` has the numbers of the classes that each old step added."""
+    """From the model to compact to the new one; `steps` has the numbers of the classes of each old step."""
     within = [softened_kl(taught[:, classes], z[:, classes], TEMPERATURE) for classes in steps]
-    weight = min(1.0, MOST_WITHIN / len(steps))
+    weight = min(WITHIN, MOST_WITHIN / len(steps))
     return TEMPERATURE**2 * (softened_kl(taught, z, TEMPERATURE) + weight * torch.stack(within).sum())
 
 

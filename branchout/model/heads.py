@@ -74,7 +74,11 @@ class Correction(nn.Module):
 
     def forward(self, z: Tensor, h: Tensor) -> Tensor:
         """The logits z, of which the first columns are corrected, from the branch's features h."""
-        added = to_norm(h) @ self.weight.to(h)
+        return self.added_to(z, to_norm(h))
+
+    def added_to(self, z: Tensor, u: Tensor) -> Tensor:
+        """The same from features of length 4."""
+        added = u @ self.weight.to(u)
         return z + F.pad(added, (0, z.shape[-1] - added.shape[-1]))
 
 
@@ -101,8 +105,8 @@ class Pooler(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """(…, columns) → (…, classes)."""
-        if self.columns_of.shape[1] == 1:
-            return z[..., self.columns_of[:, 0]]
+        if self.columns_of.shape[1] == 1:  # no class has two columns, and both are in the order of learning
+            return z
         spread = z[..., self.columns_of]
         if self.kind == "max":
             return spread.amax(-1)
@@ -183,8 +187,10 @@ class FusedHead(nn.Module):
     def frozen_columns(self, features: Sequence[Tensor]) -> Tensor:
         """z: every branch's logits side by side (N, columns), corrected by later branches, before deltas and dial."""
         z = self.head_columns(features)
-        for number, correction in self.corrections.items():
-            z = correction(z, features[self.feature_of[int(number)]])
+        if self.corrections:
+            u = to_norm(torch.stack(list(features))).unbind()  # once, also where two branches share features
+            for number, correction in self.corrections.items():
+                z = correction.added_to(z, u[self.feature_of[int(number)]])  # type: ignore[operator]
         return z
 
     def head_columns(self, features: Sequence[Tensor]) -> Tensor:
@@ -193,10 +199,10 @@ class FusedHead(nn.Module):
         if len(cosine) < len(self.heads):
             return torch.cat([head(features[f]) for head, f in zip(self.heads, self.feature_of, strict=True)], dim=-1)
         # As each head computes it, with all rows normalised at once: a GPU launches a tenth of the kernels.
-        u = to_norm(torch.stack(list(features)))
+        u = to_norm(torch.stack(list(features))).unbind()
         weights = to_norm(torch.cat([head.weight for head in cosine]))
-        of_branch = torch.split(weights, [len(head.weight) for head in cosine])
-        return torch.cat([u[f] @ w.T for f, w in zip(self.feature_of, of_branch, strict=True)], dim=-1)
+        of_branch = torch.split(weights.T, [len(head.weight) for head in cosine], dim=1)
+        return torch.cat([u[f] @ w for f, w in zip(self.feature_of, of_branch, strict=True)], dim=-1)
 
     def delta_columns(self, features: Sequence[Tensor]) -> Tensor | None:
         """Δz, or None if there are no deltas."""

@@ -386,16 +386,17 @@ def test_the_loss_is_its_formula_image_by_image() -> None:
     steps = [[2, 3], [5, 2, 4]]
     total = 0.0
     for z, t in zip(student / 2, teacher / 2, strict=True):
-        for classes in (range(6), *steps):
+        for weight, classes in ((1, range(6)), *((3, of_step) for of_step in steps)):
             p, q = (np.exp([float(v[n]) for n in classes]) for v in (t, z))
             p, q = p / p.sum(), q / q.sum()
-            total += 4 * float(sum(p * np.log(p / q)))
+            total += weight * 4 * float(sum(p * np.log(p / q)))
     found = compaction_loss(student, teacher, [torch.tensor(classes) for classes in steps])
     assert found.item() == pytest.approx(total / 3, rel=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("device", "images", "expected"), [("cpu", 1000, 160), ("cuda", 2000, 320), ("cpu", 10**6, 12)]
+    ("device", "images", "expected"),
+    [("cpu", 1000, 160), ("cpu", 100, 320), ("cuda", 4000, 320), ("cuda", 100, 640), ("cpu", 10**6, 12)],
 )
 def test_fewer_images_are_seen_more_often(device: str, images: int, expected: int) -> None:
     assert epochs_for(images, torch.device(device)) == expected
@@ -430,7 +431,7 @@ def test_photos_keep_the_hue_that_stage_one_trains_with(monkeypatch: pytest.Monk
 def test_each_old_step_is_distilled_within_its_own_classes(
     extended_twice: api.Model, memory: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NEW[0] is a class of both steps, BASE[0] of the base and the second."""
+    """NEW[0] is a class of both steps, BASE[0] of the base and the second; the second step corrects the base."""
 
     def shown(z: torch.Tensor, taught: torch.Tensor, steps: Sequence[torch.Tensor]) -> None:
         raise SeenError([[extended_twice.classes[n] for n in classes] for classes in steps])
@@ -438,7 +439,14 @@ def test_each_old_step_is_distilled_within_its_own_classes(
     monkeypatch.setattr(distil, "compaction_loss", shown)
     with pytest.raises(SeenError) as seen:
         Compaction(extended_twice.saved, memory, CompactConfig(epochs=1), device=CPU).distil()
-    assert seen.value.args[0] == [list(step.names) for step in extended_twice.classifier.steps]
+    model = extended_twice.classifier
+    assert model.steps[1].correction is not None
+    assert seen.value.args[0] == [*(list(step.names) for step in model.steps), list(model.space.branches[0])]
+    steps = [replace(step, correction=None) for step in model.steps]
+    plain = replace(extended_twice.saved, classifier=model.rebuilt(steps))
+    with pytest.raises(SeenError) as seen:
+        Compaction(plain, memory, CompactConfig(epochs=1), device=CPU).distil()
+    assert seen.value.args[0] == [list(step.names) for step in model.steps]
 
 
 def test_many_steps_count_no_more_than_ten() -> None:
