@@ -303,8 +303,7 @@ class Compaction:
             model, points, measured = extension.choose_and_measure(model, trained)
         except UnreachableGoal as error:
             notice = f"The goal {config.goal!r} cannot be reached after compaction; balanced was chosen. {error}"
-            extension.config = replace(config, goal="balanced")
-            model, points, measured = extension.choose_and_measure(model, trained)
+            model, points, measured = extension.choose_and_measure(model, trained, "balanced")
         return model, points, measured, notice
 
     def accuracy_before(self, measured: Measured | None) -> Accuracies | None:

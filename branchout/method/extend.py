@@ -29,14 +29,15 @@ from branchout.method.score_fusion import head_layout, stage2_data
 from branchout.method.split import DataSplit
 from branchout.method.stage1 import train_branch
 from branchout.method.stage2 import TrainedDeltas, train_grid
-from branchout.method.step_choice import StepChoice
+from branchout.method.step_choice import Chosen, StepChoice
+from branchout.method.step_data import StepImages
 from branchout.model.classifier import Classifier, Step
 from branchout.model.staged import branch_point
 from branchout.training.device import give_back_memory
 from branchout.training.loop import Event, OnProgress, silent
 
 
-class Extension(StepChoice):
+class Extension:
     """The whole method, for one step. Its methods are the steps, in order; everything frozen is computed once."""
 
     def __init__(
@@ -62,10 +63,11 @@ class Extension(StepChoice):
         `balanced`, by default those that it has now: a point chosen for another goal says nothing about where steps
         belong.
         """
-        super().__init__(
+        self.data = StepImages(
             base, split, config, device=device, space=space, cache=cache, images=images, on_progress=on_progress
         )
-        self.work = work
+        self.base, self.split, self.config = self.data.base, split, config
+        self.device, self.work, self.on_progress = device, work, on_progress
         self.earlier_biases = base.fused.bias[1:].tolist() if earlier_biases is None else earlier_biases
         replay = recipe_named(config.recipe).stage_one.replay
         self.plan = plan or Plan(config.where, usual_effort(base, config.where, device, replay=replay))
@@ -97,8 +99,8 @@ class Extension(StepChoice):
     def train_branch(self) -> tuple[Step, list[float]]:
         """Stage I."""
         split, effort, views = self.split, self.plan.effort, self.config.views
-        exemplars = None if split.memory is None else self.labelled(split.memory)
-        sources = (self.base, split.new.classes, self.labelled(split.new), self.recipe.stage_one)
+        exemplars = None if split.memory is None else self.data.labelled(split.memory)
+        sources = (self.base, split.new.classes, self.data.labelled(split.new), self.recipe.stage_one)
         replay = self.recipe.stage_one.replay
         if replay and trains_head_alone(self.base, self.plan.branch):
             return train_head(
@@ -121,23 +123,23 @@ class Extension(StepChoice):
             exemplar_share=effort.exemplar_share if replay else 1.0,
             cache_limit=self.config.memory_bytes,
             compressed=effort.compressed,
-            held_out=self.held_out() if effort.stops else None,
+            held_out=self.data.held_out() if effort.stops else None,
             device=self.device,
             checkpoint=self.work / "branch.safetensors" if self.work else None,
             on_progress=self.on_progress,
         )
 
     def needs_deltas(self) -> bool:
-        return needs_deltas(self.base, self.space, self.split, self.config)
+        return needs_deltas(self.base, self.data.space, self.split, self.config)
 
     def train_deltas(self, model: Classifier) -> TrainedDeltas:
         """Stage II, on exemplars of all classes; pseudo-exemplars stand for old classes without images."""
         settings, config = self.recipe.stage_two, self.config
         kept = memory_rules.keep(self.split.new, per_class=config.exemplars, seed=config.seed)
         seen = kept if self.split.memory is None else concatenate([self.split.memory, kept])
-        features = self.features(model, seen, settings.views)
-        labels, origin = self.on_device(seen), torch.from_numpy(seen.origin).to(self.device)
-        made = self.pseudo(model, config.seed, labels)
+        features = self.data.features(model, seen, settings.views)
+        labels, origin = self.data.on_device(seen), torch.from_numpy(seen.origin).to(self.device)
+        made = self.data.pseudo(model, config.seed, labels)
         if len(made.labels):
             features = torch.cat([made.features.expand(len(features), *made.features.shape), features], dim=1)
             labels, origin = torch.cat([made.labels, labels]), torch.cat([made.origin, origin])
@@ -150,6 +152,14 @@ class Extension(StepChoice):
             memory_limit=config.memory_bytes,
             on_epoch=lambda done, total: self.on_progress(Event("Training the deltas", done, total)),
         )
+
+    def choose_and_measure(self, model: Classifier, trained: TrainedDeltas | None, goal: str | None = None) -> Chosen:
+        """The model with class means where they help, its operating point for the goal, and its accuracies there."""
+        return self.choice(goal).choose_and_measure(model, trained)
+
+    def choice(self, goal: str | None = None) -> StepChoice:
+        stops = self.plan.effort.stops
+        return StepChoice(self.data, self.recipe, goal or self.config.goal, stops, self.earlier_biases)
 
 
 def needs_deltas(base: Classifier, space: LabelSpace, split: DataSplit, config: ExtendConfig) -> bool:

@@ -6,7 +6,7 @@ Symbols: b or (α, β) → a point of the `Frontier` · μ_c, Σ → `ClassMeans
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from branchout.method.features import predictions
 from branchout.method.frontier import Frontier
 from branchout.method.recipes import MEANS_IMAGES, MEANS_SHARE, Recipe
 from branchout.method.results import Measured
-from branchout.method.running.effort import Plan
+from branchout.method.split import DataSplit
 from branchout.method.stage2 import TrainedDeltas
 from branchout.method.step_data import StepImages
 from branchout.metrics import Accuracies, accuracies
@@ -33,13 +33,25 @@ Chosen = tuple[Classifier, StepPoints, Measured | None]
 """A model, its operating point and its accuracies there."""
 
 
-class StepChoice(StepImages):
+@dataclass(frozen=True)
+class StepChoice:
     """How the model of a step, once it is trained, gets its operating point."""
 
+    data: StepImages
     recipe: Recipe
-    plan: Plan
+    goal: str
+    stops: bool
+    """Whether dev images also chose the end of training."""
     earlier_biases: Sequence[float]
     """Those of the base's steps at its point for `balanced`."""
+
+    @property
+    def base(self) -> Classifier:
+        return self.data.base
+
+    @property
+    def split(self) -> DataSplit:
+        return self.data.split
 
     def choose_and_measure(self, model: Classifier, trained: TrainedDeltas | None) -> Chosen:
         """The model, with class means where they help, its operating point, and its accuracies there."""
@@ -78,7 +90,7 @@ class StepChoice(StepImages):
         """Where the head is linear and every class of earlier steps has images. With average pooling, a class that
         several branches know would get another logit, although the largest new one stays."""
         known = {*self.split.new.classes, *(() if self.split.memory is None else self.split.memory.classes)}
-        averaged = self.base.fused.pooler.kind == "average" and len(self.space.overlap) > 0
+        averaged = self.base.fused.pooler.kind == "average" and len(self.data.space.overlap) > 0
         linear = isinstance(self.base.base_head, nn.Linear) and self.recipe.stage_one.replay
         return linear and not averaged and set(self.added()) <= known
 
@@ -87,24 +99,29 @@ class StepChoice(StepImages):
         return [name for step in self.base.steps for name in step.names]
 
     def with_means(self, model: Classifier, means: ClassMeans) -> Classifier:
-        made = self.base.extended(replace(model.steps[-1], class_means=means)).to(self.device)
+        made = self.base.extended(replace(model.steps[-1], class_means=means)).to(self.data.device)
         made.engine = self.base.engine
         return made
 
     def features_of_new(self, model: Classifier, samples: Samples) -> tuple[Tensor, Tensor]:
         """Features and labels of the images of new classes, of this step and of earlier ones; some of each class."""
         samples = samples.of_classes([*self.split.new.classes, *self.added()])
-        samples = memory_rules.keep(samples, per_class=MEANS_IMAGES, seed=self.config.seed) if len(samples) else samples
-        return self.features(model, samples)[0] if len(samples) else torch.empty(0), self.on_device(samples)
+        if not len(samples):
+            return torch.empty(0), torch.empty(0)
+        some = memory_rules.keep(samples, per_class=MEANS_IMAGES, seed=self.data.config.seed)
+        return self.features_and_labels(model, some)
 
     def share(self, model: Classifier, means: ClassMeans) -> float:
         """How much the class means count. The test half has no say where dev images also ended the training."""
-        both = self.split.held_out_images and not self.plan.effort.stops
+        both = self.split.held_out_images and not self.stops
         held = concatenate([self.split.dev, self.split.test]) if both else self.split.dev
         held = held.of_classes(self.split.new.classes)
         if not len(held):
             return MEANS_SHARE
-        return processes.from_main(choose_share(means, model, self.features(model, held)[0], self.on_device(held)))
+        return processes.from_main(choose_share(means, model, *self.features_and_labels(model, held)))
+
+    def features_and_labels(self, model: Classifier, samples: Samples) -> tuple[Tensor, Tensor]:
+        return self.data.features(model, samples)[0], self.data.on_device(samples)
 
     @property
     def halves_cross(self) -> bool:
@@ -115,7 +132,10 @@ class StepChoice(StepImages):
     def halves(self, model: Classifier) -> list[Half]:
         """The images that choose: dev images, and test images where both do."""
         test = self.split.test
-        return [self.dev(model), *([(self.features(model, test)[0], self.labels(test))] if self.halves_cross else [])]
+        return [self.dev(model), *([self.half(model, test)] if self.halves_cross else [])]
+
+    def half(self, model: Classifier, samples: Samples) -> Half:
+        return self.data.features(model, samples)[0], self.data.labels(samples)
 
     def choose(
         self,
@@ -132,7 +152,7 @@ class StepChoice(StepImages):
             torch.cat([features for features, _ in halves]),
             np.concatenate([labels for _, labels in halves]),
             recipe=self.recipe,
-            goal=goal or self.config.goal,
+            goal=goal or self.goal,
             chosen_on=self.split.chosen_on,
             held_new=self.held_new(model) if self.new_choose() else None,
             earlier_biases=biases[:-1] if biases else self.kept_biases(trained),
@@ -155,12 +175,11 @@ class StepChoice(StepImages):
     ) -> Measured | None:
         """Accuracies before and after, on the test images, or on both halves; only on the test half if the dev half
         also chose the end of training."""
-        test, stops = self.split.test, self.plan.effort.stops
+        test, stops = self.split.test, self.stops
         if not len(test):
             return None
         if not self.halves_cross:
-            features = self.features(model, test)[0]
-            return measure_goals(model, features, self.labels(test), points, frontier, self.before(test))
+            return measure_goals(model, *self.half(model, test), points, frontier, self.before(test))
         before = self.before(test if stops else concatenate([self.split.dev, test]))
         earlier = self.kept_biases(trained)
         dev, other = halves
@@ -174,16 +193,15 @@ class StepChoice(StepImages):
         """Held-out images of the new classes."""
         held = concatenate([part for part in (self.split.dev, self.split.calibration) if part])
         held = held.of_classes(self.split.new.classes)
-        return self.features(model, held)[0], self.labels(held)
+        return self.half(model, held)
 
     def dev(self, model: Classifier) -> Half:
         """Features and labels of the dev images, with pseudo-exemplars of the old classes if most have no images."""
-        features = self.features(model, self.split.dev)[0]
-        labels = self.labels(self.split.dev)
+        features, labels = self.half(model, self.split.dev)
         if self.split.chosen_on != "pseudo":
             return features, labels
         # With another seed than stage II's: what trained must not choose.
-        made = self.pseudo(model, self.config.seed + 1, self.on_device(self.split.dev))
+        made = self.data.pseudo(model, self.data.config.seed + 1, self.data.on_device(self.split.dev))
         return torch.cat([made.features, features]), np.concatenate([made.labels.cpu().numpy(), labels])
 
     def before(self, samples: Samples) -> Accuracies | None:
@@ -191,8 +209,8 @@ class StepChoice(StepImages):
         old = samples.of_classes(self.base.space.classes)
         if not len(old):
             return None
-        answers = predictions(self.base, self.features(self.base, old)[0])
-        return accuracies(answers, self.labels(old), self.space)
+        features, labels = self.half(self.base, old)
+        return accuracies(predictions(self.base, features), labels, self.data.space)
 
 
 def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -210,7 +210,7 @@ def test_classes_that_get_new_images_are_not_said_to_be_forgotten(extended: api.
 def test_where_no_exemplar_trains_old_images_do_not_end_training(base: api.Model, train: Samples, val: Samples) -> None:
     for memory in (None, exemplars(train)):
         split = DataSplit.of(base.saved.classifier.space, train.of_classes(NEW), memory, val.of_classes([*BASE, *NEW]))
-        _, old = Extension(base.saved.model(), split, ExtendConfig(), device=CPU).held_out()
+        _, old = Extension(base.saved.model(), split, ExtendConfig(), device=CPU).data.held_out()
         assert (old is None) == (memory is None)
 
 
@@ -222,9 +222,11 @@ def test_stand_ins_are_calibrated_on_images_that_did_not_train(base: api.Model, 
     step, _ = extension.train_branch()
     model = extension.base.extended(step)
     read: list[Samples] = []
-    features = extension.features
-    with patch.object(extension, "features", lambda model, samples: read.append(samples) or features(model, samples)):
-        extension.pseudo(model, 0, torch.tensor([0]))
+    features = extension.data.features
+    with patch.object(
+        extension.data, "features", lambda model, samples: read.append(samples) or features(model, samples)
+    ):
+        extension.data.pseudo(model, 0, torch.tensor([0]))
     trained, others = read
     assert trained is split.new
     assert set(others.ids) == set(split.dev.of_classes(NEW).ids)
@@ -242,13 +244,13 @@ def test_only_classes_without_images_get_stand_ins(base: api.Model, train: Sampl
     assert extension.needs_deltas()
     learned, _ = extension.train_branch()
     model = extension.base.extended(learned)
-    _, labels = extension.dev(model)
+    _, labels = extension.choice().dev(model)
     counts = np.bincount(labels, minlength=len(model.space.classes))
     held = extension.split.dev.counts()
     for name, count in zip(model.space.classes, counts.tolist(), strict=True):
         assert count == held.get(name, 10 if name in BASE else 0)
     seen = torch.from_numpy(model.space.index(list(BASE)))
-    assert [len(part) for part in extension.pseudo(model, 0, seen)] == [0, 0, 0]
+    assert [len(part) for part in extension.data.pseudo(model, 0, seen)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("stops", [False, True])
