@@ -128,7 +128,5 @@ def stage2_loss(
     space: LabelSpace, batch: Stage2Data, columns: Tensor, alpha: Tensor, pooler: Pooler, router: Tensor | None
 ) -> Tensor:
     """L_total = (1 - α)·L_cls + α·L_rt-bal of every seed and point, from z̃ before pooling: (seeds, points)."""
-    pooled = pooler(columns) if space.overlap else columns  # pooling costs a fifth of the time
-    return (1 - alpha) * classification_loss(pooled, batch.labels) + alpha * routing_loss(
-        space, columns, batch.origin, router
-    )
+    classification = classification_loss(pooler(columns), batch.labels)
+    return (1 - alpha) * classification + alpha * routing_loss(space, columns, batch.origin, router)
