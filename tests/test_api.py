@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import BASE, LATER, NEW, exemplars
+from helpers import BASE, LATER, NEW, class_folders, exemplars
 from PIL import Image
 
 import branchout
@@ -199,6 +199,34 @@ def test_what_extend_warns_of_and_plans_reaches_python(extended: api.Model, trai
     extended.extend(new, memory=kept, epochs=1, minutes=1, warn=warned.append, announce=planned.append)
     assert any("classes added earlier" in line for line in warned)
     assert planned[0].startswith("plan: ")
+
+
+def test_several_folders_are_one_memory_in_any_order(train: Samples, tmp_path: Path) -> None:
+    one = class_folders(train, tmp_path / "one", BASE[:2], 3)
+    two = class_folders(train, tmp_path / "two", [BASE[1], NEW[0]], 2)
+    both = api.samples_in([one, two])
+    assert both.counts() == {BASE[0]: 3, BASE[1]: 3, NEW[0]: 2}  # two of the second are in both
+    assert api.samples_in((str(two), one)).fingerprint() == both.fingerprint()
+    assert len(api.samples_in([train, one])) == len(train) + 6
+    assert len(api.samples_in(iter([one, two]))) == len(both)
+    wrong = [([], "empty list"), ([one, f"{one}/"], "one"), ([two, tmp_path / "typo"], "typo"), ([one, None], "None")]
+    for sources, said in (*wrong, (None, "None"), (3, "int")):
+        with pytest.raises(BranchoutError, match=said):
+            api.samples_in(sources)
+
+
+def test_an_image_in_two_folders_counts_once(train: Samples, tmp_path: Path) -> None:
+    one = class_folders(train, tmp_path / "one", BASE[:2], 3)
+    two = class_folders(train, tmp_path / "two", BASE[:1], 4)  # the first three are those of the other folder
+    class_folders(train, tmp_path / "swapped", BASE[:1], 1)
+    (tmp_path / "swapped" / BASE[0]).rename(tmp_path / "swapped" / BASE[1])
+    told: list[str] = []
+    assert api.samples_in([one, two], told).counts() == {BASE[0]: 4, BASE[1]: 3}
+    assert any("3" in line and str(two) in line for line in told)
+    told.clear()
+    both = api.samples_in([one, tmp_path / "swapped"], told)
+    assert both.counts() == {BASE[0]: 3, BASE[1]: 4}  # which class is right is not ours to judge
+    assert any(str(tmp_path / "swapped") in line for line in told)
 
 
 def test_the_package_offers_what_it_says() -> None:

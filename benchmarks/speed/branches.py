@@ -2,8 +2,8 @@
 
 Measures a ResNet10 of half the usual width for 64-pixel images with 1, 5, 10 and 50 branches, each with a correction
 from the second on, in turns with its parts: the trunk alone and one branch alone, of which the bound is the sum. Also
-measures the branches as one batched computation (torch.func.vmap over their stacked weights). A GPU predicts folders in
-batches of 256 images; eight at once are what a server may get.
+measures the branches as one batched computation (torch.func.vmap over their stacked weights). A GPU evaluates a folder
+in batches of 256 images; eight at once are what a server may get.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SIZES = Preprocessing(64, 3, (0.5,) * 3, (0.25,) * 3)
 WIDTH, STEPS = 32, (1, 5, 10, 50)
 OLD, NEW = 100, 10
 """Classes of the base and of each step."""
-BATCHES = {"cuda": (8, 256), "cpu": (8,)}
+BATCHES = {"cuda": (8, 256)}
 
 
 def model_with(branches: int, device: torch.device) -> Classifier:
@@ -89,7 +89,7 @@ def measure(count: int, batch: int, repeats: int, device: torch.device) -> dict[
 
 def rows(settings: Settings) -> Rows:
     found = []
-    for batch in BATCHES[settings.device.type]:
+    for batch in BATCHES.get(settings.device.type, (8,)):
         for count in STEPS[: settings.pick(4, 2)]:
             found.append(measure(count, batch, settings.pick(21, 1), settings.device))
             print({name: round(value, 4) for name, value in found[-1].items()}, flush=True)

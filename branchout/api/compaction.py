@@ -15,6 +15,7 @@ from branchout.data.samples import Samples
 from branchout.disk_cache import cache_folder
 from branchout.method import compact as method
 from branchout.method.compact import CompactConfig, Compacted, Compaction
+from branchout.method.distil import MOST_WITHIN, WITHIN
 from branchout.method.features import weights_digest
 from branchout.method.running.compaction_plan import plan_lines
 from branchout.method.running.prepared_extension import now
@@ -80,6 +81,7 @@ def compact(
         "memory": memory.fingerprint(),
         "validation": "none" if val is None else val.fingerprint(),
         "images": "none" if unlabelled is None else unlabelled.fingerprint(),
+        "weights of the loss": f"{WITHIN}, {MOST_WITHIN}",
     }
     run = Compaction(
         saved,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from branchout import __version__
 from branchout.api.model import Model
-from branchout.api.predictor import Source, samples_in
+from branchout.api.sources import Source, samples_in
 from branchout.data.datasets import resolve
 from branchout.data.images import open_images
 from branchout.data.preprocess import Preprocessing

@@ -11,7 +11,8 @@ from warnings import warn as warn_python
 
 import numpy as np
 
-from branchout.api.predictor import Image, Predictor, Several, Source, picture_of, samples_in, some_of
+from branchout.api.predictor import Image, Predictor, Several, picture_of, some_of
+from branchout.api.sources import Source, Sources, samples_in
 from branchout.data.folders import images_in, unlabelled_images
 from branchout.data.preprocess import Picture
 from branchout.data.problems import Problems
@@ -199,7 +200,7 @@ class Model(Predictor):
         self,
         new: Source,
         *,
-        memory: Source | None = None,
+        memory: Sources | None = None,
         val: Source | None = None,
         config: ExtendConfig = ExtendConfig(),  # noqa: B008 – frozen
         classes_from: str | None = None,
@@ -236,7 +237,7 @@ class Model(Predictor):
         self,
         new: Source,
         *,
-        memory: Source | None = None,
+        memory: Sources | None = None,
         val: Source | None = None,
         out: str | Path | None = None,
         branch: str | None = None,
@@ -319,7 +320,7 @@ class Model(Predictor):
 
     def compact(
         self,
-        memory: Source,
+        memory: Sources,
         *,
         out: str | Path | None = None,
         branches: int = 1,

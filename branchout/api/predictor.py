@@ -10,8 +10,8 @@ from typing import overload
 import numpy as np
 import torch
 
+from branchout.api.sources import Source, samples_in
 from branchout.data.decode import decode_picture
-from branchout.data.folders import scan
 from branchout.data.images import Images, open_images
 from branchout.data.preprocess import Picture
 from branchout.data.samples import Samples
@@ -25,32 +25,11 @@ from branchout.model.classifier import Classifier
 from branchout.progress import OnProgress, silent
 from branchout.training.loop import best_device
 
-Source = str | Path | Samples
-"""A folder with one folder of images per class, tar shards, or samples."""
 Image = str | PathLike[str] | np.ndarray
 """An image file, or an array (height × width × channels, uint8)."""
 Several = Iterable[Image]
 Prediction = list[tuple[str, float]]
 """Class names and probabilities, the most probable first."""
-
-
-def samples_in(
-    source: Source,
-    problems: list[str] | None = None,
-    known: Sequence[str] = (),
-    classes_from: str | None = None,
-    on_progress: OnProgress = silent,
-) -> Samples:
-    """Samples as they are, or all usable images of a folder of class folders or of tar shards.
-
-    `known` are the model's classes; `classes_from` says how nested class folders are read (`folders` or `leaves`).
-    """
-    if isinstance(source, Samples):
-        return source
-    found, wrong = scan(Path(source), known=known, classes_from=classes_from, on_progress=on_progress)
-    if problems is not None:
-        problems += [f"{source}: {line}" for line in wrong.summary()]
-    return found
 
 
 def some_of(files: Sequence[PathLike[str]], most: int = 256) -> list[PathLike[str]]:

@@ -216,7 +216,7 @@ def _photos(
             "name the folders and the base: branchout bench photos --new NEW/ --memory OLD/ --base efficientnet_lite0"
         )
     from branchout import load
-    from branchout.api.predictor import samples_in
+    from branchout.api.sources import samples_in
     from branchout.bench import photos
     from branchout.bench.photo_methods import BRANCHOUT, METHODS
 

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 @app.command(epilog="Example: branchout compact v11/ --memory old_photos/ --out small/")
 def compact(
     model: options.Saved,
-    memory: Annotated[Path, typer.Option(help="Kept images of all classes, old and added: one folder per class.")],
+    memory: Annotated[
+        list[Path],
+        typer.Option(
+            metavar="PATH",
+            help="Kept images of all classes, old and added: one folder per class. May be given several times.",
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="The folder to save the smaller model in.")],
     branches: Annotated[int, typer.Option(min=1, help="How many branches remain.")] = 1,
     val: options.Val = None,
@@ -75,7 +81,7 @@ def comparison(found: Outcome) -> Table:
     table.add_row("images a second", *(f"{side.images_per_second:,.0f}" for side in (found.before, found.after)))
     if found.images:
         table.caption = (
-            f"accuracies on {found.images:,} images that were not trained with; avg: of base classes and of the steps "
-            "of the smaller model"
+            f"accuracies on {found.images:,} images that this run did not train with; avg: of base classes and "
+            "of the steps of the smaller model"
         )
     return table

@@ -29,6 +29,14 @@ New = Annotated[
     typer.Argument(metavar="NEW", help="New images: one folder per class. It may hold new images of old classes too."),
 ]
 Memory = Annotated[Path | None, typer.Option(help="Exemplars: kept images of old classes, one folder per class.")]
+Memories = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--memory",
+        metavar="PATH",
+        help="Exemplars: kept images of old classes, one folder per class. May be given several times.",
+    ),
+]
 Val = Annotated[
     Path | None,
     typer.Option(help="Validation images, one folder per class; without them a fifth of the images is held out."),

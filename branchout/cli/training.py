@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -85,7 +86,7 @@ def pretrain(
 def check(
     new: options.New,
     base: options.Base,
-    memory: options.Memory = None,
+    memory: options.Memories = None,
     val: options.Val = None,
     branch: options.Where = None,
     minutes: options.Minutes = None,
@@ -99,14 +100,14 @@ def check(
     from branchout.method.config import ExtendConfig
 
     config = ExtendConfig(branch=branch, minutes=minutes)
-    check_folders(new, memory, val, classes_from=classes_from)
+    check_folders(new, *(memory or ()), val, classes_from=classes_from)
     from branchout.method.running.forecast import forecast
     from branchout.method.running.plan import make_plan
 
     model = open_model(base, arch, head=head, classes=classes, device=device)
     with progress() as on_progress:
         prepared = model.prepare(
-            new, memory=memory, val=val, config=config, classes_from=classes_from, on_progress=on_progress
+            new, memory=memory or None, val=val, config=config, classes_from=classes_from, on_progress=on_progress
         )
         plan = make_plan(model.classifier, prepared.split, config, model.device, timed=True, on_progress=on_progress)
     warn(prepared.warnings)
@@ -114,11 +115,11 @@ def check(
         say(line)
     for line in plan.lines():
         say(line)
-    out = "v3" if Path(base).name == "v2" else "v2"
-    given = {"base": base, "arch": arch, "head": head, "classes": classes, "memory": memory, "val": val,
-             "branch": branch, "minutes": minutes, "classes-from": classes_from, "device": device,
-             "out": out}  # fmt: skip
-    typed = [f"--{name} {quoted(value)}" for name, value in given.items() if value is not None]
+    out = next(name for n in itertools.count(2) if not Path(name := f"v{n}").exists())
+    given = [("base", base), ("arch", arch), ("head", head), ("classes", classes),
+             *(("memory", folder) for folder in memory or ()), ("val", val), ("branch", branch), ("minutes", minutes),
+             ("classes-from", classes_from), ("device", device), ("out", out)]  # fmt: skip
+    typed = [f"--{name} {quoted(value)}" for name, value in given if value is not None]
     then(f"branchout extend {quoted(new)} {' '.join(typed)}")
 
 
@@ -127,7 +128,7 @@ def extend(
     new: options.New,
     base: options.Base,
     out: Annotated[Path, typer.Option(help="The folder to save the new model in.")],
-    memory: options.Memory = None,
+    memory: options.Memories = None,
     val: options.Val = None,
     branch: options.Where = None,
     goal: options.Goal = "balanced",
@@ -157,7 +158,7 @@ def extend(
             recipe, branch, goal, fuse, epochs=epochs, seed=seed, pooler=pooler, minutes=minutes,
             memory_limit=memory_limit,
         )  # fmt: skip
-        check_folders(new, memory, val, classes_from=classes_from)
+        check_folders(new, *(memory or ()), val, classes_from=classes_from)
         from branchout.training.work_folder import check_out  # imports torch, which folder errors need not wait for
 
         check_out(out, (new, memory, val))
@@ -165,7 +166,7 @@ def extend(
         model = open_model(base, arch, head=head, classes=classes, device=device)
         with nullcontext(emit_progress) if as_json else progress() as on_progress:
             prepared = model.prepare(
-                new, memory=memory, val=val, config=config, classes_from=classes_from, on_progress=on_progress
+                new, memory=memory or None, val=val, config=config, classes_from=classes_from, on_progress=on_progress
             )
         for line in prepared.warnings:
             emit("warning", message=line) if as_json else warn([line])

@@ -145,12 +145,12 @@ def verified(
                     problems.add(error.kind, samples.ids[row], error.detail)
                 if (row + 1) % 50 == 0 or row + 1 == count:
                     on_progress(Event(work, row + 1, count))
-    good &= ~_copies(samples, content, problems)
+    good &= ~copies(samples, content, problems)
     measured = replace(samples, pixels=replace(pixels, shapes=shapes), content=content, image_hash=hashes)
     return _only(measured, good)
 
 
-def _copies(samples: Samples, content: Hashes, problems: Problems) -> npt.NDArray[np.bool_]:
+def copies(samples: Samples, content: Hashes, problems: Problems) -> npt.NDArray[np.bool_]:
     """Images whose class has the same one before. One that is in two classes stays in both: it is not ours to judge."""
     copies = np.zeros(len(samples), dtype=bool)
     _, inverse, counts = np.unique(content, return_inverse=True, return_counts=True)

@@ -42,10 +42,10 @@ SEEN = {"cuda": 1_280_000, "cpu": 160_000}
 FEWEST_EPOCHS, MOST_EPOCHS = 12, {"cuda": 640, "cpu": 320}
 VIEWS = {"cuda": 0, "cpu": 16}
 """Cached views of each image; 0 makes new ones in every epoch, for which a CPU has no time."""
-MIXED_FROM = 50
+MIXED_FROM = {"cuda": 100, "cpu": 50}
 """Epochs from which on images are mixed in pairs: those that are seen less often are enough as they are."""
 WITHIN, MOST_WITHIN = 3.0, 30.0
-"""What the loss within a step counts, and at most those of all steps together; that over all classes counts 1."""
+"""Weight of the loss within each step, and the most that all of these weigh together; over all classes it is 1."""
 CHECKPOINTS = 50
 """How often a run is saved, at most: its epochs are many and short."""
 
@@ -126,7 +126,9 @@ def distil(
     `start` is the stage whose input enters the new branches, `steps` has the numbers of the classes of each old step.
     """
     frozen = Teacher(teacher, start, BRANCHOUT.stage_one, device=device)
-    frozen.augmentation = replace(frozen.augmentation, mixed=epochs >= MIXED_FROM)
+    frozen.augmentation = replace(
+        frozen.augmentation, mixed=epochs >= MIXED_FROM["cuda" if device.type == "cuda" else "cpu"]
+    )
     compressed = device.type == "cpu" and teacher.preprocessing.size > SMALL
     trunk = TrunkOutputs(
         frozen, [images], views, compressed=compressed, checkpoint=checkpoint, seed=seed, on_progress=on_progress

@@ -105,7 +105,7 @@ def check_classes(space: LabelSpace, new: Samples, memory: Samples | None, val: 
     if unknown:
         raise BranchoutError(
             f"--memory has classes that the base does not know: {listed(unknown)}. It must hold images of old classes, "
-            f"in folders named as the base's {len(known):,} classes. Put new classes into the first folder."
+            f"in folders named as the base's {len(known):,} classes. Put new classes into the folder of new images."
             + did_you_mean(unknown, space.classes)
             + LIST_CLASSES
         )

@@ -26,17 +26,19 @@ def work_folder(out: Path) -> Path:
 def check_out(given: str | Path | None, images: Sequence[object] = ()) -> Path | None:
     """The folder to save a model in, if one is given. Raises, before any work is done, if that cannot be.
 
-    It must not lie in a folder of `images`, where it would be read as a class.
+    It must not lie in a folder of `images`, where it would be read as a class; an entry may be a list of folders.
     """
     out = None if given is None else Path(given)
     if out is not None and processes.is_main():
         if not out.name:
             raise BranchoutError(f"{out} is not a name for a new folder. Choose another --out, such as v2")
-        for folder in (Path(each) for each in images if isinstance(each, str | Path)):
+        named = [one for each in images for one in (each if isinstance(each, list | tuple) else [each])]
+        for folder in (Path(each) for each in named if isinstance(each, str | Path)):
             if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
+                outside = folder.resolve().parent / ("v2" if out.name == folder.resolve().name else out.name)
                 raise BranchoutError(
                     f"--out {out} lies in the folder of images {folder}, where it would be read as a class. Choose a "
-                    f"folder outside it, such as {folder.resolve().parent / out.name}"
+                    f"folder outside it, such as {outside}"
                 )
         _remove_finished(out.parent)
         check_output(out, folder=True, free=True)

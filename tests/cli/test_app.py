@@ -80,7 +80,7 @@ def test_many_options_stand_in_groups() -> None:
 @pytest.mark.parametrize(
     ("words", "option"),
     [
-        (["extend", "new", "--base", "b", "--out", "v", "--memory", "one", "--memory", "two"], "--memory"),
+        (["extend", "new", "--base", "b", "--out", "v", "--val", "one", "--val", "two"], "--val"),
         (["check", "new", "--base", "b", "--base=c"], "--base"),
         (["tune", "v2", "--goal", "avg", "--goal", "novel"], "--goal"),
     ],

@@ -9,6 +9,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import NamedTuple
 
@@ -122,6 +123,8 @@ def test_check_says_what_extend_would_do_and_changes_nothing(place: Place) -> No
     assert "of --val: " in told
     assert "branch layer3: " in told
     assert f"--val {place / 'val'} --branch layer3 --out v2" in told
+    with chdir(place.root):  # where v2 exists
+        assert "--out v2" not in well(run("check", "new", "--base", "base", *place.kept))
     assert sorted(place.root.iterdir()) == before
 
 
@@ -232,6 +235,29 @@ def test_a_model_can_be_extended_again(place: Place) -> None:
     assert known == [percent(found.before.steps[0]), percent(found.after.steps[0])]
     assert [cell.strip() for cell in rows["step 2"]] == ["–", percent(found.after.steps[1])]
     assert rows["novel"][0].strip() == "–"  # before, only some of them were known
+
+
+def test_images_of_old_classes_may_lie_in_several_folders(place: Place) -> None:
+    """Those of the first step, too, without copying them."""
+    both = ["--memory", place / "memory", "--memory", place / "new"]
+    words = [place / "later", "--base", place / "v2", *both]
+    told = well(run("check", *words, "--val", place / "latest"))
+    assert f"memory: {48 + 40} images of 15 old classes" in told
+    assert " ".join(str(word) for word in both) in told.split("branchout extend")[1]
+    told = well(run("extend", *words, "--epochs", "1", "--out", place / "v3-both"))
+    assert "added earlier" not in told
+
+
+def test_each_folder_of_old_images_is_checked_and_named_once(place: Place, tmp_path: Path) -> None:
+    words = ["extend", place / "later", "--base", place / "v2", "--out", place / "v3-wrong"]
+    refused(run(*words, "--memory", place / "memory", "--memory", tmp_path / "typo"), str(tmp_path / "typo"))
+    again = place / "new" / ".." / "memory"
+    refused(run(*words, "--memory", place / "memory", "--memory", again), str(again), "the same folder")
+    inside = ["--memory", place / "memory", "--memory", place / "new", "--out"]
+    for out, outside in (("new/v3", "v3"), ("new", "v2")):
+        told = run("extend", place / "later", "--base", place / "v2", *inside, place / out)
+        refused(told, "lies in the folder of images", str(place / outside))
+    assert not (place / "v3-wrong").exists()
 
 
 def test_extending_again_without_images_of_what_a_step_taught_is_warned_of(place: Place) -> None:

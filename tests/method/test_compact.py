@@ -175,7 +175,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(VIEWS, "cpu", views)
-    monkeypatch.setattr(distil, "MIXED_FROM", 1)
+    monkeypatch.setitem(MIXED_FROM, "cpu", 1)
 
     def stop(event: Event) -> None:
         if event.work == "Distilling the branches" and event.done == 2:
@@ -402,7 +402,7 @@ def test_fewer_images_are_seen_more_often(device: str, images: int, expected: in
     assert epochs_for(images, torch.device(device)) == expected
 
 
-@pytest.mark.parametrize(("epochs", "mixed"), [(MIXED_FROM - 1, False), (MIXED_FROM, True)])
+@pytest.mark.parametrize(("epochs", "mixed"), [(MIXED_FROM["cpu"] - 1, False), (MIXED_FROM["cpu"], True)])
 def test_only_images_that_are_seen_often_are_mixed(
     epochs: int, mixed: bool, extended_twice: api.Model, memory: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,7 +422,7 @@ def test_photos_keep_the_hue_that_stage_one_trains_with(monkeypatch: pytest.Monk
     monkeypatch.setattr(distil, "TrunkOutputs", shown)
     photos = SimpleNamespace(kind="photo", preprocessing=SimpleNamespace(size=224))
     with pytest.raises(SeenError) as seen:
-        distil.distil(photos, None, [], 0, [], epochs=MIXED_FROM, views=0, seed=0, device=CPU)  # type: ignore[arg-type]
+        distil.distil(photos, None, [], 0, [], epochs=MIXED_FROM["cpu"], views=0, seed=0, device=CPU)  # type: ignore[arg-type]
     (augmentation,) = seen.value.args
     assert augmentation.mixed
     assert augmentation.hue == BRANCHOUT.stage_one.most_hue < augment.for_kind("photo", 224).hue
