@@ -221,10 +221,10 @@ class Model(Predictor):
         )
         assert fresh is not None
         added = {name for step in base.steps for name in step.names}
-        lost = len(added - set(fresh.classes) - set(() if kept is None else kept.classes))
+        lost = sorted(added - set(fresh.classes) - set(() if kept is None else kept.classes))
         if lost:
-            classes = count(lost, "class", "classes")
-            warnings.append(f"--memory has no images for {classes} added earlier, which may be forgotten")
+            classes = count(len(lost), "class", "classes")
+            warnings.append(f"--memory has no images for {classes} added earlier, which may be forgotten: {some(lost)}")
         near = almost_known(fresh.classes, self.classes)
         if near:
             names = some(f"{new_name} / {old_name}" for new_name, old_name in near)

@@ -19,6 +19,7 @@ from branchout.units import count, parameters, percent
 
 if TYPE_CHECKING:
     from branchout.api import Model, Prepared
+    from branchout.method.results import Measured
 
 AsEvents = Annotated[bool, typer.Option("--json", help="Print one JSON object per line; the last is the result.")]
 Pooler = Annotated[
@@ -195,6 +196,21 @@ def demo(
     _show_extension(grown, prepared, out / "v2", f"{out / 'photos' / '1.png'}", f"{out / 'test'}", inbox)
 
 
+STEPS_SHOWN = 8
+"""The last so many, where a model has more."""
+
+
+def steps_line(measured: Measured) -> str:
+    """The accuracy of each step alone: `novel` counts all of them together, and can hide that one failed."""
+    from branchout.labels import branch_name
+
+    named = [(branch_name(number), share) for number, share in enumerate(measured.after.steps, 1)]
+    shown = [f"{name} {percent(share)}% of {measured.parts[name]:,}" for name, share in named if share is not None]
+    missing = len(named) - len(shown)
+    without = f"; {count(missing, 'step')} without images" if missing else ""
+    return f"accuracy on the images of each step alone: {', '.join(shown[-STEPS_SHOWN:])}{without}"
+
+
 def _show_extension(
     model: Model, prepared: Prepared, out: Path, photo: str = "photo.jpg", test: str = "TEST/", served_with: str = ""
 ) -> None:
@@ -223,6 +239,8 @@ def _show_extension(
                 "on, give them with --val FOLDER/: they then choose and measure, and all others train."
             )
         console.print(operating_points(measured, prepared.config.goal))
+        if len(measured.after.steps) > 1:
+            say(steps_line(measured))
         say(
             "branchout evaluate and branchout report will print other accuracies: they measure on the images of "
             f"{test}, not on those of this table."

@@ -225,6 +225,9 @@ def test_a_model_can_be_extended_again(place: Place) -> None:
     )  # fmt: skip
     assert "17 classes" in told
     model = api.load(place / "v3")
+    alone = model.saved.history[-1]["measured"]["after"]["steps"]
+    for number, share in enumerate(alone, 1):
+        assert f"step {number} {percent(share)}% of " in told
     assert len(model.classifier.steps) == 2
     told = well(run("evaluate", place / "v3", place / "latest"))
     assert "before step 2" in told
@@ -264,6 +267,7 @@ def test_extending_again_without_images_of_what_a_step_taught_is_warned_of(place
     told = well(run("extend", place / "later", "--base", place / "v2", "--epochs", "1", "--out", place / "bare"))
     taught = len(api.load(place / "v2").classifier.steps[0].names)
     assert f"warning: --memory has no images for {taught} classes added earlier" in told
+    assert NEW[1] in told.split("added earlier")[1].splitlines()[0]
 
 
 def test_without_memory_it_says_that_the_base_could_not_be_measured(place: Place) -> None:
