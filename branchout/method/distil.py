@@ -50,15 +50,20 @@ CHECKPOINTS = 50
 """How often a run is saved, at most: its epochs are many and short."""
 
 
+def kind_of(device: torch.device) -> str:
+    """The key of settings that differ by device."""
+    return "cuda" if device.type == "cuda" else "cpu"
+
+
 def epochs_for(images: int, device: torch.device) -> int:
     """Epochs of distillation for so many images."""
-    kind = "cuda" if device.type == "cuda" else "cpu"
+    kind = kind_of(device)
     return min(max(FEWEST_EPOCHS, -(-SEEN[kind] // images)), MOST_EPOCHS[kind])
 
 
 def cached_views(epochs: int, device: torch.device) -> int:
     """An epoch uses one view of each image."""
-    return min(VIEWS["cuda" if device.type == "cuda" else "cpu"], epochs)
+    return min(VIEWS[kind_of(device)], epochs)
 
 
 class Teacher(Frozen):
@@ -126,9 +131,7 @@ def distil(
     `start` is the stage whose input enters the new branches, `steps` has the numbers of the classes of each old step.
     """
     frozen = Teacher(teacher, start, BRANCHOUT.stage_one, device=device)
-    frozen.augmentation = replace(
-        frozen.augmentation, mixed=epochs >= MIXED_FROM["cuda" if device.type == "cuda" else "cpu"]
-    )
+    frozen.augmentation = replace(frozen.augmentation, mixed=epochs >= MIXED_FROM[kind_of(device)])
     compressed = device.type == "cpu" and teacher.preprocessing.size > SMALL
     trunk = TrunkOutputs(
         frozen, [images], views, compressed=compressed, checkpoint=checkpoint, seed=seed, on_progress=on_progress
