@@ -1,4 +1,4 @@
-"""Candidates for many steps: our recipe with one thing changed, each measured as a rung of the ladder.
+"""Our recipe with one thing changed, each measured as a rung of the ladder: candidates, and what its parts gain.
 
 Settings are changed where the method has them. Candidates that change its losses or its first weights replace functions
 of `method.stage1` while their steps are trained.
@@ -30,6 +30,8 @@ class Candidate:
     epochs: int | None = None
     exemplar_share: float | None = None
     """Exemplars in a batch for every new image."""
+    exemplars: bool = True
+    """Whether stage I sees exemplars."""
     distillation: float | None = None
     from_last: bool = False
     """Every branch starts at the one of the step before, instead of at the base."""
@@ -167,5 +169,8 @@ CANDIDATES = {
     ),
     "averaged": ("running means of the weights in stage I", Candidate(averaged=True)),
     "by-difficulty": ("more exemplars of classes that are easily confused", Candidate(by_difficulty=True)),
+    "undistilled": ("stage I with exemplars, without distillation", Candidate(distillation=0.0)),
+    "no-exemplars": ("stage I without exemplars, with distillation", Candidate(exemplars=False)),
+    "neither": ("stage I without both", Candidate(exemplars=False, distillation=0.0)),
     "fused": ("deltas trained on the exemplars after the last step", Candidate(fused=True)),
 }  # fmt: skip

@@ -100,7 +100,7 @@ class Run:
         epochs = epochs or changed.epochs or experiment.plan.epochs
         extension = Extension(
             model,
-            DataSplit(new, memory, dev, test, "dev"),
+            DataSplit(new, memory if changed.exemplars else None, dev, test, "dev"),
             ExtendConfig(branch=branch or self.branch, seed=self.seed, epochs=epochs),
             device=experiment.device,
             images=experiment.images,
