@@ -17,10 +17,12 @@ from torch import Tensor, nn
 
 from branchout.errors import BranchoutError, some
 
-SAFE_CHANNELS = 8
+SAFE_CHANNELS = 16
 """Input channels a strided 1×1 convolution needs to be trained in `channels_last` on a CPU.
 
-With fewer, oneDNN's backward pass writes beyond its memory on processors without AVX-512 (torch 2.14 and 2.15).
+With fewer channels than floats in a vector (16 with AVX-512, 8 with AVX2), oneDNN's gradient of the weights writes
+beyond its memory: https://github.com/uxlfoundation/oneDNN/issues/6035 (torch 2.14 and 2.15). Which images and batches
+crash depends on their size and on the number of threads. From 16 on, any number is safe.
 """
 
 
