@@ -277,7 +277,10 @@ class Audit:
                 self.faults.append(f"{page.name}: the link {target} leads nowhere")
             elif key and place.suffix == ".json":
                 row = self.files[place.relative_to(self.results.resolve())]
-                self.same(f"{page.name}, {target}", words, rounded({**row, **row["metrics"]}.get(key)))
+                found: Any = {**row, **row["metrics"]}
+                for part in key.split("."):
+                    found = found[part]
+                self.same(f"{page.name}, {target}", words, rounded(found))
             elif key and key not in headings(place):
                 self.faults.append(f"{page.name}: {place.name} has no heading #{key}")
 

@@ -105,11 +105,11 @@ class Measured:
     dataset: str
     rows: Rows
 
-    def row(self, experiment: str, arch: str, name: str, metric: str = "all") -> Row:
+    def row(self, experiment: str, arch: str, name: str, metric: str = "all", *, any_base: bool = False) -> Row:
         row = row_of(self.rows, self.dataset, experiment, arch, name)
         if row is None or row.value(metric) is None:
             raise Missing(f"no {metric} of {name}")
-        if row.other_base:
+        if row.other_base and not any_base:
             raise Missing(f"{name} has only a row with another training of the base model")
         return row
 
@@ -120,10 +120,12 @@ class Measured:
     def above_all(
         self, experiment: str, ours: tuple[str, str], theirs: tuple[str, Sequence[str]], metric: str, lead: float = 0.0
     ) -> Comparison:
-        """Our method at the point chosen for the metric against the best of others, all of which must be measured."""
+        """Our method at the point chosen for the metric against the best of others, all of which must be measured: with
+        the same training of the base, unless they have another network anyway."""
         point = "all" if metric == "incremental" else metric
         mine = self.row(experiment, ours[0], f"{ours[1]}-{point}", metric)
-        others = [self.row(experiment, theirs[0], f"{name}-plain", metric) for name in theirs[1]]
+        any_base = theirs[0] != ours[0]
+        others = [self.row(experiment, theirs[0], f"{name}-plain", metric, any_base=any_base) for name in theirs[1]]
         return self.compare(metric, mine, _best(others, metric), lead)
 
     def alone(self, wanted: Sequence[str]) -> dict[int, dict[str, Row]]:

@@ -113,7 +113,7 @@ def screen(rows: Rows) -> str:
         "Balanced accuracy in %: the mean of `all`, where every image counts the same, and `avg`, where old and new "
         "classes do as a whole; ± standard deviation over seeds. Each number leads to its file. Branchout's recipe was "
         "[tuned](results/recipe.md) on the first line of Tiny-ImageNet, the other methods share one schedule. "
-        "Sentences 2 to 4 count [these margins](results/margins.md) and leave out what is marked. More scenarios: "
+        "Sentences 2 to 4 count [margins](results/margins.md) of unmarked numbers. More scenarios: "
         "[another domain](results/table-11.md), [other classes, exemplars, a vision transformer](results/table-3.md). "
         "[Definitions and caveats](results/definitions.md) · [the paper's claims](results/claims.md) · "
         "[all rows, sortable](results/rows.html) ([CSV](results/rows.csv))",
@@ -138,8 +138,8 @@ def sentences(rows: Rows, shown: Sequence[Scenario]) -> list[str]:
         f"Of the paper's {len(claims)} claims, {counts['holds']} hold on Tiny-ImageNet, {counts['does not hold']} do "
         f"not, and {counts['too close to tell']} are too close to tell.",
     ]
-    if counts["not measured"]:
-        told[-1] = told[-1][:-1] + f"; {counts['not measured']} are not measured."
+    if unmeasured := counts["not measured"]:
+        told[-1] = f"{told[-1][:-1]}; {unmeasured} {'is' if unmeasured == 1 else 'are'} not measured."
     return told
 
 
@@ -380,7 +380,29 @@ def recipe_page(rows: Rows) -> str:
         if body:
             heading = ["", *(f"best {goal}" for goal in GOALS)]
             parts += [f"## {DATASETS[dataset]}, ResNet10{split}", table(heading, body)]
-    return footnotes("\n\n".join(parts))
+    return footnotes("\n\n".join([*parts, *stage_one_part(rows, write)]))
+
+
+def stage_one_part(rows: Rows, write: Writer) -> list[str]:
+    """What exemplars and distillation gain in stage I, alone and together."""
+    names = {
+        "neither": "new images only",
+        "no-exemplars": "distillation",
+        "undistilled": "exemplars",
+        "ours": "**exemplars and distillation (default)**",
+    }
+    parts = ["## What exemplars and distillation gain in stage I", write.text("recipe-stage-one")]
+    for split in (1, 2, 3):
+        folder = Path("steps", "tiny-imagenet-200-resnet10-one-step" + (f"-split{split}" if split > 1 else ""))
+        found = {told: rows.get(folder / f"{name}.json") for name, told in names.items()}
+        body = [[told, *(_two_fold(row, goal, write) for goal in GOALS)] for told, row in found.items() if row]
+        if len(body) == len(names):
+            parts += [f"### Split {split}", table(["stage I with", *GOALS], body)]
+    return parts
+
+
+def _two_fold(row: Row, goal: str, write: Writer) -> str:
+    return f"[{number(row.data['two_fold'][goal])}]({write.results}/{row.path.as_posix()}#two_fold.{goal})"
 
 
 def definitions_page(rows: Rows) -> str:

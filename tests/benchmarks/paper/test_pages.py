@@ -104,7 +104,7 @@ def test_a_section_says_what_is_not_measured(measured_rows: Rows) -> None:
     assert "Not measured: PODNet" in table_page("2", shown)
 
 
-@pytest.mark.parametrize(("variant", "told"), [("split3", "other classes (split 3)"), ("exemplars7", "7 exemplars")])
+@pytest.mark.parametrize(("variant", "told"), [("split9", "other classes (split 9)"), ("exemplars7", "7 exemplars")])
 def test_a_table_with_other_classes_or_exemplars_follows_it(measured_rows: Rows, variant: str, told: str) -> None:
     folder = Path("tiny-imagenet-200", "disjoint-40", "resnet10")
     names = ("score-fusion-branchout-all", "bic-plain")  # BiC is of another table that shares these rows
@@ -113,7 +113,7 @@ def test_a_table_with_other_classes_or_exemplars_follows_it(measured_rows: Rows,
     section = sections("tiny-imagenet-200", {**measured_rows, **other})
     (found,) = [each for each in section if each.table.experiment == f"disjoint-40-{variant}"]
     assert found.heading == f"Tiny-ImageNet, ResNet10, {told}"
-    assert found.command.endswith("--split 3" if variant == "split3" else "--exemplars 7")
+    assert found.command.endswith("--split 9" if variant == "split9" else "--exemplars 7")
     assert [line.row for line in found.lines] == list(rows.values())
     assert found.missing == ()
     before = section[section.index(found) - 1]
