@@ -11,14 +11,14 @@ proxies are weighed by a softmax of 2·cos.
 As published the base is trained with these proxies and this loss, η times 2·cos starts as 1 and is learned as such,
 proxies start about 1 long, new ones as long as the old ones are on average, no stage ends in a ReLU before its map is
 compared, features are those before the last ReLU, of CIFAR's ResNet four maps are compared (the stages' and the one
-before the last block), training has their epochs, 160 or 90, and each of the last epochs sees another view.
+before the last block), training has their epochs, 160 or 90, and in the last epochs BatchNorm stays in training mode.
 
 Departures of the default, which starts from the shared base: stages are compared after their last ReLU, and the last
 map of CIFAR's ResNet only; proxies of the base's classes are its rows, set apart as the class's exemplars are, all of
 length 1; our η, twice theirs, starts as 16: the logits of a cosine base are nearly its own, those of a linear one lose
-its bias and the lengths of its rows. Departures of both: half the proxies of a class that comes again are imprinted
-anew; the last epochs see cached views by BatchNorm's running statistics, of new images chosen at random; gradients are
-not clamped.
+its bias and the lengths of its rows; the last epochs see cached views by BatchNorm's running statistics. Departures of
+both: half the proxies of a class that comes again are imprinted anew; the last epochs see new images chosen at random;
+gradients are not clamped.
 """
 
 from __future__ import annotations
@@ -165,7 +165,10 @@ def learn(before: Classifier | Network | PodNetwork, task: Task) -> PodNetwork:
         return nca(network.head(h, learning), target) + factor * distilled
 
     samples, optimisation = whole_network.new_and_exemplars(task), descent(network, task.network)
+    before_training = head.proxies.detach().clone()
     whole_network.train(network, task, samples, loss_of, optimisation=optimisation)
+    with torch.no_grad():  # weight decay has shortened frozen proxies, and the last epochs would move short ones far
+        network.head.proxies[~learning] = before_training[~learning]
     tune_head(network, task, LAST_EPOCHS[large])
     return network
 
@@ -259,14 +262,19 @@ def _centres(rows: np.ndarray, number: int, rng: np.random.Generator) -> np.ndar
 
 
 def tune_head(network: PodNetwork, task: Task, optimisation: Optimisation) -> None:
-    """The last epochs: proxies of all classes on frozen features of as many images of each class as of any other.
+    """The last epochs: proxies of all classes alone, on as many images of each class as of any other.
 
-    The scale η stays what it is.
+    The scale η stays what it is. As published, BatchNorm computes with the batches, and its running statistics follow
+    these images.
     """
-    views = optimisation.epochs if network.published else task.views
-    data = whole_network.balanced_views(network, replace(task, views=views))
-    task = replace(task, heads=scale_to_dataset(optimisation, len(data.labels)))
     network.head.eta.requires_grad_(False)
+    if network.published:
+        network.backbone.requires_grad_(False)
+        samples = feature_heads.balanced(task)
+        whole_network.train(network, task, samples, lambda x, y: nca(network(x), y), "tune the head", optimisation)
+        return
+    data = whole_network.balanced_views(network, task)
+    task = replace(task, heads=scale_to_dataset(optimisation, len(data.labels)))
     feature_heads.train(network.head, task, data, lambda h: network.head(h.squeeze(1)), nca)
 
 

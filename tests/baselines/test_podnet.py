@@ -171,3 +171,22 @@ def test_proxies_of_the_base_go_their_own_ways_and_the_last_epochs_leave_the_sca
         learned = podnet.learn(classifier, short)
     assert scales[0] == scales[1] != 16  # trained with the network, and then no more
     assert torch.cdist(learned.head.proxies, learned.head.proxies)[:, ~torch.eye(PROXIES, dtype=torch.bool)].min() > 0
+
+
+def test_training_the_network_leaves_proxies_of_old_classes_as_they_are(classifier, task) -> None:
+    """Weight decay would shorten them: their gradient is 0, and the optimiser has them all the same."""
+    decayed = replace(task, network=replace(task.network, epochs=1, weight_decay=0.01))
+    first = podnet.imprinted
+    started = []
+
+    def imprinted(*args):
+        started.append(first(*args))
+        return started[-1].clone()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(podnet, "imprinted", imprinted)
+        patch.setattr(podnet, "tune_head", lambda *args: None)
+        learned = podnet.learn(classifier, decayed)
+    old = len(classifier.space.classes)
+    assert torch.equal(learned.head.proxies[:old], started[0][:old])
+    assert not torch.equal(learned.head.proxies[old:], started[0][old:])

@@ -249,6 +249,17 @@ def test_podnets_base_has_its_loss_and_its_step_both_distillations(
     assert loss_of(pictures, target).item() == pytest.approx(expected, rel=1e-3)
 
 
+def test_podnets_last_epochs_move_proxies_and_running_statistics_only(base_task: Task, step: Task) -> None:
+    network = podnet.learn(podnet.first_as_published(base_task), step)
+    weights = {name: each.detach().clone() for name, each in network.named_parameters()}
+    means = network.backbone.get_submodule("layer1.0.bn1").running_mean.clone()
+    network.head.proxies.requires_grad_(True)
+    podnet.tune_head(network, step, replace(podnet.LAST_EPOCHS[1], epochs=1))
+    changed = {name for name, each in network.named_parameters() if not torch.equal(each, weights[name])}
+    assert changed == {"head.proxies"}
+    assert not torch.equal(network.backbone.get_submodule("layer1.0.bn1").running_mean, means)
+
+
 @pytest.mark.parametrize("arch", ["resnet10", "resnet32"])
 def test_podnet_compares_maps_before_their_relu(arch: str, base_task: Task, losses) -> None:
     network = podnet.first_as_published(replace(base_task, untrained=lambda: small(arch)))
