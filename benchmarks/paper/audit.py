@@ -279,7 +279,7 @@ class Audit:
                 row = self.files[place.relative_to(self.results.resolve())]
                 found: Any = {**row, **row["metrics"]}
                 for part in key.split("."):
-                    found = found[part]
+                    found = found.get(part) if isinstance(found, dict) else None
                 self.same(f"{page.name}, {target}", words, rounded(found))
             elif key and key not in headings(place):
                 self.faults.append(f"{page.name}: {place.name} has no heading #{key}")

@@ -156,9 +156,26 @@ def photos(audit: Audit, page: Path) -> None:
             )
 
 
+STAGE_ONE = {
+    "new images only": "neither",
+    "distillation": "no-exemplars",
+    "exemplars": "undistilled",
+    "**exemplars and distillation (default)**": "ours",
+}
+"""Rows of the ladder, by what stage I is trained with."""
+
+
 def recipe(audit: Audit, page: Path) -> None:
     for title, heading, lines in tables_of(page):
-        for line in lines if heading[1].startswith("best ") else ():  # links with a key are checked with all links
+        if not heading[1].startswith("best "):  # the numbers are checked with all links; here, that each is its own
+            for line in lines:
+                keys = [LINK.findall(cell)[0][1].partition("#")[2] for cell in line[1:]]
+                files = {audit.file_of(page, LINK.findall(cell)[0][1].partition("#")[0]).stem for cell in line[1:]}
+                where = f"{page.name}, {title}, {line[0]}"
+                audit.same(where, str(keys), str([f"two_fold.{goal}" for goal in heading[1:]]))
+                audit.same(where, str(files), str({STAGE_ONE[line[0]]}))
+            continue
+        for line in lines:
             paths = [
                 audit.linked(f"{page.name}, {title}, {name}", page, cell, name.removeprefix("best "))
                 for name, cell in zip(heading[1:], line[1:], strict=True)

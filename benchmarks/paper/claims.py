@@ -111,6 +111,8 @@ class Measured:
             raise Missing(f"no {metric} of {name}")
         if row.other_base and not any_base:
             raise Missing(f"{name} has only a row with another training of the base model")
+        if row.old:
+            raise Missing(f"{name} is to be measured again")
         return row
 
     def compare(self, metric: str, ours: Row, theirs: Row, lead: float = 0.0) -> Comparison:

@@ -114,7 +114,8 @@ def screen(rows: Rows) -> str:
         "classes do as a whole; ± standard deviation over seeds. Each number leads to its file. Branchout's recipe was "
         "[tuned](results/recipe.md) on the first line of Tiny-ImageNet, the other methods share one schedule. "
         "Sentences 2 to 4 count [margins](results/margins.md) of unmarked numbers. More scenarios: "
-        "[another domain](results/table-11.md), [other classes, exemplars, a vision transformer](results/table-3.md). "
+        "[another domain](results/table-11.md), [old classes only, ResNet18](results/table-6.md), "
+        "[other classes, exemplars, a vision transformer](results/table-3.md). "
         "[Definitions and caveats](results/definitions.md) · [the paper's claims](results/claims.md) · "
         "[all rows, sortable](results/rows.html) ([CSV](results/rows.csv))",
     ]
@@ -402,7 +403,7 @@ def stage_one_part(rows: Rows, write: Writer) -> list[str]:
 
 
 def _two_fold(row: Row, goal: str, write: Writer) -> str:
-    return f"[{number(row.data['two_fold'][goal])}]({write.results}/{row.path.as_posix()}#two_fold.{goal})"
+    return f"[{number(row.data['two_fold'][goal])}]({write.results}/{row.path.as_posix()}#two_fold.{goal}){row.marks}"
 
 
 def definitions_page(rows: Rows) -> str:

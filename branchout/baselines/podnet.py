@@ -17,8 +17,8 @@ Departures of the default, which starts from the shared base: stages are compare
 map of CIFAR's ResNet only; proxies of the base's classes are its rows, set apart as the class's exemplars are, all of
 length 1; our η, twice theirs, starts as 16: the logits of a cosine base are nearly its own, those of a linear one lose
 its bias and the lengths of its rows; the last epochs see cached views by BatchNorm's running statistics. Departures of
-both: half the proxies of a class that comes again are imprinted anew; the last epochs see new images chosen at random;
-gradients are not clamped.
+both: half the proxies of a class that comes again are imprinted anew, and the last epochs see twice as many images of
+it; their new images are chosen at random; gradients are not clamped.
 """
 
 from __future__ import annotations

@@ -73,7 +73,8 @@ def test_it_predicts_nearly_as_well_and_is_smaller(small: api.Model) -> None:
     assert found is not None
     assert found.before.accuracies is not None
     assert found.after.accuracies is not None
-    assert found.after.accuracies.all > found.before.accuracies.all - 0.12
+    # Of 56 images up to 7 are lost; how many depends on how a processor rounds. A model that guesses loses 14.
+    assert found.after.accuracies.all > found.before.accuracies.all - 0.16
     assert (found.before.branches, found.after.branches) == (2, 1)
     assert found.after.parameters < found.before.parameters
     assert found.after.bytes < found.before.bytes

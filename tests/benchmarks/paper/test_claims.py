@@ -101,6 +101,20 @@ def test_what_rests_on_another_base_decides_nothing() -> None:
     assert "another training of the base model" in found.cases[0].missing
 
 
+def test_it_decides_where_the_networks_differ_anyway() -> None:
+    rows = papers_own()
+    place = Path("paper/disjoint-40/resnet18/bic-plain.json")
+    marked = {**rows, place: Row(place, rows[place].data, other_base=True)}
+    assert claim(marked, "smaller-wins").verdict == claim(rows, "smaller-wins").verdict != "not measured"
+    assert claim(marked, "above-everyone").verdict == "not measured"
+
+
+def test_what_is_to_be_measured_again_decides_nothing() -> None:
+    found = claim(changed(papers_own(), "multistep/resnet18/podnet-plain", outdated="it had a fault"), "many-steps")
+    assert found.verdict == "not measured"
+    assert "measured again" in found.cases[0].missing
+
+
 def test_alpha_and_beta_are_judged_by_the_whole_grid() -> None:
     def verdict(slope_alpha: float, slope_beta: float, skip: int = -1) -> str:
         curve = [

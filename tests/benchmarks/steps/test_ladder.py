@@ -18,7 +18,7 @@ from branchout.model.classifier import Classifier
 
 SMALL = ["--data", "glyphs", "--base-classes", "6", "--novel-classes", "2", "--steps", "2", "--width", "8"]
 SHORT = ["--base-epochs", "1", "--epochs", "1", "--exemplars", "2"]
-MEASURED = [*LADDER, "compact", "joint-head", "deeper", "mixed", "averaged", "by-difficulty", "fused"]
+MEASURED = [*LADDER, "compact", "joint-head", "deeper", "mixed", "averaged", "by-difficulty", "fused", "no-exemplars"]
 """All but the candidates that only have other settings."""
 EVERY = ["--one-branch-epochs", "2", "--rungs", *MEASURED]
 
