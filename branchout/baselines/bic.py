@@ -5,9 +5,10 @@ FA+BiC does the same to the logits of the paper's new branch, which never touche
 Source: Wu et al., CVPR 2019; λ = old/(old + new), temperature 2, and a tenth of the exemplars held out are theirs.
 FA+BiC: the paper's section 5.2 (Wu et al., CVPR 2022). As published the base and the network have a linear head whose
 new rows start at random; by default they are the shared base's. Departures of both: the two numbers are found by L-BFGS
-at the optimum, with a slight pull to 1 and 0. In BiC their loss is convex; in FA+BiC only while classes do not overlap.
-In FA+BiC no exemplar trained the branch, so all are used, and as the branches are given anew at each step all their
-numbers are fitted together.
+at the optimum, with a slight pull to 1 and 0; exemplars are chosen from all images of a class, so that those held out
+in later steps were trained on while it was new. In BiC the loss of the two numbers is convex; in FA+BiC only while
+classes do not overlap. In FA+BiC no exemplar trained the branch, so all are used, and as the branches are given anew
+at each step all their numbers are fitted together.
 """
 
 from __future__ import annotations

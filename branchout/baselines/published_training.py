@@ -50,9 +50,9 @@ def random_rows(features: int, classes: int, *, bias: bool = False) -> nn.Linear
 def untrained(task: Task, relu: str = "always") -> Backbone:
     """A network that knows nothing yet, of the experiment's shape and in the style of published experiments.
 
-    Its blocks end in a ReLU `always`, in all `but the last` block, or only `inside stages` as PODNet's do, which in
-    CIFAR's ResNet-32 is nowhere. That network has shortcuts without parameters. The blocks of other networks, and of
-    PODNet's, start by adding nothing.
+    Its blocks end in a ReLU `always`, in all `but the last` block of CIFAR's ResNet-32 as iCaRL's do, or only `inside
+    stages` as PODNet's do, which in ResNet-32 is nowhere. That network has shortcuts without parameters. The blocks of
+    other networks, and of PODNet's, start by adding nothing.
     """
     if task.untrained is None:
         raise BranchoutError("training as published starts from scratch, and the task has no network: set `untrained`")
@@ -65,7 +65,7 @@ def untrained(task: Task, relu: str = "always") -> Backbone:
     ]
     for block in (block for stage in stages for block in stage):
         ends_stage = any(block is stage[-1] for stage in stages)
-        without = {"but the last": block is stages[-1][-1], "inside stages": of_cifar or ends_stage}
+        without = {"but the last": of_cifar and block is stages[-1][-1], "inside stages": of_cifar or ends_stage}
         block.last_relu = not without.get(relu, False)
         if of_podnet or not of_cifar:
             nn.init.zeros_((block.bn2 if isinstance(block, BasicBlock) else block.bn3).weight)

@@ -304,8 +304,9 @@ def test_blocks_of_the_literatures_resnet32(relu: str, without: int, base_task: 
     assert torch.equal(block(x), padded) == (relu == "inside stages")  # PODNet's starts by adding nothing
 
 
-def test_blocks_of_other_networks_start_by_adding_nothing(base_task: Task) -> None:
-    network = published_training.untrained(base_task)
+@pytest.mark.parametrize("relu", ["always", "but the last"])
+def test_blocks_of_other_networks_start_by_adding_nothing_and_end_in_a_relu(relu: str, base_task: Task) -> None:
+    network = published_training.untrained(base_task, relu)
     blocks = [block for block in network.modules() if isinstance(block, resnet.BasicBlock)]
     assert all((block.bn2.weight == 0).all() and block.last_relu for block in blocks)
     assert isinstance(blocks[1].downsample, nn.Sequential)
