@@ -169,8 +169,8 @@ def recipe(audit: Audit, page: Path) -> None:
     for title, heading, lines in tables_of(page):
         if not heading[1].startswith("best "):  # the numbers are checked with all links; here, that each is its own
             for line in lines:
-                keys = [LINK.findall(cell)[0][1].partition("#")[2] for cell in line[1:]]
-                files = {audit.file_of(page, LINK.findall(cell)[0][1].partition("#")[0]).stem for cell in line[1:]}
+                targets = [LINK.findall(cell)[0][1].partition("#") for cell in line[1:]]
+                keys, files = [key for *_, key in targets], {audit.file_of(page, name).stem for name, *_ in targets}
                 where = f"{page.name}, {title}, {line[0]}"
                 audit.same(where, str(keys), str([f"two_fold.{goal}" for goal in heading[1:]]))
                 audit.same(where, str(files), str({STAGE_ONE[line[0]]}))
