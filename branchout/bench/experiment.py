@@ -48,6 +48,7 @@ from branchout.model.staged import Backbone
 from branchout.training.loop import Event, OnProgress, best_device, seed_for, silent
 from branchout.training.optimisation import Optimisation, settings_dict
 from branchout.training.pretrain import pretrain
+from branchout.training.repeatable import repeatable
 
 CLUSTERING = "resnet10"
 """The network that clusters the images of a clustered scenario."""
@@ -256,22 +257,23 @@ class Experiment:
             fresh = not is_saved_model(kept)
             if fresh:
                 start, unfinished = self.now(), kept.with_name(f"{kept.name}.checkpoint")
-                made = pretrain(
-                    self.images(samples),
-                    samples.labels,
-                    samples.classes,
-                    self.preprocessing,
-                    arch=arch or plan.arch,
-                    width=plan.width,
-                    last_relu=settings.get("last_relu", True),
-                    kind=self.kind,
-                    optimisation=plan.pretraining,
-                    augmentation=self.augmentation(),
-                    seed=settings["seed"],
-                    device=self.device,
-                    checkpoint=unfinished,
-                    on_progress=self.on_progress,
-                )
+                with repeatable(self.device):  # rows measured on another day can be compared
+                    made = pretrain(
+                        self.images(samples),
+                        samples.labels,
+                        samples.classes,
+                        self.preprocessing,
+                        arch=arch or plan.arch,
+                        width=plan.width,
+                        last_relu=settings.get("last_relu", True),
+                        kind=self.kind,
+                        optimisation=plan.pretraining,
+                        augmentation=self.augmentation(),
+                        seed=settings["seed"],
+                        device=self.device,
+                        checkpoint=unfinished,
+                        on_progress=self.on_progress,
+                    )
                 event = {"what": "pretrain", "images": len(samples), "seconds": self.now() - start, **settings}
                 checkpoint.save(SavedModel(made.cpu(), (), (event,)), kept)
                 unfinished.unlink(missing_ok=True)

@@ -48,10 +48,12 @@ LONG_TRAINING = 1000
 def fastest_convolutions(device: torch.device, steps: int) -> Iterator[None]:
     """Let cuDNN measure its algorithms and use the fastest: shapes stay the same during training.
 
-    Measuring takes seconds, which a short training does not win back.
+    Measuring takes seconds, which a short training does not win back. Another run may measure another one as the
+    fastest, so repeatable training goes without.
     """
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = before or (device.type == "cuda" and steps >= LONG_TRAINING)
+    pays = device.type == "cuda" and steps >= LONG_TRAINING
+    torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled() and (before or pays)
     try:
         yield
     finally:
