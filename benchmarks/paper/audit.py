@@ -213,10 +213,13 @@ class Audit:
         self.on_other_base = set(self._other_bases())
 
     def _other_bases(self) -> Iterator[Path]:
-        """Rows whose base is not the most common of their folder; rows without a digest go by the base's accuracy."""
+        """Rows whose base is not the most common of their folder; rows without a digest go by the base's accuracy.
+
+        Joint training has no base.
+        """
         folders: dict[Path, dict[Path, Row]] = {}
         for path, row in self.rows.items():
-            if len(path.parts) == 4:
+            if len(path.parts) == 4 and row["method"] != "joint":
                 folders.setdefault(path.parent, {})[path] = row
         for rows in folders.values():
             pairs = Counter((row.get("base_model"), row.get("base_weights")) for row in rows.values())

@@ -113,13 +113,15 @@ def _git(where: Path, *arguments: str) -> str:
 def on_another_base(rows: Mapping[Path, Mapping[str, Any]]) -> list[Path]:
     """Rows that were measured with another training of the base model than most rows of their folder.
 
-    Training on a GPU is not repeatable to the bit, so rows of two trainings should not be compared. A base is
-    identified by its digest; older rows lack it and are matched by the base's accuracy.
+    Two trainings of a base end in different networks, so their rows should not be compared. A base is identified by its
+    digest; older rows lack it and are matched by the base's accuracy. Joint training starts from no base.
     """
     folders: dict[Path, list[Path]] = {}
     for path, row in rows.items():
         if (row.get("settings") or {}).get("faithful") and row.get("base_weights") is None:
             continue  # each of these methods has a base of its own
+        if row.get("method") == "joint":
+            continue
         folders.setdefault(path.parent, []).append(path)
     found = []
     for paths in folders.values():

@@ -99,3 +99,12 @@ def test_a_base_is_known_by_its_digest_and_else_by_its_accuracy(
         for name, (digest, accuracy) in zip("abcd", bases, strict=False)
     }
     assert [path.name for path in on_another_base(rows)] == list(odd)
+
+
+def test_joint_training_starts_from_no_base_and_has_no_other() -> None:
+    one, two = {"base_weights": "one", "base_model": 60.0}, {"base_weights": "two", "base_model": 60.0}
+    rows = {Path("a"): one, Path("b"): one, Path("c"): {**two, "method": "joint"}, Path("d"): {**two, "method": "wa"}}
+    assert on_another_base(rows) == [Path("d")]
+    # Nor does it decide which base is the usual one.
+    rows = {Path("a"): one, **{Path(name): {**two, "method": "joint"} for name in "bc"}}
+    assert on_another_base(rows) == []
