@@ -17,7 +17,7 @@ from branchout.labels import Ints, LabelSpace
 from branchout.method.features import extract
 from branchout.method.recipes import Stage1
 from branchout.model.classifier import Classifier
-from branchout.model.heads import Correction, CosineHead, Head, Pooler, new_head
+from branchout.model.heads import Correction, CosineHead, Head, Pooler, head_bias, new_head
 from branchout.model.staged import Branch, branch_point
 from branchout.training.loop import OnProgress, precision, seed_for, silent
 
@@ -89,6 +89,8 @@ def initial_branch(
 ) -> NewBranch:
     """Φ_n starts as a clone of Φ_b; a cosine head starts at random, a linear one at the means of its classes.
 
+    So does a cosine head of one class, which nothing may move: its cross-entropy is 0 if no exemplar competes.
+
     `exemplars`: whether there are any; without them nothing teaches a correction.
     """
     torch.manual_seed(seed_for(seed, len(model.steps)))
@@ -96,7 +98,7 @@ def initial_branch(
     branch.to(device, memory_format=model.backbone.layout(device))  # type: ignore[call-overload]
     head = new_head(model.base_head, len(names)).to(device)
     space = model.space.extend(names)
-    if isinstance(head, nn.Linear):
+    if isinstance(head, nn.Linear) or len(names) == 1:
         imprint(head, model, new, space, settings.first_rows, device, on_progress)
     old_heads = copied_heads(model) if settings.replay else nn.ModuleList()
     correction = None
@@ -118,7 +120,7 @@ def learns_correction(model: Classifier, branch: Branch, settings: Stage1) -> bo
 
 @torch.no_grad()
 def imprint(
-    head: nn.Linear,
+    head: Head,
     model: Classifier,
     new: Labelled,
     space: LabelSpace,
@@ -126,7 +128,7 @@ def imprint(
     device: torch.device,
     on_progress: OnProgress = silent,
 ) -> None:
-    """Start a linear head at the means of its classes, with logits on the scale of the earlier heads.
+    """Start a head at the means of its classes, with logits on the scale of the earlier heads.
 
     With a dozen images and a small learning rate, random rows would hardly move. Each row points from the mean of all
     classes to the mean feature of its own and is `length` times as long as the base's rows; its bias gives it, on
@@ -140,8 +142,9 @@ def imprint(
     means = share.T @ features[:, 0]
     direction = means - means.mean(0) if len(means) > 1 else means
     head.weight.copy_(F.normalize(direction, dim=1) * head.weight.norm(dim=1, keepdim=True) * length)
-    if head.bias is not None:
-        head.bias.copy_(share.T @ largest - (head.weight * means).sum(1))
+    bias = head_bias(head)
+    if bias is not None:
+        bias.copy_(share.T @ largest - (head.weight * means).sum(1))
 
 
 def copied_heads(model: Classifier) -> nn.ModuleList:

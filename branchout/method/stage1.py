@@ -131,6 +131,8 @@ def train_branch(
         on_progress=on_progress,
     )
     sources = [new, exemplars] if settings.replay and exemplars is not None else [new]
+    if len(names) == 1 and len(sources) == 1:  # the loss over one class is 0: the head stays at the class's mean
+        return Step(tuple(names), where, start, trained.branch, trained.head), [0.0]
     frozen = Frozen(model, start, settings, augmentation=augmentation, device=device)
     trunk = TrunkOutputs(
         frozen, [source.images for source in sources], views, exemplar_views, limit=cache_limit, compressed=compressed,

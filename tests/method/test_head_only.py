@@ -18,6 +18,7 @@ from branchout.method.head_only import train_head
 from branchout.method.new_branch import Labelled
 from branchout.method.recipes import BRANCHOUT, HEAD_DECAY
 from branchout.method.split import DataSplit
+from branchout.method.stage1 import train_branch
 from branchout.method.trunk_cache import TrunkOutputs
 from branchout.model.classifier import Classifier
 from branchout.progress import Event
@@ -31,18 +32,28 @@ def with_linear_head(base: api.Model) -> Classifier:
     return Classifier(model.arch, model.backbone, nn.Linear(model.backbone.features, len(BASE)), BASE, SIZES, "glyph")
 
 
+@pytest.mark.parametrize("branch", ["fc", "last"])
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
 def test_the_head_of_a_class_that_is_compared_with_no_other_stays_at_the_mean_of_its_features(
-    base: api.Model, train: Samples
+    base: api.Model, train: Samples, kind: str, branch: str
 ) -> None:
-    model, images = with_linear_head(base), train.of_classes(NEW[:1])
+    model = with_linear_head(base) if kind == "linear" else base.saved.classifier
+    images = train.of_classes(NEW[:1])
     new = Labelled(open_images(images, SIZES, CPU), np.full(len(images), len(BASE)))
-    step, losses = train_head(model, NEW[:1], new, BRANCHOUT.stage_one, views=2, exemplar_views=None, device=CPU)
+    if branch == "fc":
+        step, losses = train_head(model, NEW[:1], new, BRANCHOUT.stage_one, views=2, exemplar_views=None, device=CPU)
+    else:
+        step, losses = train_branch(model, NEW[:1], new, BRANCHOUT.stage_one, views=2, device=CPU)
+    grown = model.extended(step)
     with torch.no_grad():
-        h = model.features(model.backbone.arrange(next(new.images.plain([np.arange(len(images))]))))[0]
-        own, old = step.head(h), model.base_head(h)
-    assert losses == [0.0, 0.0]
-    assert nn.functional.cosine_similarity(step.head.weight[0], h.mean(0), dim=0).item() == pytest.approx(1, abs=1e-4)
-    assert own.mean().item() == pytest.approx(old.amax(1).mean().item(), abs=1e-3)
+        h = grown.features(grown.backbone.arrange(next(new.images.plain([np.arange(len(images))]))))
+        own, old = step.head(h[-1]), model.base_head(h[0])
+    assert set(losses) == {0.0}
+    assert nn.functional.cosine_similarity(step.head.weight[0], h[-1].mean(0), dim=0).item() > 1 - 1e-4
+    if kind == "linear":
+        assert own.mean().item() == pytest.approx(old.amax(1).mean().item(), abs=1e-3)
+    else:
+        assert own.mean() > old.amax(1).mean()  # no row of the base is nearer to these images
 
 
 def test_the_head_reaches_a_minimum_and_nothing_else_changes(base: api.Model, train: Samples) -> None:
