@@ -67,7 +67,7 @@ def table_page(audit: Audit, page: Path) -> None:
     audit.same(page.name, str(len(facts)), str(len(found)))
     for (title, heading, lines), told in zip(found, facts, strict=False):
         files = [audit.file_of(page, LINK.findall(line[0])[0][1]) for line in lines if LINK.search(line[0])]
-        row = audit.rows[files[0]]
+        row = audit.rows[next((path for path in files if path not in audit.on_other_base), files[0])]
         expected = (
             row["base_classes"], row["novel_classes"], row["overlap_classes"] or "",
             row["steps"] if row["steps"] > 1 else "", row["settings"]["exemplars"], rounded(row["base_model"]),

@@ -57,8 +57,8 @@ class Section:
 
     @property
     def about(self) -> Row:
-        """A row, for what all of them have in common."""
-        return next(row for line in self.lines for row in line.rows())
+        """A row, for what all of them have in common: the first on the usual base."""
+        return min((row for line in self.lines for row in line.rows()), key=lambda row: row.other_base)
 
     @property
     def command(self) -> str:
