@@ -89,16 +89,15 @@ def initial_branch(
 ) -> NewBranch:
     """Φ_n starts as a clone of Φ_b; a cosine head starts at random, a linear one at the means of its classes.
 
-    So does a cosine head of one class, which nothing may move: its cross-entropy is 0 if no exemplar competes.
-
-    `exemplars`: whether there are any; without them nothing teaches a correction.
+    `exemplars`: whether stage I replays any. Without them nothing teaches a correction, and a head of one class stays
+    where it starts, so that a cosine one, too, starts at the mean.
     """
     torch.manual_seed(seed_for(seed, len(model.steps)))
     branch = Branch.clone(model.backbone, branch_point(model.backbone, where))
     branch.to(device, memory_format=model.backbone.layout(device))  # type: ignore[call-overload]
     head = new_head(model.base_head, len(names)).to(device)
     space = model.space.extend(names)
-    if isinstance(head, nn.Linear) or len(names) == 1:
+    if isinstance(head, nn.Linear) or (len(names) == 1 and not exemplars):
         imprint(head, model, new, space, settings.first_rows, device, on_progress)
     old_heads = copied_heads(model) if settings.replay else nn.ModuleList()
     correction = None

@@ -1,7 +1,7 @@
 """Recipes: how stages I and II are trained (paper, sections 3.3, 4.2 and 5.1). One code path, three settings of it.
 
 - `paper`: the text. Departures: small sets get smaller batches and rates, trunk outputs are cached for a fixed number
-  of views, linear heads start at class means, and W_r,aux starts at the identity;
+  of views, linear heads start at class means, a single new class stays there, and W_r,aux starts at the identity;
 - `reference`: the authors' published experiments, where they differ from the text;
 - `branchout`: ours, the default. Exemplars and distillation enter stage I, and one dial replaces the α×β grid.
 

@@ -116,22 +116,24 @@ def train_branch(
 
     `views` > 0 caches the trunk's outputs for that many augmented views of each new image, and for `exemplar_views` of
     each exemplar; 0 runs the trunk live. A batch has `exemplar_share` exemplars for every new image, or more where new
-    images are few (`batch_sizes`). Training ends once the loss on `held_out` images, new and old, stops improving.
+    images are few (`batch_sizes`). Training ends once the loss on `held_out` images, new and old, stops improving. One
+    class without exemplars is not trained: its head is at the mean of its features.
     """
     start = branch_point(model.backbone, where).start
+    sources = [new, exemplars] if settings.replay and exemplars is not None else [new]
     trained = initial_branch(
         model,
         names,
         new,
         where,
         settings=settings,
-        exemplars=exemplars is not None,
+        exemplars=len(sources) > 1,
         seed=seed,
         device=device,
         on_progress=on_progress,
     )
-    sources = [new, exemplars] if settings.replay and exemplars is not None else [new]
-    if len(names) == 1 and len(sources) == 1:  # the loss over one class is 0: the head stays at the class's mean
+    if len(names) == 1 and len(sources) == 1:
+        # The cross-entropy over one class is 0; distillation alone would move the features away from the head's mean.
         return Step(tuple(names), where, start, trained.branch, trained.head), [0.0]
     frozen = Frozen(model, start, settings, augmentation=augmentation, device=device)
     trunk = TrunkOutputs(

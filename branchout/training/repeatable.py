@@ -11,7 +11,7 @@ import torch
 
 @contextmanager
 def repeatable(device: torch.device) -> Iterator[None]:
-    """Let a GPU add numbers in the same order in every run, where it has such kernels; a CPU always does.
+    """Let a GPU add numbers in the same order in every run, where torch has such kernels; a CPU is left as it is.
 
     Sums in another order differ in their last digits, and training multiplies such differences: the same seed ends in
     another network. It costs speed, because cuDNN and Inductor may not choose what is fastest on the day.

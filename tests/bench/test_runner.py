@@ -14,7 +14,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import pytest
@@ -573,6 +573,27 @@ def test_a_network_without_its_last_relu_is_another_one_and_stays_so_on_disk(fol
     assert usual.branched(1, PAPER.stage_one)[0].arch.get("last_relu", True)
     learned, _ = open_ended.branched(1, PAPER.stage_one)
     assert open_ended.features(learned, given)[0, :, 1].min() < 0  # its branch ends as the trunk does
+
+
+def test_networks_are_trained_from_scratch_by_kernels_that_repeat_themselves(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def trained(*_: object, device: torch.device, **__: object) -> NoReturn:
+        asked.append((device, torch.are_deterministic_algorithms_enabled()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("branchout.bench.experiment.pretrain", trained)
+    experiment = Experiment(PLAN, resolve(str(folder)), device=CPU, cache=tmp_path)
+    train = experiment.training_images(0)
+    for device in (CPU, torch.device("cuda")):
+        experiment.device = device
+        monkeypatch.setattr(experiment, "now", lambda: 0.0)  # nothing to wait for
+        with pytest.raises(KeyboardInterrupt):
+            experiment.trained(train)
+    assert asked == [(CPU, False), (torch.device("cuda"), True)]
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 # Running.

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import BASE, NEW, SIZES, exemplars, same, snapshot
+from stage1_case import labelled, settings_of
 from torch import nn
 
 from branchout import api
@@ -16,7 +17,7 @@ from branchout.method.extend import Extension
 from branchout.method.frozen import Frozen
 from branchout.method.head_only import train_head
 from branchout.method.new_branch import Labelled
-from branchout.method.recipes import BRANCHOUT, HEAD_DECAY
+from branchout.method.recipes import BRANCHOUT, HEAD_DECAY, PAPER
 from branchout.method.split import DataSplit
 from branchout.method.stage1 import train_branch
 from branchout.method.trunk_cache import TrunkOutputs
@@ -40,10 +41,10 @@ def test_the_head_of_a_class_that_is_compared_with_no_other_stays_at_the_mean_of
     model = with_linear_head(base) if kind == "linear" else base.saved.classifier
     images = train.of_classes(NEW[:1])
     new = Labelled(open_images(images, SIZES, CPU), np.full(len(images), len(BASE)))
-    if branch == "fc":
+    if (kind, branch) == ("linear", "fc"):
         step, losses = train_head(model, NEW[:1], new, BRANCHOUT.stage_one, views=2, exemplar_views=None, device=CPU)
     else:
-        step, losses = train_branch(model, NEW[:1], new, BRANCHOUT.stage_one, views=2, device=CPU)
+        step, losses = train_branch(model, NEW[:1], new, BRANCHOUT.stage_one, where=branch, views=2, device=CPU)
     grown = model.extended(step)
     with torch.no_grad():
         h = grown.features(grown.backbone.arrange(next(new.images.plain([np.arange(len(images))]))))
@@ -56,15 +57,22 @@ def test_the_head_of_a_class_that_is_compared_with_no_other_stays_at_the_mean_of
         assert own.mean() > old.amax(1).mean()  # no row of the base is nearer to these images
 
 
+def test_one_class_is_trained_where_exemplars_compete_with_it(base: api.Model, train: Samples) -> None:
+    model, names = base.saved.classifier, NEW[:1]
+    settings = settings_of(BRANCHOUT.stage_one)
+    new, old = (labelled(model, names, samples) for samples in (train.of_classes(names), exemplars(train)))
+    _, losses = train_branch(model, names, new, settings, exemplars=old, views=2, device=CPU)
+    assert len(losses) == 2
+    assert losses[1] < losses[0]
+    # The paper's stage I sees new images alone, whatever was kept.
+    paper = settings_of(PAPER.stage_one)
+    assert train_branch(model, names, new, paper, exemplars=old, views=2, device=CPU)[1] == [0.0]
+
+
 def test_the_head_reaches_a_minimum_and_nothing_else_changes(base: api.Model, train: Samples) -> None:
     model = with_linear_head(base)
-    space = model.space.extend(NEW)
     before = snapshot(model)
-
-    def labelled(samples: Samples) -> Labelled:
-        return Labelled(open_images(samples, SIZES, CPU), space.index(samples.classes)[samples.labels])
-
-    new, old = labelled(train.of_classes(NEW)), labelled(exemplars(train))
+    new, old = (labelled(model, NEW, samples) for samples in (train.of_classes(NEW), exemplars(train)))
     said: list[Event] = []
     # Four views of new images and two of exemplars are two batches.
     step, losses = train_head(

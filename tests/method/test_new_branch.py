@@ -45,7 +45,7 @@ def test_a_linear_head_starts_along_its_classes_and_no_louder_than_the_base(
     new = labelled(linear, names, train.of_classes(names))
     space = linear.space.extend(names)
     head = new_branch.new_head(linear.base_head, len(names))
-    new_branch.imprint(head, linear, new, space, 0.2, CPU)  # type: ignore[arg-type]
+    new_branch.imprint(head, linear, new, space, 0.2, CPU)
     with torch.no_grad():
         pictures = next(new.images.plain([np.arange(len(new.labels))]))
         h = linear.features(linear.backbone.arrange(pictures))[0]
