@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+import torch
+
 from branchout.bench.experiment import Experiment
 from branchout.bench.measure import Measured, OnStep, measure, uses_seeds
 from branchout.bench.methods import Method, method_named
 from branchout.bench.runner import Done, Job, Opened, experiment_of, run, run_all
 from branchout.errors import DoesNotApply
 from branchout.training import processes
-from branchout.training.loop import OnProgress, best_device, silent
+from branchout.training.loop import OnProgress, silent
 
 Item = TypeVar("Item")
 
@@ -25,7 +27,9 @@ def run_divided(
     jobs: Sequence[Job], *, on_progress: OnProgress = silent, on_done: Callable[[Done], None] = lambda done: None
 ) -> list[Done]:
     """Run every job with missing rows; returns what this process has run."""
-    processes.join(best_device())
+    # They exchange jobs and accuracies only, which need no GPU; so there may be more processes than GPUs.
+    processes.join(torch.device("cpu"))
+    processes.choose_gpu()
     missing = processes.from_main([job for job in jobs if job.missing()])
     if len(missing) >= processes.count():
         with processes.independent():

@@ -137,6 +137,12 @@ def join(device: torch.device) -> None:
     PartialState(cpu=device.type == "cpu", timeout=PATIENCE)
 
 
+def choose_gpu() -> None:
+    """Use a GPU of its own, or share one where there are fewer GPUs than processes."""
+    if count() > 1 and torch.cuda.is_available():
+        torch.cuda.set_device(local_rank() % torch.cuda.device_count())
+
+
 def wait() -> None:
     """Wait until all processes are here."""
     from_main(None)

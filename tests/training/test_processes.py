@@ -361,3 +361,16 @@ def test_more_processes_than_images_of_a_batch_are_refused(patterns: Samples) ->
     for error in in_processes(3, partial(pretrained, patterns.select(np.arange(2)))):
         assert "2 images" in str(error)
         assert "3 processes" in str(error)
+
+
+@pytest.mark.parametrize(("local_rank", "gpus", "expected"), [(0, 1, 0), (2, 1, 0), (1, 2, 1), (2, 2, 0)])
+def test_processes_share_gpus_where_there_are_too_few(
+    local_rank: int, gpus: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(processes, "_launch", processes.Launch(count=3, rank=local_rank, local_rank=local_rank))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    processes.choose_gpu()
+    assert chosen == [expected]
