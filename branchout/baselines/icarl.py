@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,7 +27,6 @@ from branchout.baselines.networks import Network
 from branchout.baselines.task import Baseline, Published, Task
 from branchout.data.memory import keep
 from branchout.data.samples import Samples, concatenate
-from branchout.labels import Ints
 from branchout.model.classifier import Classifier
 from branchout.model.heads import NORM
 from branchout.training.optimisation import Optimisation
@@ -71,16 +69,8 @@ def nearest_mean(network: Network, task: Task) -> NearestMean:
     room = task.after or task.per_class
     features = whole_network.plain_outputs(network.features, task, task.new).cpu().numpy()
     kept = keep(task.new, per_class=room, rule="herding", rows=features)
-    old = [task.memory.select(first_of_each(task.memory, room))] if len(task.memory) else []
+    old = [task.memory.select(whole_network.first_of_each(task.memory, room))] if len(task.memory) else []
     return NearestMean(network, exemplar_means(network, task, concatenate([*old, kept])), kept)
-
-
-def first_of_each(samples: Samples, number: int) -> Ints:
-    """The first exemplars of each class and origin: the best, where they were herded."""
-    places: dict[tuple[int, int], list[int]] = {}
-    for place, group in enumerate(zip(samples.labels.tolist(), samples.origin.tolist(), strict=True)):
-        places.setdefault(group, []).append(place)
-    return np.concatenate([each[:number] for each in places.values()])
 
 
 def exemplar_means(network: Network, task: Task, exemplars: Samples) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from branchout.baselines.networks import Alter, MakeHead, Network, epochs_of, fr
 from branchout.baselines.task import Task
 from branchout.data.images import in_order
 from branchout.data.samples import Samples, concatenate
+from branchout.labels import Ints
 from branchout.model.classifier import Classifier
 from branchout.model.heads import new_head
 from branchout.training.loop import fit, seed_for, warm_up_epochs
@@ -39,6 +41,14 @@ def student_and_teacher(before: Classifier | Network, task: Task, make: MakeHead
 def new_and_exemplars(task: Task) -> Samples:
     """New images and exemplars in one table, so that every image is seen once an epoch."""
     return concatenate([task.new, task.memory]) if len(task.memory) else task.new
+
+
+def first_of_each(samples: Samples, number: int) -> Ints:
+    """The first exemplars of each class and origin: the best, where they were herded."""
+    places: dict[tuple[int, int], list[int]] = {}
+    for place, group in enumerate(zip(samples.labels.tolist(), samples.origin.tolist(), strict=True)):
+        places.setdefault(group, []).append(place)
+    return np.concatenate([each[:number] for each in places.values()])
 
 
 def step_classes(task: Task) -> Tensor:

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from branchout.baselines import bic
+from branchout.baselines import bic, whole_network
 from branchout.baselines.networks import scores_of
+from branchout.baselines.task import Task
 from branchout.data.memory import keep
 
 
@@ -85,13 +86,35 @@ def test_images_told_apart_perfectly_still_have_an_answer() -> None:
     assert abs(alpha) < 10
 
 
-def test_second_step_answers_through_both_biases(classifier, task, next_task, old_test) -> None:
+def test_second_step_corrects_its_own_classes_only(classifier, task, next_task) -> None:
     quick = replace(task, network=replace(task.network, epochs=1), views=1)
     first = bic.learn(classifier, quick)
     second = bic.learn(first, next_task(quick, again=()))
-    assert torch.equal(second.scale[:16], first.scale)
-    assert torch.equal(second.shift[:16], first.shift)
+    assert (first.scale[12:] != 1).all()
+    assert (second.scale[:16] == 1).all()
+    assert (second.shift[:16] == 0).all()
     assert len(set(second.scale[16:].tolist())) == 1
+    assert (second.scale[16:] != 1).all()
+
+
+def test_teacher_of_the_second_step_is_corrected_and_its_student_is_not(
+    classifier, task, next_task, monkeypatch, new_test
+) -> None:
+    quick = replace(task, network=replace(task.network, epochs=1), views=1)
+    first = bic.learn(classifier, quick)
+    pairs: list[tuple[torch.nn.Module, torch.nn.Module]] = []
+
+    def noted(student: torch.nn.Module, teacher: torch.nn.Module, of: Task) -> whole_network.Loss:
+        pairs.append((student, teacher))
+        return distillation_loss(student, teacher, of)
+
+    distillation_loss = whole_network.distillation_loss
+    monkeypatch.setattr(whole_network, "distillation_loss", noted)
+    second = bic.learn(first, next_task(quick, again=()))
+    ((student, teacher),) = pairs
+    images = quick.images(new_test)
+    assert torch.equal(scores_of(teacher, images), scores_of(first, images))
+    assert student is second.network
 
 
 def test_on_features_only_new_branches_move(branched, task, accuracy_of, old_test, new_test) -> None:

@@ -14,6 +14,7 @@ from branchout.baselines import bic, der, feature_heads, foster, icarl, podnet, 
 from branchout.baselines.networks import scores_of
 from branchout.baselines.registry import baselines
 from branchout.baselines.task import Task
+from branchout.data.samples import Samples
 from branchout.labels import LabelSpace
 from branchout.model import resnet
 from branchout.training.optimisation import Optimisation
@@ -152,6 +153,33 @@ def test_bic_and_wa_weigh_distillation_by_the_share_of_old_classes(method, base_
         divergence = sum(float(q[c] * (q[c] / p[c]).log()) for c in range(12))
         total += 12 / 16 * divergence - 4 / 16 * float(F.log_softmax(z[n], 0)[target[n]])
     assert loss_of(pictures, target).item() == pytest.approx(total / len(target), rel=1e-3, abs=1e-5)
+
+
+def test_images_that_fit_bics_bias_never_train(base_task: Task, step: Task, next_task, monkeypatch) -> None:
+    trained: list[set[str]] = []
+    fitted: list[Samples] = []
+    monkeypatch.setattr(
+        whole_network, "train", lambda network, task, samples, *others, **named: trained.append(set(samples.ids))
+    )
+    outputs = whole_network.augmented_outputs
+
+    def noted(network: nn.Module, task: Task, samples: Samples, *others: int) -> Tensor:
+        fitted.append(samples)
+        return outputs(network, task, samples, *others)
+
+    monkeypatch.setattr(whole_network, "augmented_outputs", noted)
+    method, step = baselines()["bic"].published, replace(step, per_class=10)
+    second = method.learn(method.first(replace(base_task, after=10)), step)
+    method.learn(second, replace(next_task(step, again=()), untrained=step.untrained))
+    assert len(trained) == 3
+    assert len(fitted) == 2
+    for held, names in zip(fitted, (12 + 4, 12 + 4 + 3), strict=True):
+        assert set(held.counts().values()) == {1}
+        assert len(held.counts()) == names
+        assert not set(held.ids) & set.union(*trained)
+    assert set(fitted[0].ids) <= set(fitted[1].ids)
+    old_and_trained = [name for name in trained[1] if name in set(base_task.new.ids)]
+    assert len(old_and_trained) <= 12 * 9  # nine train and one is held out: together ten exemplars a class
 
 
 def test_wa_sets_negative_weights_to_zero_at_every_step(base_task: Task, step: Task) -> None:
