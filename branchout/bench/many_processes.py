@@ -1,26 +1,23 @@
 """Experiments in several processes of one run (`accelerate launch -m branchout bench …`).
 
 Where there are enough jobs, each process measures some of them, as separate programs on one results folder would. Where
-there are fewer jobs than processes, the exemplar seeds of each job are divided.
+there are fewer jobs than processes, each measures one exemplar seed of a job at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
 
 import torch
 
 from branchout.bench.experiment import Experiment
-from branchout.bench.measure import Measured, OnStep, measure, uses_seeds
+from branchout.bench.measure import Measured, OnStep, measure
 from branchout.bench.methods import Method, method_named
 from branchout.bench.runner import Done, Job, Opened, experiment_of, run, run_all
 from branchout.errors import DoesNotApply
 from branchout.training import processes
 from branchout.training.loop import OnProgress, silent
-
-Item = TypeVar("Item")
 
 
 def run_divided(
@@ -52,52 +49,42 @@ def run_divided(
 
 def _measure_together(
     job: Job, method: Method, experiment: Experiment, seeds: Sequence[int], on_step: OnStep
-) -> Measured:
-    """In the first process: have the others measure their seeds, too, and join what all have measured."""
+) -> Iterator[Measured]:
+    """In the first process: as many seeds at a time as there are processes, one in each."""
     with processes.independent(False):
-        processes.from_main(job)
-        part = processes.part()
-    found = _own_seeds(method, experiment, seeds, part)
-    with processes.independent(False):
-        parts = processes.from_each(found)
-    return joined(parts)
+        count = processes.count()
+    for start in range(0, len(seeds), count):
+        own, *others = seeds[start : start + count]
+        with processes.independent(False):
+            processes.from_main((job, others))
+        found = _measured(method, experiment, own, on_step)
+        with processes.independent(False):
+            parts = processes.from_each(found)
+        for part in parts:
+            if isinstance(part, DoesNotApply):
+                raise part
+            if part is not None:
+                yield part
 
 
 def _measure_when_asked(on_progress: OnProgress) -> None:
     """In the other processes, until the first one has no more jobs."""
-    opened, part = Opened(), processes.part()
-    job: Job | None
-    while (job := processes.from_main(None)) is not None:
-        with processes.independent():
-            found = _own_seeds(method_named(job.method), experiment_of(job, opened, on_progress), job.seeds, part)
+    opened, place = Opened(), processes.rank() - 1
+    asked: tuple[Job, Sequence[int]] | None
+    while (asked := processes.from_main(None)) is not None:
+        job, seeds = asked
+        found = None
+        if place < len(seeds):
+            with processes.independent():
+                experiment = experiment_of(job, opened, on_progress)
+                found = _measured(method_named(job.method), experiment, seeds[place])
         processes.from_each(found)
 
 
-def _own_seeds(
-    method: Method, experiment: Experiment, seeds: Sequence[int], part: tuple[int, int]
-) -> Measured | DoesNotApply | None:
-    """What this process measures: its share of the seeds, or everything in the first process if there is one result."""
-    own = (seeds if uses_seeds(method) else seeds[:1])[part[0] :: part[1]]
+def _measured(
+    method: Method, experiment: Experiment, seed: int, on_step: OnStep = lambda measured: None
+) -> Measured | DoesNotApply:
     try:
-        return measure(method, experiment, own) if own else None
+        return measure(method, experiment, seed, on_step)
     except DoesNotApply as error:
         return error
-
-
-def joined(parts: Sequence[Measured | DoesNotApply | None]) -> Measured:
-    """What the processes have measured, with the seeds in their order; times are those of the first process."""
-    found: list[Measured] = []
-    for part in parts:
-        if isinstance(part, DoesNotApply):
-            raise part
-        found += [] if part is None else [part]
-    whole = found[0]
-    whole.points = {point: _in_turn([each.points[point] for each in found]) for point in whole.points}
-    whole.first = _in_turn([each.first for each in found])
-    return whole
-
-
-def _in_turn(lists: Sequence[Sequence[Item]]) -> list[Item]:
-    """The first items of all lists, then the second ones, …"""
-    longest = max(map(len, lists))
-    return [each[n] for n in range(longest) for each in lists if n < len(each)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from branchout.baselines.networks import OnFeatures, scores_of
 from branchout.baselines.task import Baseline
 from branchout.bench.experiment import Experiment
 from branchout.bench.methods import WITHOUT_EXEMPLARS, Method
+from branchout.bench.plan import Plan
 from branchout.data.images import Images, in_order
 from branchout.data.samples import Samples, concatenate
 from branchout.errors import DoesNotApply
@@ -37,27 +38,27 @@ Half = tuple[npt.NDArray[np.float64], Ints]
 
 @dataclass
 class Measured:
-    """For each operating point, exemplar seed and step the setting that was chosen and its accuracies."""
+    """A method measured with one exemplar seed: for each operating point, the setting and accuracies of each step."""
 
-    points: dict[str, list[list[Scored]]]
+    points: dict[str, list[Scored]]
     seconds: dict[str, float] = field(default_factory=dict)
     parameters: int = 0
     """All parameters after the last step, without heads."""
     extra: dict[str, float] = field(default_factory=dict)
     curve: list[dict[str, float]] = field(default_factory=list)
-    """All operating points of the first seed after the last step, measured on test: settings, all, base, novel, avg."""
-    first: list[Scored] = field(default_factory=list)
-    """For each seed the method's own base, where it does not start from the shared one."""
+    """All operating points after the last step, measured on test: settings, all, base, novel, avg."""
+    first: Scored | None = None
+    """The method's own base, where it does not start from the shared one."""
     base_parameters: int = 0
     """Of that base, without its head."""
-
-    def next_seed(self) -> None:
-        for steps in self.points.values():
-            steps.append([])
+    peak_memory: int | None = None
+    """In bytes, of the job so far."""
+    gpu_shared: bool = False
+    """Whether other processes used the GPU."""
 
 
 OnStep = Callable[[Measured], None]
-"""Called after every step of every seed, so that what was measured is kept if a later step is interrupted."""
+"""Called after every step, so that what was measured is kept if a later step is interrupted."""
 
 
 def uses_seeds(method: Method) -> bool:
@@ -67,14 +68,17 @@ def uses_seeds(method: Method) -> bool:
     return method.name != "stage-one-dial" and method.points() != ("alone",)
 
 
-def measure(
-    method: Method, experiment: Experiment, seeds: Sequence[int], on_step: OnStep = lambda measured: None
-) -> Measured:
-    """Run a method through all steps of an experiment."""
+def has_own_base(method: Method, plan: Plan) -> bool:
+    """Whether it is trained as published, from a base of its own instead of the shared one."""
+    return plan.faithful and method.baseline is not None and method.baseline.published is not None
+
+
+def measure(method: Method, experiment: Experiment, seed: int, on_step: OnStep = lambda measured: None) -> Measured:
+    """Run a method through all steps of an experiment, with one exemplar seed."""
     if experiment.per_class(1) == 0 and method.name not in WITHOUT_EXEMPLARS:
         raise DoesNotApply(f"{method.name} needs exemplars of old classes, and --exemplars 0 leaves it none")
     if method.baseline is not None:
-        return _baseline(method.baseline, method.points(), experiment, seeds, on_step)
+        return _baseline(method, experiment, seed, on_step)
     assert experiment.base is not None  # trained before any clock starts
     assert method.recipe is not None
     recipe = recipe_named(method.recipe)
@@ -82,7 +86,7 @@ def measure(
         return _stage_one_dial(experiment)
     if method.points() == ("alone",):
         return _alone(method.branch, experiment)
-    return (_dial if recipe.dial else _grid)(method, recipe, experiment, seeds, on_step)
+    return (_dial if recipe.dial else _grid)(method, recipe, experiment, seed, on_step)
 
 
 def curve(frontier: Frontier, names: Sequence[str], most: int = 60) -> list[dict[str, float]]:
@@ -99,36 +103,29 @@ def curve(frontier: Frontier, names: Sequence[str], most: int = 60) -> list[dict
 # Score fusion.
 
 
-def _dial(method: Method, recipe: Recipe, experiment: Experiment, seeds: Sequence[int], on_step: OnStep) -> Measured:
+def _dial(method: Method, recipe: Recipe, experiment: Experiment, seed: int, on_step: OnStep) -> Measured:
     """The recipe with the dial, by the same code as `branchout extend`."""
-    measured = Measured({goal: [] for goal in PAPER_GOALS})
-    seconds: list[dict[str, float]] = []
-    for seed in seeds:
-        model = experiment.base.rebuilt((), method.pooler)
-        measured.next_seed()
-        took = {"stage1": 0.0, "fusion": 0.0, "choice": 0.0}
-        for step in range(1, experiment.steps + 1):
-            times = [experiment.now()]
-            extension = _extension(method, recipe, model, experiment, step, seed)
-            branch, _ = extension.train_branch()
-            model = model.extended(branch).to(experiment.device)
-            times.append(experiment.now())
-            if extension.needs_deltas():
-                model.fused.deltas = list(extension.train_deltas(model).at(0, 0))
-            times.append(experiment.now())
-            space = experiment.space(step)
-            dev, test = (_columns(experiment, model, half, step) for half in experiment.halves(step))
-            for goal, found in score_dial(dev, test, space, PAPER_GOALS, method.pooler).items():
-                measured.points[goal][-1].append(found)
-            if seed == seeds[0] and experiment.steps == 1:
-                measured.curve = curve(dial_frontier(*test, space, method.pooler), ("b",))
-            times.append(experiment.now())
-            for part, duration in zip(took, np.diff(times), strict=True):
-                took[part] += float(duration)
-            on_step(measured)
-        seconds.append(took)
-        measured.parameters = _without_heads(model)
-    measured.seconds = _median(seconds)
+    measured = Measured({goal: [] for goal in PAPER_GOALS}, {"stage1": 0.0, "fusion": 0.0, "choice": 0.0})
+    model = experiment.base.rebuilt((), method.pooler)
+    for step in range(1, experiment.steps + 1):
+        times = [experiment.now()]
+        extension = _extension(method, recipe, model, experiment, step, seed)
+        branch, _ = extension.train_branch()
+        model = model.extended(branch).to(experiment.device)
+        times.append(experiment.now())
+        if extension.needs_deltas():
+            model.fused.deltas = list(extension.train_deltas(model).at(0, 0))
+        times.append(experiment.now())
+        space = experiment.space(step)
+        dev, test = (_columns(experiment, model, half, step) for half in experiment.halves(step))
+        for goal, found in score_dial(dev, test, space, PAPER_GOALS, method.pooler).items():
+            measured.points[goal].append(found)
+        times.append(experiment.now())
+        _add(measured.seconds, np.diff(times))
+        if experiment.steps == 1:
+            measured.curve = curve(dial_frontier(*test, space, method.pooler), ("b",))
+        on_step(measured)
+    measured.parameters = _without_heads(model)
     return measured
 
 
@@ -152,44 +149,38 @@ def _extension(
     )
 
 
-def _grid(method: Method, recipe: Recipe, experiment: Experiment, seeds: Sequence[int], on_step: OnStep) -> Measured:
+def _grid(method: Method, recipe: Recipe, experiment: Experiment, seed: int, on_step: OnStep) -> Measured:
     """The paper's recipes: a branch for each seed, and the whole grid on it in one pass."""
-    measured = Measured({goal: [] for goal in PAPER_GOALS})
-    seconds: list[dict[str, float]] = []
+    measured = Measured({goal: [] for goal in PAPER_GOALS}, {"stage1": 0.0, "cache": 0.0, "fusion": 0.0})
     settings = replace(recipe.stage_two, optimisation=experiment.fusion(recipe.stage_two.optimisation))
-    for seed in seeds:
-        measured.next_seed()
-        took = {"stage1": 0.0, "cache": 0.0, "fusion": 0.0}
-        for step in range(1, experiment.steps + 1):
-            space = experiment.space(step)
-            model, stage_one = experiment.branched(step, recipe.stage_one, method.branch, seed)
-            model = model.rebuilt(model.steps, method.pooler).to(experiment.device)
-            times = [experiment.now()]
-            data = _fusion_data(recipe, model, experiment, step, seed)
-            halves = [
-                (experiment.features(model, half)[0], experiment.labels(half, step)) for half in experiment.halves(step)
-            ]
-            times.append(experiment.now())
-            trained = train_grid(head_layout(model), [data], settings, per_class=experiment.per_class(step))
-            times.append(experiment.now())
-            dev, test = ((grid_predictions(model, h, trained).cpu().numpy(), labels) for h, labels in halves)
-            for goal in PAPER_GOALS:
-                measured.points[goal][-1].append(score_grid(dev, test, space, trained.grid, goal, recipe.balanced))
-            if seed == seeds[0]:
-                measured.curve = curve(grid_frontier(*test, space, trained.grid, recipe.balanced), ("alpha", "beta"))
-                if step == 1:
-                    measured.extra["novel_alone"] = _novel_alone(experiment, model)
-            for part, duration in zip(took, [stage_one[-1], *np.diff(times)], strict=True):
-                took[part] += float(duration)
-            on_step(measured)
-        seconds.append(took)
-        measured.parameters = _without_heads(model)
-    measured.seconds = _median(seconds)
+    for step in range(1, experiment.steps + 1):
+        space = experiment.space(step)
+        model, stage_one = experiment.branched(step, recipe.stage_one, method.branch, seed)
+        model = model.rebuilt(model.steps, method.pooler).to(experiment.device)
+        times = [experiment.now()]
+        data = _fusion_data(recipe, model, experiment, step, seed)
+        halves = [
+            (experiment.features(model, half)[0], experiment.labels(half, step)) for half in experiment.halves(step)
+        ]
+        times.append(experiment.now())
+        trained = train_grid(head_layout(model), [data], settings, per_class=experiment.per_class(step))
+        times.append(experiment.now())
+        _add(measured.seconds, [stage_one[-1], *np.diff(times)])
+        dev, test = ((grid_predictions(model, h, trained).cpu().numpy(), labels) for h, labels in halves)
+        for goal in PAPER_GOALS:
+            measured.points[goal].append(score_grid(dev, test, space, trained.grid, goal, recipe.balanced))
+        measured.curve = curve(grid_frontier(*test, space, trained.grid, recipe.balanced), ("alpha", "beta"))
+        if step == 1:
+            measured.extra["novel_alone"] = _novel_alone(experiment, model)
+        on_step(measured)
+    measured.parameters = _without_heads(model)
     return measured
 
 
-def _median(seconds: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {part: float(np.median([each[part] for each in seconds])) for part in seconds[0]}
+def _add(seconds: dict[str, float], durations: Iterable[float]) -> None:
+    """Add the durations of one step to its parts, in their order."""
+    for part, duration in zip(seconds, durations, strict=True):
+        seconds[part] += float(duration)
 
 
 def _fusion_data(recipe: Recipe, model: Classifier, experiment: Experiment, step: int, seed: int) -> Stage2Data:
@@ -204,13 +195,13 @@ def _fusion_data(recipe: Recipe, model: Classifier, experiment: Experiment, step
 
 
 def _stage_one_dial(experiment: Experiment) -> Measured:
-    """The paper's stage I with the dial alone. No exemplar is used, so there is one seed only."""
-    measured = Measured({goal: [[]] for goal in PAPER_GOALS}, {"stage1": 0.0})
+    """The paper's stage I with the dial alone. No exemplar is used, so there is one result."""
+    measured = Measured({goal: [] for goal in PAPER_GOALS}, {"stage1": 0.0})
     for step in range(1, experiment.steps + 1):
         model, stage_one = experiment.branched(step, PAPER.stage_one)
         dev, test = (_columns(experiment, model, half, step) for half in experiment.halves(step))
         for goal, scored in score_dial(dev, test, experiment.space(step), PAPER_GOALS).items():
-            measured.points[goal][0].append(scored)
+            measured.points[goal].append(scored)
         measured.seconds["stage1"] += stage_one[-1]
         measured.parameters = _without_heads(model)
     return measured
@@ -228,7 +219,7 @@ def _alone(where: str, experiment: Experiment) -> Measured:
     answers, labels = zip(*folds, strict=True)
     scored = Scored.of("alone", (), answers, labels, experiment.space(1))
     extra = {"novel_alone": _novel_alone(experiment, model)}
-    return Measured({"alone": [[scored]]}, {"stage1": stage_one[-1]}, _without_heads(model), extra)
+    return Measured({"alone": [scored]}, {"stage1": stage_one[-1]}, _without_heads(model), extra)
 
 
 def _novel_alone(experiment: Experiment, model: Classifier) -> float:
@@ -247,30 +238,23 @@ def _branch_predictions(experiment: Experiment, model: Classifier, half: Samples
 # Baselines: as they are, and with the dial where their scores are logits.
 
 
-def _baseline(
-    baseline: Baseline, points: Sequence[str], experiment: Experiment, seeds: Sequence[int], on_step: OnStep
-) -> Measured:
-    measured = Measured({point: [] for point in points})
-    seconds: list[float] = []
-    for seed in seeds if baseline.seeded else seeds[:1]:
-        measured.next_seed()
-        took = 0.0
-        for step, scorer, spent in _steps(baseline, experiment, seed):
-            space = experiment.space(step)
-            dev, test = (_scores(experiment, scorer, half, step) for half in experiment.halves(step))
-            if step == 0:
-                measured.first.append(dict(_points(dev, test, space, dial=False))["plain"])
-                measured.base_parameters = _of_network(scorer)
-                continue
-            took += spent
-            for point, result in _points(dev, test, space, baseline.dial):
-                measured.points[point][-1].append(result)
-            if baseline.dial and seed == seeds[0] and experiment.steps == 1:
-                measured.curve = curve(dial_frontier(own_columns(test[0], space), test[1], space), ("b",))
-            on_step(measured)
-        seconds.append(took)
-        measured.parameters = _of_network(scorer) + _stored(scorer)
-    measured.seconds = {"train": float(np.median(seconds))}
+def _baseline(method: Method, experiment: Experiment, seed: int, on_step: OnStep) -> Measured:
+    assert method.baseline is not None
+    measured = Measured({point: [] for point in method.points()}, {"train": 0.0})
+    for step, scorer, spent in _steps(method.baseline, experiment, seed):
+        space = experiment.space(step)
+        dev, test = (_scores(experiment, scorer, half, step) for half in experiment.halves(step))
+        if step == 0:
+            measured.first = dict(_points(dev, test, space, dial=False))["plain"]
+            measured.base_parameters = _of_network(scorer)
+            continue
+        measured.seconds["train"] += spent
+        for point, result in _points(dev, test, space, method.baseline.dial):
+            measured.points[point].append(result)
+        if method.baseline.dial and experiment.steps == 1:
+            measured.curve = curve(dial_frontier(own_columns(test[0], space), test[1], space), ("b",))
+        on_step(measured)
+    measured.parameters = _of_network(scorer) + _stored(scorer)
     return measured
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from branchout import __version__
 from branchout.errors import BranchoutError
 from branchout.files import atomic_write, read_json, write_json
 from branchout.goals import METRICS
@@ -69,8 +70,9 @@ def unpacked(text: str) -> Bools:
 def provenance() -> dict[str, Any]:
     """Versions, commit, hardware and command of this run."""
     packages = ("torch", "torchvision", "timm", "numpy", "scikit-learn")
+    versions = {"python": platform.python_version(), "branchout": __version__}
     return {
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+        "versions": {**versions, **{name: version(name) for name in packages}},
         "hardware": hardware(),
         "commit": commit(),
         "command": command(),

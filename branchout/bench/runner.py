@@ -2,41 +2,46 @@
 
 A job measures all rows of one method in one experiment; a row is one file. A job takes a lock, which is released when
 its process dies, and then looks again whether its rows exist. So two processes never run the same job, and a killed
-one leaves no incomplete row.
+one leaves no incomplete row. The exemplar seeds that it has finished are in a file of their own and are used again.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from branchout.bench import finished_seeds
 from branchout.bench import rows as results
 from branchout.bench.experiment import Experiment
-from branchout.bench.measure import Measured, OnStep, measure
+from branchout.bench.measure import Measured, OnStep, has_own_base, measure, uses_seeds
 from branchout.bench.methods import RENAMED, Method, method_named
 from branchout.bench.plan import Plan, difference, flat
 from branchout.data.datasets import resolve
+from branchout.data.samples import digest
 from branchout.errors import BranchoutError, DoesNotApply
 from branchout.evaluate.two_fold import Scored
-from branchout.files import lock, write_json
+from branchout.files import lock
 from branchout.goals import PAPER_GOALS
 from branchout.metrics import average_over_steps, incremental, part_of_class
 from branchout.training.loop import Event, OnProgress, silent
 from branchout.training.optimisation import settings_dict
 
+_log = logging.getLogger(__name__)
 Opened = dict[tuple[str, Plan], Experiment]
-Measure = Callable[[Method, Experiment, Sequence[int], OnStep], Measured]
 """The last experiment, with what its jobs have trained, by its data and plan."""
+MeasureSeeds = Callable[[Method, Experiment, Sequence[int], OnStep], Iterator[Measured]]
+"""Measures a method with each of several seeds, in their order."""
 _OPENED: Opened = {}
 """That of a worker, for its next group of jobs."""
 _ALONE = threading.Lock()
@@ -81,7 +86,7 @@ class Job:
 
     @property
     def partial(self) -> Path:
-        """What was measured so far, until the rows are complete."""
+        """Where finished seeds are kept until the rows are complete."""
         return self.folder / f"{self.method}.partial"
 
     def missing(self) -> list[str]:
@@ -210,8 +215,18 @@ def experiment_of(job: Job, opened: Opened, on_progress: OnProgress = silent) ->
     return opened[job.data, job.plan]
 
 
+def one_by_one(method: Method, experiment: Experiment, seeds: Sequence[int], on_step: OnStep) -> Iterator[Measured]:
+    for seed in seeds:
+        yield measure(method, experiment, seed, on_step)
+
+
 def run(
-    job: Job, opened: Opened, on_progress: OnProgress = silent, *, wait: bool = True, measured_by: Measure = measure
+    job: Job,
+    opened: Opened,
+    on_progress: OnProgress = silent,
+    *,
+    wait: bool = True,
+    measured_by: MeasureSeeds = one_by_one,
 ) -> Done | None:
     """Measure the missing rows of one job; without `wait`, None if another process is measuring them."""
     if not job.missing():
@@ -229,20 +244,17 @@ def run(
             return Done(job)
         experiment = experiment_of(job, opened, on_progress)
         method = method_named(job.method)
-        forget_peak_memory()
-        shared = others_beside()
         # Before the measurement: the code may be edited while it runs for hours.
         made_by = {**results.provenance(), "command": job.command or results.command()}
         try:
-            measured = measured_by(method, experiment, job.seeds, partial(keep_partial, job, made_by))
+            measured = _all_seeds(job, method, experiment, made_by, measured_by)
         except DoesNotApply as error:
             return Done(job, why_not=str(error))
         finally:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()  # other processes may need it
-        shared = shared or others_beside()
         made = {
-            path: {**row(job, method, experiment, measured, point), "gpu_shared": shared, **made_by}
+            path: {**row(job, method, experiment, measured, point), **made_by}
             for point, path in job.files().items()
             if point in missing
         }
@@ -251,27 +263,57 @@ def run(
         return Done(job, written)
 
 
-def keep_partial(job: Job, made_by: Mapping[str, Any], measured: Measured) -> None:
-    """Write what was measured so far: for each operating point the accuracies of each seed after each step.
+def _all_seeds(
+    job: Job, method: Method, experiment: Experiment, made_by: Mapping[str, Any], measured_by: MeasureSeeds
+) -> list[Measured]:
+    """Each seed as it was measured: by an earlier run that was stopped, or now."""
 
-    It is no row and is measured again, but an interruption does not lose the steps before it.
-    """
+    @cache
+    def about() -> dict[str, Any]:
+        return _depends_on(job, method, experiment, made_by)
 
-    def figures(scored: Scored) -> dict[str, Any]:
-        return {"test": results.figures(scored.test), "both": results.figures(scored.both)}
+    def on_step(measured: Measured) -> None:
+        finished_seeds.write(job.partial, about(), finished, measured)
 
-    steps = {point: [[figures(each) for each in seed] for seed in seeds] for point, seeds in measured.points.items()}
-    about = {"method": job.method, "table": job.table, "seeds": list(job.seeds), "settings": settings_dict(job.plan)}
-    write_json(job.partial, {**about, "points": steps, **made_by})
+    forget_peak_memory()
+    seeds = job.seeds if uses_seeds(method) else job.seeds[:1]
+    finished = finished_seeds.read(job.partial, about()) if job.partial.exists() else {}
+    left = [seed for seed in seeds if seed not in finished]
+    if len(left) < len(seeds):
+        _log.info("%s resumes after %d of %d seeds.", job.method, len(seeds) - len(left), len(seeds))
+    shared = others_beside()
+    for seed, measured in zip(left, measured_by(method, experiment, left, on_step), strict=True):
+        shared = shared or others_beside()
+        measured.gpu_shared, measured.peak_memory = shared, peak_memory()
+        finished[seed] = measured
+        finished_seeds.write(job.partial, about(), finished)
+    return [finished[seed] for seed in seeds]
 
 
-def row(job: Job, method: Method, experiment: Experiment, measured: Measured, point: str) -> dict[str, Any]:
-    """The row of one operating point of one method."""
-    plan, space = job.plan, experiment.scenario.space
-    per_seed = measured.points[point]
+def _depends_on(job: Job, method: Method, experiment: Experiment, made_by: Mapping[str, Any]) -> dict[str, Any]:
+    """All that a measured seed depends on, but the seed. It trains the base model if there is none yet."""
+    train = experiment.train
+    return {
+        "method": job.method,
+        "settings": _settings(job, method),
+        "images": digest(job.images, "\n".join(train.ids), train.origin.tobytes()),
+        "base_weights": None if has_own_base(method, job.plan) else experiment.base_weights,
+        **{name: made_by[name] for name in ("versions", "hardware", "commit")},
+    }
+
+
+def _settings(job: Job, method: Method) -> dict[str, Any]:
+    plan = job.plan
+    return {**settings_dict(plan), "model": Path(plan.model).name if plan.model else None, **method.settings()}
+
+
+def row(job: Job, method: Method, experiment: Experiment, measured: Sequence[Measured], point: str) -> dict[str, Any]:
+    """The row of one operating point of one method, from what was measured with each seed."""
+    plan, space, first = job.plan, experiment.scenario.space, measured[0]
+    per_seed = [each.points[point] for each in measured]
     last = [steps[-1] for steps in per_seed]
     means, spreads = results.averaged([scored.test for scored in last])
-    before = measured.first or [experiment.before] * len(per_seed)
+    before = [each.first or experiment.before for each in measured]
     steps_of = [[base.test, *(scored.test for scored in steps)] for base, steps in zip(before, per_seed, strict=True)]
     over_steps = {
         "incremental": results.percent(float(np.mean([incremental(steps) for steps in steps_of]))),
@@ -307,30 +349,26 @@ def row(job: Job, method: Method, experiment: Experiment, measured: Measured, po
         "correct": _correct(experiment, last) if point != "alone" else None,
         "stage1_per_seed": method.stage_one_per_seed or None,
         "base_model": results.percent(float(np.mean([base.test.all for base in before]))),
-        "base_weights": None if measured.first else experiment.base_weights,
+        "base_weights": None if first.first else experiment.base_weights,
         "test_images": len(experiment.halves(experiment.steps)[1]),
-        **{name: results.percent(value) for name, value in measured.extra.items()},
-        "curve": measured.curve or None if point != "plain" else None,
-        "parameters": measured.parameters,
-        "base_parameters": measured.base_parameters
-        or sum(each.numel() for each in experiment.base.backbone.parameters()),
-        "seconds": {**measured.seconds},
-        "peak_memory_bytes": peak_memory(),
-        "settings": {
-            **settings_dict(plan),
-            "model": Path(plan.model).name if plan.model else None,
-            **method.settings(),
-        },
+        **{name: results.percent(value) for name, value in first.extra.items()},
+        "curve": first.curve or None if point != "plain" else None,
+        "parameters": first.parameters,
+        "base_parameters": first.base_parameters or sum(each.numel() for each in experiment.base.backbone.parameters()),
+        "seconds": {part: float(np.median([each.seconds[part] for each in measured])) for part in first.seconds},
+        "peak_memory_bytes": max((each.peak_memory for each in measured if each.peak_memory), default=None),
+        "gpu_shared": any(each.gpu_shared for each in measured),
+        "settings": _settings(job, method),
     }
 
 
-def _two_fold(measured: Measured, point: str) -> dict[str, float | None]:
+def _two_fold(measured: Sequence[Measured], point: str) -> dict[str, float | None]:
     """The two-fold score of each of the paper's goals, at the points that are chosen as this one is."""
     prefix = "dial-" if point.startswith("dial-") else ""
     return {
-        goal: results.percent(float(np.mean([steps[-1].two_fold for steps in measured.points[prefix + goal]])))
+        goal: results.percent(float(np.mean([each.points[prefix + goal][-1].two_fold for each in measured])))
         for goal in PAPER_GOALS
-        if prefix + goal in measured.points
+        if prefix + goal in measured[0].points
     }
 
 

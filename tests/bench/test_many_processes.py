@@ -9,6 +9,7 @@ import pytest
 from in_processes import in_processes
 from test_runner import PLAN, folder, job  # noqa: F401 – a fixture
 
+from branchout.bench import finished_seeds, runner
 from branchout.bench import measure as measuring
 from branchout.bench.many_processes import run_divided
 from branchout.bench.runner import Job, run_all
@@ -23,15 +24,15 @@ def rows(out: Path) -> dict[str, Any]:
     }
 
 
-def measured_here(jobs: list[Job], together: bool) -> list[tuple[str, tuple[int, ...]]]:
-    """Run the jobs, and return which method this process has measured with which seeds."""
-    found: list[tuple[str, tuple[int, ...]]] = []
+def measured_here(jobs: list[Job], together: bool) -> list[tuple[str, int]]:
+    """Run the jobs, and return which method this process has measured with which seed."""
+    found: list[tuple[str, int]] = []
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_dial", "_baseline"):
             original = getattr(measuring, name)
 
             def noted(method: Any, *others: Any, original: Any = original, name: str = name) -> Any:
-                found.append((name, tuple(others[2])))
+                found.append((name, others[-2]))
                 return original(method, *others)
 
             patch.setattr(measuring, name, noted)
@@ -45,11 +46,67 @@ def test_seeds_of_one_job_are_divided(folder: Path, tmp_path: Path) -> None:  # 
 
     (alone,) = in_processes(1, partial(measured_here, jobs("one"), together=False))
     first, second = in_processes(2, partial(measured_here, jobs("two"), together=True))
-    assert alone == [("_dial", (2, 1))]
-    assert first == [("_dial", (2,))]
-    assert second == [("_dial", (1,))]
+    assert alone == [("_dial", 2), ("_dial", 1)]
+    assert first == [("_dial", 2)]
+    assert second == [("_dial", 1)]
     assert rows(tmp_path / "one")
     assert rows(tmp_path / "two") == rows(tmp_path / "one")
+
+
+def test_a_stopped_run_is_continued_by_several_processes(
+    folder: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BRANCHOUT_COMMIT", "one")
+
+    def jobs(out: str) -> list[Job]:
+        return [job(folder, tmp_path / out, "score-fusion-branchout", seeds=(3, 1, 2))]
+
+    def stopped() -> None:
+        original = runner.measure
+
+        def measure(method: Any, experiment: Any, seed: int, on_step: Any) -> Any:
+            if seed == 1:
+                raise KeyboardInterrupt
+            return original(method, experiment, seed, on_step)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runner, "measure", measure)
+            run_all(jobs("two"))
+
+    in_processes(1, partial(measured_here, jobs("one"), together=False))
+    in_processes(1, stopped)
+    first, second = in_processes(2, partial(measured_here, jobs("two"), together=True))
+    assert first == [("_dial", 1)]
+    assert second == [("_dial", 2)]
+    assert rows(tmp_path / "one")
+    assert rows(tmp_path / "two") == rows(tmp_path / "one")
+
+
+def test_a_run_of_several_processes_keeps_the_seeds_of_all(
+    folder: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BRANCHOUT_COMMIT", "one")
+    jobs = [job(folder, tmp_path, "score-fusion-branchout", seeds=(3, 1, 2))]
+
+    def kept() -> list[str]:
+        written: list[list[str]] = []
+        original = finished_seeds.write
+
+        def write(path: Path, about: Any, finished: Any, *unfinished: Any) -> None:
+            original(path, about, finished, *unfinished)
+            written.append(list(json.loads(path.read_text())["finished"]))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(finished_seeds, "write", write)
+            run_divided(jobs)
+        return [" ".join(each) for each in written]
+
+    # After each step of the first process, and after each seed.
+    assert in_processes(2, kept) == [["", "3", "3 1", "3 1", "3 1 2"], []]
 
 
 def test_jobs_are_divided_where_there_are_enough(folder: Path, tmp_path: Path) -> None:  # noqa: F811

@@ -123,7 +123,7 @@ def test_over_many_steps_both_halves_have_an_incremental_accuracy(folder: Path, 
     done = run(job(folder, tmp_path, "ncm", plan, (1, 2)), {(str(folder), plan): experiment})
     assert done is not None
     row = json.loads(done.job.files()["plain"].read_text())
-    both = [[each.both for each in steps] for steps in measure(method_named("ncm"), experiment, (1, 2)).points["plain"]]
+    both = [[each.both for each in measure(method_named("ncm"), experiment, n).points["plain"]] for n in (1, 2)]
     known = concatenate(experiment.halves(0))
     with torch.no_grad():
         answers = experiment.base(next(experiment.images(known).plain([np.arange(len(known))]))).argmax(1).numpy()
@@ -220,7 +220,7 @@ def test_every_kind_of_method_works_with_herded_exemplars(
     ranked: list[int] = []
     whole = Experiment.ranked
     monkeypatch.setattr(Experiment, "ranked", lambda self, step, rows: ranked.append(step) or whole(self, step, rows))
-    assert measure(method_named(name), experiment, (1,)).points
+    assert measure(method_named(name), experiment, 1).points
     assert sorted(ranked) == [0, 1]  # the base's by the base, and the first step's by whoever learned it
     network = method_named(name).baseline is not None and method_named(name).baseline.on == "network"  # type: ignore[union-attr]
     assert set(experiment._ranked) == ({0} if network else {0, 1})
@@ -252,7 +252,7 @@ def test_what_a_method_stores_beside_its_parameters_counts(
     counts = []
     for own in (None, 7, 0):
         baseline = Baseline("x", "", partial(learn, own=own), on="network")
-        measured = measure(replace(method_named("bic"), baseline=baseline), experiment, (1,))
+        measured = measure(replace(method_named("bic"), baseline=baseline), experiment, 1)
         counts.append(measured.parameters)
     assert [count - counts[0] for count in counts] == [0, 7, 99]
 
@@ -300,9 +300,9 @@ def test_our_rows_have_one_file_for_each_goal_and_keep_base_and_new_apart(
 
 
 def test_a_dial_for_a_baseline_moves_its_new_classes_only(experiment: Experiment) -> None:
-    measured = measure(method_named("logitcat-max"), experiment, [1])
-    plain = measured.points["plain"][0][0].test
-    best = measured.points["dial-avg"][0][0]
+    measured = measure(method_named("logitcat-max"), experiment, 1)
+    plain = measured.points["plain"][0].test
+    best = measured.points["dial-avg"][0]
     assert best.test.avg is not None
     assert len(best.setting) == 1
     assert plain.base is not None
@@ -332,7 +332,7 @@ def test_a_baselines_curve_is_what_its_scores_give_at_each_setting(
         truth = accuracies(answers, experiment.labels(test, 1), experiment.space(1))
         for name in ("all", "base", "novel", "avg"):
             assert point[name] == pytest.approx(100 * getattr(truth, name), abs=1e-2)
-    assert measure(method_named("pretrained"), experiment, [1]).curve == []
+    assert measure(method_named("pretrained"), experiment, 1).curve == []
 
 
 def test_a_grids_seconds_are_those_of_one_seed(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,9 +340,8 @@ def test_a_grids_seconds_are_those_of_one_seed(experiment: Experiment, monkeypat
     monkeypatch.setattr(Experiment, "now", lambda self: float(next(clock)))
     monkeypatch.setattr(experiment, "plan", replace(PLAN, fusion_epochs=1))
     recipe = method_named("score-fusion-reference")
-    three = measure(recipe, experiment, (1, 2, 3))
-    assert three.seconds["fusion"] == 6
-    assert measure(recipe, experiment, (1, 2, 3)).seconds["cache"] == 6  # for which no feature is made
+    assert measure(recipe, experiment, 1).seconds["fusion"] == 6
+    assert measure(recipe, experiment, 1).seconds["cache"] == 6  # for which no feature is made
 
 
 @pytest.mark.parametrize("name", ["score-fusion-reference", "fa-bic"])
@@ -402,8 +401,10 @@ def test_steps_that_were_measured_survive_an_interruption(
     assert done is not None
     assert not asked.partial.exists()
     row = json.loads(done.job.files()["dial-avg"].read_text())
-    assert [[step["test"] for step in steps] for steps in kept["points"]["dial-avg"]] == [row["per_step"][0][:1]]
-    assert kept["commit"] == row["commit"]
+    (step,) = kept["unfinished"]["points"]["dial-avg"]
+    assert 100 * step["test"]["all"] == pytest.approx(row["per_step"][0][0]["all"], abs=1e-3)
+    assert kept["finished"] == {}
+    assert kept["about"]["commit"] == row["commit"]
 
 
 def test_more_seeds_are_measured_for_a_row_that_has_the_first(
@@ -549,7 +550,7 @@ def test_all_that_is_trained_sees_the_augmentation_that_the_plan_names(
     padded = Experiment(plan, dataset, device=CPU, cache=tmp_path)
     for name in ("joint", "finetune", "logitcat-ft", "score-fusion-layer3-reference", "der"):
         Seen.by.clear()
-        measure(method_named(name), padded, (1,))
+        measure(method_named(name), padded, 1)
         assert {each.pad for each in Seen.by} == {4}, name
     assert {each.pad for each in (padded.task(1, 1).augmentation, padded.task(1, 1).head_augmentation)} == {4}
     Seen.by.clear()
@@ -809,14 +810,14 @@ def test_joint_learning_of_two_tables_is_one_training(folder: Path, monkeypatch:
     dataset = resolve(str(folder))
     plan = replace(PLAN, split=7)
     joint = method_named("joint")
-    once = measure(joint, Experiment(plan, dataset, device=CPU), (1,))
+    once = measure(joint, Experiment(plan, dataset, device=CPU), 1)
     import branchout.bench.experiment as module
 
     other = Experiment(replace(plan, base=7, novel=4), dataset, device=CPU)
     assert other.base is not None
     monkeypatch.setattr(module, "pretrain", lambda *a, **k: pytest.fail("trained again"))
-    again = measure(joint, other, (1,))
-    assert once.points["plain"][0][0].test.all == pytest.approx(again.points["plain"][0][0].test.all, abs=0.05)
+    again = measure(joint, other, 1)
+    assert once.points["plain"][0].test.all == pytest.approx(again.points["plain"][0].test.all, abs=0.05)
     assert again.seconds["train"] > 0.1 * once.seconds["train"]  # which also saved the network
 
 
