@@ -179,6 +179,14 @@ def test_errors_of_the_machine_end_a_command_with_a_sentence(
     assert words in last["message"]
 
 
+def test_bench_out_of_gpu_memory_names_no_option_that_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["branchout", "bench", "sota"])
+    message = explained(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."))
+    assert message is not None
+    assert "--device" not in message
+    assert "CUDA_VISIBLE_DEVICES=" in message
+
+
 def test_faults_of_the_program_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert explained(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
     assert explained(KeyError("x")) is None
