@@ -5,11 +5,11 @@ paper's new branch, which never touched the old ones.
 
 Source: Wu et al., CVPR 2019; λ = old/(old + new), temperature 2, and a tenth of the exemplars held out are theirs.
 FA+BiC: the paper's section 5.2 (Wu et al., CVPR 2022). As published the base and the network have a linear head whose
-new rows start at random, and images that are held out never train, not even while their class is new; by default the
-shared base has trained on all. Departures of both: the two numbers are found by L-BFGS at the optimum, with a slight
-pull to 1 and 0; rates and epochs are those of DER's published experiments, whose tables have BiC. In BiC the loss of
-the two numbers is convex; in FA+BiC only while classes do not overlap. In FA+BiC no exemplar trained the branch, so all
-are used, and as the branches are given anew at each step all their numbers are fitted together.
+new rows start at random, rates and epochs are those of DER's experiments, whose tables have BiC, and images that are
+held out are never trained on, not even while their class is new; by default the shared base has trained on all.
+Departures of both: the two numbers are found by L-BFGS at the optimum, with a slight pull to 1 and 0. In BiC the loss
+of the two numbers is convex; in FA+BiC only while classes do not overlap. In FA+BiC no exemplar trained the branch, so
+all are used, and as the branches are given anew at each step all their numbers are fitted together.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class BiasCorrected(nn.Module):
         self.register_buffer("scale", scale)
         self.register_buffer("shift", shift)
         self.unseen = unseen
-        """Images of all classes so far that never train, to be held out in later steps."""
+        """Images of all classes so far that were held out; they are never trained on."""
 
     def forward(self, pictures: Tensor) -> Tensor:
         return self.network(pictures) * self.scale + self.shift  # type: ignore[no-any-return]
@@ -87,13 +87,13 @@ def learn_as_published(before: BiasCorrected, task: Task) -> BiasCorrected:
     assert before.unseen is not None
     number = held_out_of(task.per_class)
     out = some_of_each(task.new, number, np.random.default_rng(task.seed))
+    # All that was ever held out, so that none of it trains later; as many as the memory has room for fit the bias.
     unseen = concatenate([before.unseen, task.new.select(out)])
-    unseen = unseen.select(whole_network.first_of_each(unseen, number))
-    # The memory has room for both, so there are fewer exemplars to train on.
+    held = unseen.select(whole_network.first_of_each(unseen, number))
     never = set(before.unseen.ids)
     memory = task.memory.select(np.array([name not in never for name in task.memory.ids], dtype=bool))
     memory = memory.select(whole_network.first_of_each(memory, max(task.per_class - number, 1)))
-    learned = learn_and_correct(before, task, concatenate([task.new.select(~out), memory]), unseen, linear_head)
+    learned = learn_and_correct(before, task, concatenate([task.new.select(~out), memory]), held, linear_head)
     learned.unseen = unseen
     return learned
 

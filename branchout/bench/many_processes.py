@@ -12,9 +12,9 @@ from functools import partial
 import torch
 
 from branchout.bench.experiment import Experiment
-from branchout.bench.measure import Measured, OnStep, measure
+from branchout.bench.measure import Measured, OnStep
 from branchout.bench.methods import Method, method_named
-from branchout.bench.runner import Done, Job, Opened, experiment_of, run, run_all
+from branchout.bench.runner import Done, Job, Opened, experiment_of, measure_one, run, run_all
 from branchout.errors import DoesNotApply
 from branchout.training import processes
 from branchout.training.loop import OnProgress, silent
@@ -58,8 +58,10 @@ def _measure_together(
         with processes.independent(False):
             processes.from_main((job, others))
         found = _measured(method, experiment, own, on_step)
+        if isinstance(found, Measured):
+            yield found  # before the others are waited for, so that it is kept if one of them fails
         with processes.independent(False):
-            parts = processes.from_each(found)
+            parts = processes.from_each(None if isinstance(found, Measured) else found)
         for part in parts:
             if isinstance(part, DoesNotApply):
                 raise part
@@ -85,6 +87,6 @@ def _measured(
     method: Method, experiment: Experiment, seed: int, on_step: OnStep = lambda measured: None
 ) -> Measured | DoesNotApply:
     try:
-        return measure(method, experiment, seed, on_step)
+        return measure_one(method, experiment, seed, on_step)
     except DoesNotApply as error:
         return error

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import is_dataclass
 from decimal import ROUND_HALF_UP, Decimal
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -97,8 +98,12 @@ def hardware() -> str:
 
 def commit(package: Path = PACKAGE) -> str:
     """The commit of the package, with -dirty if the package has changes; $BRANCHOUT_COMMIT where there is no git."""
-    if "BRANCHOUT_COMMIT" in os.environ:
-        return os.environ["BRANCHOUT_COMMIT"]
+    return os.environ.get("BRANCHOUT_COMMIT") or _commit_at_start(package)
+
+
+@cache
+def _commit_at_start(package: Path) -> str:
+    """Asked for once: the code that runs stays the same while its files are edited and committed for hours."""
     try:
         # A package installed below another repository is not part of that repository.
         _git(package, "ls-files", "--error-unmatch", "__init__.py")

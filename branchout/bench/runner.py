@@ -217,7 +217,16 @@ def experiment_of(job: Job, opened: Opened, on_progress: OnProgress = silent) ->
 
 def one_by_one(method: Method, experiment: Experiment, seeds: Sequence[int], on_step: OnStep) -> Iterator[Measured]:
     for seed in seeds:
-        yield measure(method, experiment, seed, on_step)
+        yield measure_one(method, experiment, seed, on_step)
+
+
+def measure_one(method: Method, experiment: Experiment, seed: int, on_step: OnStep = lambda measured: None) -> Measured:
+    """One seed, with the memory it takes and whether other processes used the GPU meanwhile."""
+    forget_peak_memory()
+    shared = others_beside()
+    measured = measure(method, experiment, seed, on_step)
+    measured.gpu_shared, measured.peak_memory = shared or others_beside(), peak_memory()
+    return measured
 
 
 def run(
@@ -241,6 +250,7 @@ def run(
             return None
         missing = job.missing()  # another process may have written them meanwhile
         if not missing:
+            job.partial.unlink(missing_ok=True)  # of a process that was killed just after it wrote the rows
             return Done(job)
         experiment = experiment_of(job, opened, on_progress)
         method = method_named(job.method)
@@ -249,6 +259,7 @@ def run(
         try:
             measured = _all_seeds(job, method, experiment, made_by, measured_by)
         except DoesNotApply as error:
+            job.partial.unlink(missing_ok=True)
             return Done(job, why_not=str(error))
         finally:
             if torch.cuda.is_available():
@@ -275,16 +286,12 @@ def _all_seeds(
     def on_step(measured: Measured) -> None:
         finished_seeds.write(job.partial, about(), finished, measured)
 
-    forget_peak_memory()
     seeds = job.seeds if uses_seeds(method) else job.seeds[:1]
     finished = finished_seeds.read(job.partial, about()) if job.partial.exists() else {}
     left = [seed for seed in seeds if seed not in finished]
     if len(left) < len(seeds):
         _log.info("%s resumes after %d of %d seeds.", job.method, len(seeds) - len(left), len(seeds))
-    shared = others_beside()
     for seed, measured in zip(left, measured_by(method, experiment, left, on_step), strict=True):
-        shared = shared or others_beside()
-        measured.gpu_shared, measured.peak_memory = shared, peak_memory()
         finished[seed] = measured
         finished_seeds.write(job.partial, about(), finished)
     return [finished[seed] for seed in seeds]

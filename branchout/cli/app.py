@@ -146,7 +146,9 @@ def explained(error: Exception) -> str | None:
         text = str(error)
         if "CUDA out of memory" in text or "MPS backend out of memory" in text:
             # `bench` has no --device: a row's hardware is the best of the machine.
-            on_cpu = "hide it with CUDA_VISIBLE_DEVICES=" if sys.argv[1:2] == ["bench"] else "use --device cpu"
+            on_cpu = (
+                "hide it: CUDA_VISIBLE_DEVICES= branchout bench …" if sys.argv[1:2] == ["bench"] else "use --device cpu"
+            )
             return f"The GPU does not have enough memory. Close other programs that use it, or {on_cpu}"
         if "allocate memory" in text or "not enough memory" in text:
             return explain_os_error(MemoryError())

@@ -178,6 +178,16 @@ def test_images_that_fit_bics_bias_never_train(base_task: Task, step: Task, next
         assert len(held.counts()) == names
         assert not set(held.ids) & set.union(*trained)
     assert set(fitted[0].ids) <= set(fitted[1].ids)
+    # A memory that shrinks holds fewer out, and those of before are not trained on then either.
+    trained.clear()
+    fitted.clear()
+    method.learn(
+        method.learn(method.first(replace(base_task, after=30)), replace(step, per_class=30)),
+        replace(next_task(step, again=()), untrained=step.untrained, per_class=10),
+    )
+    assert set(fitted[0].counts().values()) == {3}
+    assert set(fitted[1].counts().values()) == {1}
+    assert not set(fitted[0].ids) & set.union(*trained)
     old_and_trained = [name for name in trained[1] if name in set(base_task.new.ids)]
     assert len(old_and_trained) <= 12 * 9  # nine train and one is held out: together ten exemplars a class
 

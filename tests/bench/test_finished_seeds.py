@@ -28,6 +28,7 @@ from branchout.bench.methods import method_named
 from branchout.bench.plan import Plan
 from branchout.bench.runner import Job, run
 from branchout.data.datasets import resolve
+from branchout.errors import DoesNotApply
 from branchout.evaluate.two_fold import Scored
 from branchout.files import write_json
 from branchout.method.recipes import RECIPES
@@ -130,6 +131,25 @@ def test_a_run_stopped_in_its_second_seed_ends_in_the_same_rows(
     row = results.read_row(next(iter(asked.files().values())))
     taken = [each.seconds for each in (before.found[1], after.found[2])]
     assert row["seconds"] == {part: np.median([each[part] for each in taken]) for part in taken[0]}
+
+
+def test_a_method_that_does_not_apply_leaves_no_file(
+    folder: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = job(folder, tmp_path, "ncm")
+
+    def refuses(method: Any, experiment: Any, seed: int, on_step: Any) -> None:
+        on_step(Measured({}))
+        assert asked.partial.exists()
+        raise DoesNotApply("two steps")
+
+    monkeypatch.setattr(runner, "measure", refuses)
+    done = run(asked, {})
+    assert done is not None
+    assert done.why_not == "two steps"
+    assert not asked.partial.exists()
 
 
 def test_rows_that_could_not_be_written_are_made_of_what_was_measured(

@@ -9,10 +9,11 @@ import pytest
 from in_processes import in_processes
 from test_runner import PLAN, folder, job  # noqa: F401 – a fixture
 
-from branchout.bench import finished_seeds, runner
+from branchout.bench import finished_seeds, many_processes, runner
 from branchout.bench import measure as measuring
 from branchout.bench.many_processes import run_divided
 from branchout.bench.runner import Job, run_all
+from branchout.training import processes
 
 
 def rows(out: Path) -> dict[str, Any]:
@@ -107,6 +108,20 @@ def test_a_run_of_several_processes_keeps_the_seeds_of_all(
 
     # After each step of the first process, and after each seed.
     assert in_processes(2, kept) == [["", "3", "3 1", "3 1", "3 1 2"], []]
+
+
+def test_a_seed_is_kept_before_other_processes_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(value: object) -> None:
+        raise ConnectionError
+
+    measured = measuring.Measured({})
+    monkeypatch.setattr(many_processes, "measure_one", lambda *given: measured)
+    monkeypatch.setattr(processes, "from_main", lambda value: value)
+    monkeypatch.setattr(processes, "from_each", lost)
+    seeds = many_processes._measure_together(None, None, None, (1, 2), None)
+    assert next(seeds) is measured
+    with pytest.raises(ConnectionError):
+        next(seeds)
 
 
 def test_jobs_are_divided_where_there_are_enough(folder: Path, tmp_path: Path) -> None:  # noqa: F811
