@@ -9,9 +9,9 @@ loss here is the one they measured. Their similarity is minus the squared distan
 proxies are weighed by a softmax of 2·cos.
 
 As published the base is trained with these proxies and this loss, η times 2·cos starts as 1 and is learned as such,
-proxies start about 1 long, new ones as long as the old ones are on average, no stage ends in a ReLU before its map is
-compared, features are those before the last ReLU, of CIFAR's ResNet four maps are compared (the stages' and the one
-before the last block), training has their epochs, 160 or 90, and in the last epochs BatchNorm stays in training mode.
+proxies start about 1 long, new ones as long as the old ones are on average, no stage ends in a ReLU, so that maps and
+features have negative values too, of CIFAR's ResNet four maps are compared (the stages' and the one before the last
+block), training has their epochs, 160 or 90, and in the last epochs BatchNorm stays in training mode.
 
 Departures of the default, which starts from the shared base: stages are compared after their last ReLU, and the last
 map of CIFAR's ResNet only; proxies of the base's classes are its rows, set apart as the class's exemplars are, all of
@@ -108,8 +108,6 @@ class PodNetwork(nn.Module):
                     found += [x] if x.ndim == 4 and x.shape[2:].numel() > 1 else []
                 if number:
                     maps += found[-2:] if self.published and last and not self.large else found[-1:]
-                if self.published and self.large and number and not last:
-                    x = F.relu(x)  # which its stages no longer end in
         if not maps:
             raise DoesNotApply(
                 "podnet compares feature maps, and this base has none (a vision transformer has tokens); use lwf or "

@@ -305,6 +305,9 @@ def test_podnet_compares_maps_before_their_relu(arch: str, base_task: Task, loss
         nn.init.ones_(part.bn2.weight)
     maps, h = network.maps_and_features(torch.randn(2, 1, 32, 32))
     assert all((x < 0).any() for x in maps)
+    stage = network.eval().backbone.get_submodule(network.backbone.names[2])
+    maps, h = network.maps_and_features(torch.randn(2, 1, 32, 32))
+    assert torch.allclose(stage(maps[0]), maps[1], atol=1e-5)  # the next stage reads a map as it is
     assert torch.allclose(maps[-1].mean((2, 3)), h, atol=1e-5)
     sides = [x.shape[2] for x in maps]
     assert sides == ([32, 16, 8, 8] if arch == "resnet32" else [32, 16, 8, 4])
