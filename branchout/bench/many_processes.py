@@ -12,9 +12,10 @@ from functools import partial
 import torch
 
 from branchout.bench.experiment import Experiment
+from branchout.bench.job import Done, Job
 from branchout.bench.measure import Measured, OnStep
 from branchout.bench.methods import Method, method_named
-from branchout.bench.runner import Done, Job, Opened, experiment_of, measure_one, run, run_all
+from branchout.bench.runner import Opened, experiment_of, measure_one, run, run_all
 from branchout.errors import DoesNotApply
 from branchout.training import processes
 from branchout.training.loop import OnProgress, silent

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from branchout.bench.experiment import Experiment
+from branchout.bench.job import Job
 from branchout.bench.plan import Plan
 from branchout.bench.rows import read_row
-from branchout.bench.runner import Job
 from branchout.data.datasets import Dataset
 from branchout.model.manifest import is_saved_model
 

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from branchout.api.model import Model
+from branchout.bench.peak_memory import forget_peak_memory, peak_of_process
 from branchout.bench.photo_methods import METHODS, Answers, Case, last_classes
 from branchout.bench.rows import provenance, read_row, write
-from branchout.bench.runner import forget_peak_memory, peak_of_process
 from branchout.data.samples import Samples, concatenate, digest
 from branchout.errors import BranchoutError
 from branchout.labels import Ints

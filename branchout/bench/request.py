@@ -10,10 +10,10 @@ from typing import Any
 from branchout.bench import tables
 from branchout.bench.base_model import SavedBase, open_base
 from branchout.bench.experiment import Experiment
+from branchout.bench.job import Job
 from branchout.bench.methods import method_named
 from branchout.bench.plan import Plan
 from branchout.bench.rows import command, outdated
-from branchout.bench.runner import Job
 from branchout.data.datasets import Dataset
 from branchout.data.samples import digest
 from branchout.data.scenarios import CLUSTERED, NAMES

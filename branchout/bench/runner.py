@@ -8,34 +8,28 @@ one leaves no incomplete row. The exemplar seeds that it has finished are in a f
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
-from contextlib import suppress
-from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from branchout.bench import finished_seeds
 from branchout.bench import rows as results
 from branchout.bench.experiment import Experiment
+from branchout.bench.job import Done, Job
 from branchout.bench.measure import Measured, OnStep, has_own_base, measure, uses_seeds
-from branchout.bench.methods import RENAMED, Method, method_named
-from branchout.bench.plan import Plan, difference, flat
+from branchout.bench.methods import Method, method_named
+from branchout.bench.new_row import row, row_settings
+from branchout.bench.peak_memory import forget_peak_memory, others_beside, peak_memory
+from branchout.bench.plan import Plan
 from branchout.data.datasets import resolve
 from branchout.data.samples import digest
-from branchout.errors import BranchoutError, DoesNotApply
-from branchout.evaluate.two_fold import Scored
+from branchout.errors import DoesNotApply
 from branchout.files import lock
-from branchout.goals import PAPER_GOALS
-from branchout.metrics import average_over_steps, incremental, part_of_class
 from branchout.training.loop import Event, OnProgress, silent
-from branchout.training.optimisation import settings_dict
 
 _log = logging.getLogger(__name__)
 Opened = dict[tuple[str, Plan], Experiment]
@@ -46,111 +40,6 @@ _OPENED: Opened = {}
 """That of a worker, for its next group of jobs."""
 _ALONE = threading.Lock()
 """Jobs of one process run one at a time: they share torch's random number generator."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One method in one experiment."""
-
-    data: str
-    dataset: str
-    """The dataset's name in results."""
-    table: str
-    plan: Plan
-    method: str
-    seeds: tuple[int, ...]
-    out: Path
-    command: str = ""
-    """The command that was typed."""
-    images: str = ""
-    """Identifies the dataset's images by their names and classes."""
-
-    @property
-    def folder(self) -> Path:
-        table = self.table if self.plan.split == 1 else f"{self.table}-split{self.plan.split}"
-        return self.out / self.dataset / table / self.plan.arch
-
-    @property
-    def scenario_file(self) -> Path:
-        """Where a clustered scenario is kept."""
-        return self.folder.parent / "scenario.json"
-
-    def files(self) -> dict[str, Path]:
-        """The file of each operating point."""
-        points = method_named(self.method).points()
-        found = {point: self.folder / f"{self.method}-{point}.json" for point in points}
-        for old in (old for old, name in RENAMED.items() if name == self.method):
-            older = {point: self.folder / f"{old}-{point}.json" for point in points}
-            found = {point: older[point] if older[point].exists() else path for point, path in found.items()}
-        return found
-
-    @property
-    def partial(self) -> Path:
-        """Where finished seeds are kept until the rows are complete."""
-        return self.folder / f"{self.method}.partial"
-
-    def missing(self) -> list[str]:
-        """The operating points without a row, or with one that is marked as outdated.
-
-        A row measured with other settings is an error, and so is another method's row of another plan beside it.
-        """
-        files = self.files()
-        rows = {point: self._checked(path, own=True) for point, path in files.items()}
-        absent = [point for point, row in rows.items() if row is None or row.get("outdated") or self._fewer(row)]
-        for path in sorted(set(self.folder.glob("*.json")) - set(files.values())) if absent else ():
-            self._checked(path, own=False)
-        return absent
-
-    def _fewer(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row has only the first of the seeds that are asked for: it is measured again with all."""
-        asked = tuple(_asked(row))
-        return asked != self.seeds and asked == self.seeds[: len(asked)]
-
-    def _more(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row has further seeds than are asked for: it stays, unless it would have to be measured again."""
-        return tuple(_asked(row)[: len(self.seeds)]) == self.seeds and not row.get("outdated")
-
-    def _checked(self, path: Path, *, own: bool) -> dict[str, Any] | None:
-        """A row, checked for being of this plan, and with `own` of these seeds and recipe; None if it was deleted."""
-        try:
-            row = results.read_row(path)
-        except BranchoutError:
-            if path.exists():
-                raise
-            return None
-        wanted = asdict(self.plan)
-        del wanted["model"]  # its weights are compared, not its path
-        if own:
-            wanted |= {} if self._fewer(row) or self._more(row) else {"seeds": self.seeds}
-            # An outdated row is measured again, with today's recipe.
-            wanted |= {} if row.get("outdated") else method_named(self.method).settings()
-        # Older rows do not name every setting: those had their defaults. An optimiser is named only if it is not SGD.
-        recorded = flat(asdict(Plan("", None, 0))) | flat(row["settings"])
-        recorded["seeds"] = _asked(row)
-        differing = difference(recorded, wanted)
-        if differing:
-            raise BranchoutError(
-                f"{path} was measured with {differing} is asked for now; delete it, or write elsewhere with --out"
-            )
-        if (row.get("images") or self.images) != self.images:
-            raise BranchoutError(
-                f"{path} was measured with other images of '{self.dataset}' than there are now; "
-                "delete it, or write elsewhere with --out"
-            )
-        return row
-
-
-def _asked(row: Mapping[str, Any]) -> list[int]:
-    return list(row.get("asked_seeds", row["seeds"]))
-
-
-@dataclass(frozen=True)
-class Done:
-    """How a job ended: the files it wrote, or why it wrote none."""
-
-    job: Job
-    written: tuple[Path, ...] = ()
-    why_not: str = ""
 
 
 def run_all(
@@ -302,143 +191,8 @@ def _depends_on(job: Job, method: Method, experiment: Experiment, made_by: Mappi
     train = experiment.train
     return {
         "method": job.method,
-        "settings": _settings(job, method),
+        "settings": row_settings(job, method),
         "images": digest(job.images, "\n".join(train.ids), train.origin.tobytes()),
         "base_weights": None if has_own_base(method, job.plan) else experiment.base_weights,
         **{name: made_by[name] for name in ("versions", "hardware", "commit")},
     }
-
-
-def _settings(job: Job, method: Method) -> dict[str, Any]:
-    plan = job.plan
-    return {**settings_dict(plan), "model": Path(plan.model).name if plan.model else None, **method.settings()}
-
-
-def row(job: Job, method: Method, experiment: Experiment, measured: Sequence[Measured], point: str) -> dict[str, Any]:
-    """The row of one operating point of one method, from what was measured with each seed."""
-    plan, space, first = job.plan, experiment.scenario.space, measured[0]
-    per_seed = [each.points[point] for each in measured]
-    last = [steps[-1] for steps in per_seed]
-    means, spreads = results.averaged([scored.test for scored in last])
-    before = [each.first or experiment.before for each in measured]
-    steps_of = [[base.test, *(scored.test for scored in steps)] for base, steps in zip(before, per_seed, strict=True)]
-    over_steps = {
-        "incremental": results.percent(float(np.mean([incremental(steps) for steps in steps_of]))),
-        "avg_steps": results.percent(float(np.mean([average_over_steps(steps) for steps in steps_of]))),
-    }
-    every_step = 1 < experiment.steps == len(per_seed[0])
-    both = _on_both_halves(before, per_seed, every_step) if point == "plain" else None
-    return {
-        "dataset": job.dataset,
-        "table": job.table,
-        "scenario": plan.scenario,
-        "base_classes": len(space.branches[0]),
-        "novel_classes": sum(len(names) for names in space.branches[1:]),
-        "overlap_classes": len(space.overlap),
-        "steps": experiment.steps,
-        "arch": plan.arch,
-        "method": method.result_name,
-        "label": method.label,
-        "recipe": method.recipe,
-        "point": point,
-        **_operating_point(last),
-        "metrics": {**means, **(over_steps if every_step else dict.fromkeys(over_steps))},
-        "both_halves": both,
-        "two_fold": _two_fold(measured, point) or None,
-        "two_fold_spread": results.percent(float(np.mean([scored.spread for scored in last]))),
-        "std": spreads,
-        "seeds": list(job.seeds)[: len(per_seed)],
-        "asked_seeds": list(job.seeds),
-        "images": job.images or None,
-        "per_seed": [results.figures(scored.test) for scored in last],
-        "per_step": [[results.figures(scored.test) for scored in steps] for steps in per_seed] if every_step else None,
-        "per_step_both": [[results.figures(each.both) for each in steps] for steps in per_seed] if every_step else None,
-        "correct": _correct(experiment, last) if point != "alone" else None,
-        "stage1_per_seed": method.stage_one_per_seed or None,
-        "base_model": results.percent(float(np.mean([base.test.all for base in before]))),
-        "base_weights": None if first.first else experiment.base_weights,
-        "test_images": len(experiment.halves(experiment.steps)[1]),
-        **{name: results.percent(value) for name, value in first.extra.items()},
-        "curve": first.curve or None if point != "plain" else None,
-        "parameters": first.parameters,
-        "base_parameters": first.base_parameters or sum(each.numel() for each in experiment.base.backbone.parameters()),
-        "seconds": {part: float(np.median([each.seconds[part] for each in measured])) for part in first.seconds},
-        "peak_memory_bytes": max((each.peak_memory for each in measured if each.peak_memory), default=None),
-        "gpu_shared": any(each.gpu_shared for each in measured),
-        "settings": _settings(job, method),
-    }
-
-
-def _two_fold(measured: Sequence[Measured], point: str) -> dict[str, float | None]:
-    """The two-fold score of each of the paper's goals, at the points that are chosen as this one is."""
-    prefix = "dial-" if point.startswith("dial-") else ""
-    return {
-        goal: results.percent(float(np.mean([each.points[prefix + goal][-1].two_fold for each in measured])))
-        for goal in PAPER_GOALS
-        if prefix + goal in measured[0].points
-    }
-
-
-def _operating_point(scored: Sequence[Scored]) -> dict[str, Any]:
-    """The chosen settings, one for each seed: (α, β) of a grid, or b of the dial with the offsets of the steps."""
-    chosen = [each.setting for each in scored]
-    return {
-        "dial": len(chosen[0]) == 1,
-        "alpha": [each[0] for each in chosen] if len(chosen[0]) == 2 else None,
-        "beta": [each[1] for each in chosen] if len(chosen[0]) == 2 else None,
-        "b": [each[0] for each in chosen] if len(chosen[0]) == 1 else None,
-        "shifts": [list(each.offsets) for each in scored] if scored[0].offsets else None,
-    }
-
-
-def _correct(experiment: Experiment, last: Sequence[Scored]) -> dict[str, list[str]]:
-    """Which validation images of each part each seed predicts correctly after the last step, for paired comparisons."""
-    space, (dev, test) = experiment.space(experiment.steps), experiment.halves(experiment.steps)
-    labels = np.concatenate([experiment.labels(half, experiment.steps) for half in (test, dev)])
-    part = part_of_class(space)[labels]
-    names = ["base", *(f"step {n}" for n in range(1, len(space.branches))), "overlap"]
-    return {names[n]: [results.packed(scored.right[part == n]) for scored in last] for n in np.unique(part).tolist()}
-
-
-def _on_both_halves(
-    before: Sequence[Scored], per_seed: Sequence[Sequence[Scored]], every_step: bool
-) -> dict[str, float | None]:
-    """Accuracies on all validation images, which are the test images of the literature."""
-    means, _ = results.averaged([steps[-1].both for steps in per_seed])
-    over_steps = [
-        incremental([base.both, *(scored.both for scored in steps)])
-        for base, steps in zip(before, per_seed, strict=True)
-    ]
-    return {
-        **{name: means[name] for name in ("all", "base", "novel", "avg")},
-        "incremental": results.percent(float(np.mean(over_steps))) if every_step else None,
-    }
-
-
-def others_beside() -> bool:
-    """Whether other processes use this GPU, so that times are too long. Our own context takes less than 1 GiB."""
-    if not torch.cuda.is_available():
-        return False
-    free, total = torch.cuda.mem_get_info()
-    return total - free - torch.cuda.memory_reserved() > 1 << 30
-
-
-def forget_peak_memory() -> None:
-    """Count peaks from here on, where the system can."""
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-    with suppress(OSError):  # only Linux has it
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak_memory() -> int | None:
-    """Of the GPU during this job; without a GPU of the process, which earlier jobs may have made larger."""
-    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else peak_of_process()
-
-
-def peak_of_process() -> int | None:
-    try:
-        told = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-        return int(told[1]) * 1024 if told else None
-    except OSError:
-        return None

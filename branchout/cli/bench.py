@@ -21,9 +21,9 @@ from branchout.goals import METRICS, STEP_METRICS
 from branchout.units import duration
 
 if TYPE_CHECKING:
+    from branchout.bench.job import Done, Job
     from branchout.bench.outdated import Forecast
     from branchout.bench.request import Request
-    from branchout.bench.runner import Done, Job
     from branchout.data.samples import Samples
 
 Name = Annotated[str | None, typer.Argument(metavar="TABLE", help="sota, fig-design-space, …, or all; see --list.")]

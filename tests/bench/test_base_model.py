@@ -13,8 +13,9 @@ from branchout import api
 from branchout.bench import experiment as module
 from branchout.bench.base_model import MADE_FOR, open_base
 from branchout.bench.experiment import Experiment
+from branchout.bench.job import Job
 from branchout.bench.plan import Plan
-from branchout.bench.runner import Job, run
+from branchout.bench.runner import run
 from branchout.bench.tables import experiments_of, plan_for, table_named
 from branchout.data.datasets import Dataset
 from branchout.data.draw_scenario import draw_scenario

@@ -23,10 +23,11 @@ from test_runner import PLAN, folder, job  # noqa: F401 – a fixture
 from branchout.bench import finished_seeds, runner
 from branchout.bench import rows as results
 from branchout.bench.experiment import Experiment
+from branchout.bench.job import Job
 from branchout.bench.measure import Measured
 from branchout.bench.methods import method_named
 from branchout.bench.plan import Plan
-from branchout.bench.runner import Job, run
+from branchout.bench.runner import run
 from branchout.data.datasets import resolve
 from branchout.errors import DoesNotApply
 from branchout.evaluate.two_fold import Scored

@@ -11,8 +11,9 @@ from test_runner import PLAN, folder, job  # noqa: F401 – a fixture
 
 from branchout.bench import finished_seeds, many_processes, runner
 from branchout.bench import measure as measuring
+from branchout.bench.job import Job
 from branchout.bench.many_processes import run_divided
-from branchout.bench.runner import Job, run_all
+from branchout.bench.runner import run_all
 from branchout.training import processes
 
 

@@ -8,9 +8,9 @@ import pytest
 from helpers import BASE, NEW
 
 from branchout.bench import outdated
+from branchout.bench.job import Job
 from branchout.bench.outdated import OPENING, Deadline, Forecast
 from branchout.bench.plan import Plan
-from branchout.bench.runner import Job
 from branchout.data.datasets import Dataset
 from branchout.data.samples import Samples
 from branchout.model.manifest import MANIFEST

@@ -20,7 +20,7 @@ from timm.data import ImageNetInfo
 from torch import nn
 
 from branchout.bench import runner
-from branchout.bench.runner import Job
+from branchout.bench.job import Job
 from branchout.data import augment
 from branchout.data.datasets import Dataset, resolve
 from branchout.data.draw_scenario import draw_scenario

@@ -31,11 +31,13 @@ from branchout.bench import measure as measuring
 from branchout.bench import plan as plan_module
 from branchout.bench import runner
 from branchout.bench.experiment import Experiment
+from branchout.bench.job import Job
 from branchout.bench.measure import measure
 from branchout.bench.methods import method_named
+from branchout.bench.peak_memory import forget_peak_memory, peak_memory
 from branchout.bench.plan import Plan
 from branchout.bench.rows import on_another_base, read_row, unpacked
-from branchout.bench.runner import Job, forget_peak_memory, grouped, peak_memory, run, run_all, run_group
+from branchout.bench.runner import grouped, run, run_all, run_group
 from branchout.data import scenarios
 from branchout.data.augment import Augmentation
 from branchout.data.datasets import resolve

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from branchout.bench.experiment import Experiment
+from branchout.bench.job import Job
 from branchout.bench.methods import method_named, methods
 from branchout.bench.plan import Plan
 from branchout.bench.request import EXEMPLARS, Request
-from branchout.bench.runner import Job
 from branchout.bench.tables import (
     experiments_of,
     fitted_to,
