@@ -27,7 +27,7 @@ class Plan:
     overlap: int = 0
     steps: int = 1
     split: int = 1
-    """Seed of the class split, and of the base model's training."""
+    """Seed of the class split, and of the base model's training. With `faithful`, 1993 gives the literature's order."""
     kept: int | None = None
     """Use only so many of the base classes; the new classes stay the same."""
     exemplars: int = 10
@@ -55,7 +55,7 @@ class Plan:
     last_relu: bool = True
     """Whether the network ends in a ReLU, so that no feature is negative."""
     faithful: bool = False
-    """Train methods that have one by their authors' own recipe, from a base of their own."""
+    """Shuffle classes as published; train methods that have one by their authors' recipe, each from its own base."""
     memory: str = "random"
     """How exemplars are chosen: `random`, the same for every method, or `herding` on each method's own features."""
 
@@ -73,6 +73,7 @@ class Plan:
             seed=self.split,
             features=features,
             given=given,
+            published_order=self.faithful,
         )
 
 

@@ -19,6 +19,7 @@ from branchout.labels import Ints
 
 Floats = npt.NDArray[np.floating]
 Item = TypeVar("Item")
+Shuffler = np.random.Generator | np.random.RandomState
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,14 @@ def draw_scenario(
     seed: int = 0,
     features: Floats | None = None,
     given: TrainedBase | None = None,
+    published_order: bool = False,
 ) -> Scenario:
     """Draw a scenario: `base` classes (None: all that are left) and `novel` more at each of `steps` steps.
 
     `overlap` of the novel classes are base classes too, in the overlapping scenarios. Clustered scenarios need
     `features`: one row per training sample, from a network trained on all classes. With a `given` base only the novel
-    classes are drawn.
+    classes are drawn. `published_order` shuffles classes as most published experiments do, by NumPy's older generator;
+    their seed is 1993.
     """
     shared = _check_numbers(name, base, novel, overlap, steps)
     rng = np.random.default_rng(seed)
@@ -58,7 +61,8 @@ def draw_scenario(
     elif name == "overlap-style":
         branches, sides, merged = _style_change(dataset, base, novel, overlap, rng)
     else:
-        branches = _draw_classes(name, dataset, base, novel, steps, shared, rng)
+        by = np.random.RandomState(seed % 2**32) if published_order else rng
+        branches = _draw_classes(name, dataset, base, novel, steps, shared, by)
         used = list(dict.fromkeys(each for names in branches for each in names))
         if name in CLUSTERED:
             sides = _cluster(dataset.train, used, features, seed)
@@ -105,12 +109,12 @@ def _check_numbers(name: str, base: int | None, novel: int, overlap: int, steps:
 # Which classes.
 
 
-def _shuffled(items: Sequence[Item], rng: np.random.Generator) -> list[Item]:
+def _shuffled(items: Sequence[Item], rng: Shuffler) -> list[Item]:
     return [items[i] for i in rng.permutation(len(items))]
 
 
 def _draw_classes(
-    name: str, dataset: Dataset, base: int | None, novel: int, steps: int, shared: int, rng: np.random.Generator
+    name: str, dataset: Dataset, base: int | None, novel: int, steps: int, shared: int, rng: Shuffler
 ) -> list[list[str]]:
     """The classes of the base and of each step; the first `shared` novel classes are base classes."""
     base_pool = novel_pool = list(dataset.train.classes)

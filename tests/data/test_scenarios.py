@@ -158,6 +158,18 @@ def test_a_seed_repeats_its_scenario_and_another_does_not(name: str, seed: int) 
     assert plan != draw_scenario(name, data, base=12, novel=6, overlap=3, seed=seed + 1)
 
 
+def test_the_class_order_of_published_experiments() -> None:
+    data = few_glyphs()
+    plan = draw_scenario("steps", data, base=10, novel=5, steps=2, seed=1993, published_order=True)
+    order = np.arange(len(data.train.classes))
+    state = np.random.get_state()
+    np.random.seed(1993)  # as published code does it
+    np.random.shuffle(order)
+    np.random.set_state(state)
+    taken = [{data.train.classes[n] for n in order[first:last]} for first, last in ((0, 10), (10, 15), (15, 20))]
+    assert [set(names) for names in plan.branches] == taken
+
+
 @cache
 def few_glyphs() -> Dataset:
     return glyphs(train_per_class=8, val_per_class=4)
