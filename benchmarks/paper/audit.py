@@ -11,6 +11,7 @@ import csv
 import json
 import math
 import re
+import statistics
 import sys
 from base64 import b64decode
 from collections import Counter
@@ -67,8 +68,16 @@ def mean(row: Row, metric: str) -> float | None:
     return value
 
 
+def independent(row: Row, metric: str) -> dict[int, float]:
+    """The value of each seed; one value if stage I was not trained again for each."""
+    values = seed_values(row, metric)
+    if values and row.get("stage1_per_seed", True) is False:
+        return {min(values): sum(values.values()) / len(values)}
+    return values
+
+
 def deviation(row: Row, metric: str) -> float | None:
-    values = list(seed_values(row, metric).values())
+    values = list(independent(row, metric).values())
     if metric in ("parameters", "alone") or len(values) < 2:
         return None
     middle = sum(values) / len(values)
@@ -163,7 +172,7 @@ def seed_deviations(first: dict[int, float], second: dict[int, float]) -> list[f
 def compared(first: Row, second: Row, metric: str, lead: float = 0.0) -> tuple[float, float, float]:
     """How far the first row is above the second and a `lead`, and the 95% interval of that."""
     margin = (mean(first, metric) or 0) - (mean(second, metric) or 0) - lead
-    deviations = seed_deviations(seed_values(first, metric), seed_values(second, metric))
+    deviations = seed_deviations(independent(first, metric), independent(second, metric))
     return margin, *limits(margin, deviations, variance_of_difference(first, second, metric))
 
 
@@ -309,8 +318,16 @@ class Audit:
                 self.same(f"rows.csv, {path}, {name}", record[name], expected)
 
     def means_are_those_of_seeds(self, path: Path, row: Row) -> None:
-        """A row agrees with itself: each mean is that of its seeds, but for rounding."""
+        """A row agrees with itself: each mean and each deviation is that of its seeds, but for rounding."""
         allowed = 0.011 if row.get("scenario") == "photos" else 0.0016
+        for metric, told in (row.get("std") or {}).items():
+            seeds = list(seed_values(row, metric).values())
+            if len(seeds) < 2:
+                continue
+            self.cells += 1
+            found = statistics.stdev(seeds)
+            if abs(found - told) > allowed:
+                self.faults.append(f"{path}: std of {metric} is {told}, and that of its seeds {found}")
         for metric, value in row["metrics"].items():
             values = list(seed_values(row, metric).values())
             self.cells += bool(values)

@@ -54,7 +54,14 @@ class Row:
         return float(value) if isinstance(value, int | float) else None
 
     def by_seed(self, metric: str) -> dict[int, float]:
-        """The value of each seed; over many steps each seed's mean, with the base as the first step."""
+        """The value of each seed; their mean as that of the first one where all seeds share one stage I."""
+        values = self._of_seeds(metric)
+        if self.data.get("stage1_per_seed") is False and values:
+            return {next(iter(values)): statistics.fmean(values.values())}
+        return values
+
+    def _of_seeds(self, metric: str) -> dict[int, float]:
+        """Over many steps each seed's mean, with the base as the first step."""
         seeds, steps = self.data.get("seeds") or (), self.data.get("per_step")
         if metric in ("incremental", "avg_steps"):
             if not steps:

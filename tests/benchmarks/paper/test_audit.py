@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 import re
 import shutil
 import sys
@@ -90,7 +91,7 @@ def test_the_copy_is_in_order_so_that_only_the_digit_is_found(copy: Path) -> Non
     assert Audit(copy).run().faults == []
 
 
-@pytest.mark.parametrize("change", ["metrics", "per_seed", "superseded"])
+@pytest.mark.parametrize("change", ["metrics", "per_seed", "std", "stage1_per_seed", "superseded"])
 def test_a_changed_file_is_found(change: str, copy: Path) -> None:
     path = copy / "results/tiny-imagenet-200/disjoint-40/resnet10/score-fusion-branchout-balanced.json"
     text = path.read_text(encoding="utf-8")
@@ -99,6 +100,10 @@ def test_a_changed_file_is_found(change: str, copy: Path) -> None:
         row["metrics"]["novel"] += 1
     elif change == "per_seed":
         row["per_seed"][0]["novel"] += 1
+    elif change == "std":
+        row["std"]["novel"] *= math.sqrt(2 / 3)  # as if it divided by n
+    elif change == "stage1_per_seed":
+        row["stage1_per_seed"] = False
     else:
         row["superseded"] = "another dial"
     path.write_text(json.dumps(row), encoding="utf-8")

@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from measured import data, row
+from measured import ROOT, data, row
 
 from benchmarks.paper import rows
 from benchmarks.paper.rows import Row, read
+from branchout.bench.methods import method_named
 from branchout.errors import BranchoutError
 
 PLACE = "paper/disjoint-40/resnet10/bic-plain.json"
@@ -20,6 +21,25 @@ def test_the_spread_over_seeds_divides_by_one_less_than_their_number() -> None:
     assert found.spread("balanced") == pytest.approx(2.0)
     assert found.value("balanced") == 57.0
     assert row(PLACE, all=61.0, seeds=[1], per_seed=seeds[:1]).spread("all") is None
+
+
+def test_seeds_that_share_one_stage_one_count_as_one_seed() -> None:
+    seeds = [{"all": 60.0}, {"all": 61.0}, {"all": 65.0}]
+    shared = row(PLACE, all=62.0, seeds=[1, 2, 3], per_seed=seeds, stage1_per_seed=False)
+    assert shared.by_seed("all") == {1: 62.0}
+    assert shared.spread("all") is None
+    assert len(row(PLACE, all=62.0, seeds=[1, 2, 3], per_seed=seeds, stage1_per_seed=True).by_seed("all")) == 3
+
+
+def test_every_row_of_several_seeds_says_whether_stage_one_was_trained_for_each() -> None:
+    silent = []
+    for path, each in read(ROOT / "results").items():
+        if len(path.parts) != 4 or len(each.data["seeds"]) < 2:
+            continue
+        method = method_named(path.stem.removesuffix(f"-{each.data['point']}"))
+        if method.stage_one_per_seed and each.data.get("stage1_per_seed") is None:
+            silent.append(path)
+    assert not silent
 
 
 def test_an_accuracy_over_steps_has_the_base_as_its_first_step() -> None:
