@@ -12,8 +12,10 @@ from measured import ROOT, row
 from benchmarks.paper.__main__ import main
 from benchmarks.paper.explore import as_csv, as_html
 from benchmarks.paper.figures import FIGURES
-from benchmarks.paper.pages import anchor, footnotes, pages, plain, screen, signed, table_page
+from benchmarks.paper.markdown import anchor, footnotes, plain, signed
+from benchmarks.paper.pages import pages, table_page
 from benchmarks.paper.rows import Row
+from benchmarks.paper.screen import screen
 from benchmarks.paper.tables import DATASETS, scenarios, sections
 
 Rows = dict[Path, Row]

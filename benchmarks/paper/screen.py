@@ -1,0 +1,110 @@
+"""The first page of results: one screen. And the margins that its sentences count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.paper.bootstrap import Difference, difference
+from benchmarks.paper.claims import VERDICTS, judged
+from benchmarks.paper.markdown import Writer, footnotes, label_of, plain, signed, table
+from benchmarks.paper.rows import Rows
+from benchmarks.paper.tables import Scenario, scenarios
+from branchout.bench.rows import number
+
+
+def screen(rows: Rows) -> str:
+    write = Writer("../results")
+    shown = scenarios(rows)
+    if len(shown) < 2 or shown[0].page != "photos":
+        return "# Results\n\nThe scenarios of the first screen are not measured. [All rows](results/rows.html).\n"
+    heading = ["scenario", "**Branchout**", "the paper's recipe", "best other method", "joint training"]
+    body = [
+        [
+            f"[{each.name}](results/{each.page}.md)",
+            *(write.linked(row, "balanced") for row in (each.ours, each.reference)),
+            write.linked(each.rival, "balanced") + (f" {plain(label_of(each.rival))}" if each.rival else ""),
+            write.linked(each.joint, "balanced"),
+        ]
+        for each in shown
+    ]
+    parts = [
+        "# Results",
+        "\n".join(f"{place}. {told}" for place, told in enumerate(sentences(rows, shown), 1)),
+        "![Balanced accuracy of Branchout, the paper's recipe, the best other method and joint training in each "
+        "scenario, with 95% intervals](figures/overview.svg)",
+        table(heading, body),
+        "Balanced accuracy in %: the mean of `all`, where every image counts the same, and `avg`, where old and new "
+        "classes do as a whole; ± standard deviation over seeds. Each number leads to its file. Branchout's recipe was "
+        "[tuned](results/recipe.md) on the first line of Tiny-ImageNet, the other methods share one schedule. "
+        "Sentences 2 to 4 count [margins](results/margins.md) of unmarked numbers. More scenarios: "
+        "[another domain](results/table-11.md), [old classes only, ResNet18](results/table-6.md), "
+        "[other classes, exemplars, a vision transformer](results/table-3.md). "
+        "[Definitions and caveats](results/definitions.md) · [the paper's claims](results/claims.md) · "
+        "[all rows, sortable](results/rows.html) ([CSV](results/rows.csv))",
+    ]
+    return footnotes("\n\n".join(parts)).replace("](definitions.md", "](results/definitions.md")
+
+
+def sentences(rows: Rows, shown: Sequence[Scenario]) -> list[str]:
+    """What the screen says, computed from the rows."""
+    first = shown[0].ours
+    recipe, other, joint = (_lead(found) for found in zip(*map(_against, shown), strict=True))
+    claims = judged("tiny-imagenet-200", rows)
+    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in VERDICTS}
+    told = [
+        f"A network with 1,000 ImageNet classes learns 102 flowers from 15 photos each: new classes reach "
+        f"{number(first.value('novel'))}%, old ones go from {number(first.data['before'])}% to "
+        f"{number(first.value('base'))}%. Some settings were [chosen with these test images in "
+        f"view](results/photos.md).",
+        f"In the scenarios of Tiny-ImageNet below, Branchout is above the paper's recipe in {recipe}.",
+        f"Counting the flowers too, it is above the best other method, with the same dial where that applies, in "
+        f"{other}.",
+        f"Joint training, which sees all old images again, is above Branchout in {joint}.",
+        f"Of the paper's {len(claims)} claims, {counts['holds']} hold on Tiny-ImageNet, {counts['does not hold']} do "
+        f"not, and {counts['too close to tell']} are too close to tell.",
+    ]
+    if unmeasured := counts["not measured"]:
+        told[-1] = f"{told[-1][:-1]}; {unmeasured} {'is' if unmeasured == 1 else 'are'} not measured."
+    return told
+
+
+def _against(each: Scenario) -> list[Difference | None]:
+    """The lead over the paper's recipe and over the best other method, and that of joint training over Branchout.
+
+    None where a side is not measured, or marked.
+    """
+    rival = each.rival if each.rival_is_current else None
+    pairs = ((each.ours, each.reference), (each.ours, rival), (each.joint, each.ours))
+    return [difference(a, b, "balanced") if a and b and not a.marks and not b.marks else None for a, b in pairs]
+
+
+def _lead(differences: Sequence[Difference | None]) -> str:
+    found = [each for each in differences if each is not None]
+    if not found:
+        return "0 of 0 scenarios"
+    margins = [each.margin for each in found]
+    return (
+        f"{sum(margin > 0 for margin in margins)} of {len(found)} scenarios, by {signed(min(margins))} to "
+        f"{signed(max(margins))} points; in {sum(each.low > 0 for each in found)} the 95% interval excludes zero"
+    )
+
+
+def margins_page(rows: Rows) -> str:
+    """What the sentences of the first screen count, scenario by scenario."""
+    body = [
+        [
+            f"[{each.name}]({each.page}.md)",
+            *(
+                "–" if found is None else f"{signed(found.margin)} ({signed(found.low)} to {signed(found.high)})"
+                for found in _against(each)
+            ),
+        ]
+        for each in scenarios(rows)
+    ]
+    heading = [
+        "scenario",
+        "Branchout − the paper's recipe",
+        "Branchout − best other method",
+        "joint training − Branchout",
+    ]
+    return "\n\n".join(["# Margins of the first screen", Writer("").text("margins"), table(heading, body)]) + "\n"
