@@ -340,9 +340,10 @@ class Audit:
         row, photos = self.rows[path], self.rows[path].get("scenario") == "photos"
         settings = row.get("settings") or {}
         other = "another training of the base" if path in self.on_other_base else ""
+        name = path.stem.replace("-", " ") if photos else row.get("label") or row["method"]
         found = {
             "dataset": row["dataset"], "experiment": "photos" if photos else path.parts[1], "network": row["arch"],
-            "method": row.get("label") or row["method"], "point": row.get("point") or "chosen",
+            "method": name, "point": row.get("point") or "chosen",
             "base model": rounded(row["before"] if photos else row.get("base_model")),
             "params (M)": rounded(mean(row, "parameters")), "classes": f"{row['base_classes']}+{row['novel_classes']}",
             "seeds": " ".join(str(seed) for seed in row.get("seeds") or ()),

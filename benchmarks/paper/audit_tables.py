@@ -62,7 +62,7 @@ def table_page(audit: Audit, page: Path) -> None:
     """Each column by its heading, each line by the file that its name leads to."""
     text = page.read_text(encoding="utf-8")
     facts = re.findall(r"^(\d+) \+ (\d+) classes(?:, (\d+) of them old ones)?(?: in (\d+) steps)?(?:, (\d+) exemplars "
-                       r"of each class)?; base model ([\d.]+)\.", text, re.MULTILINE)  # fmt: skip
+                       r"of each class)?; base model ([\d.]+)%\.", text, re.MULTILINE)  # fmt: skip
     found = list(tables_of(page))
     audit.same(page.name, str(len(facts)), str(len(found)))
     for (title, heading, lines), told in zip(found, facts, strict=False):

@@ -18,7 +18,7 @@ def claims_page(rows: Rows) -> str:
         body = [[plain(claim.text), f"**{claim.verdict}**", *_worst(write, claim)] for claim in claims]
         heading = ["claim", "verdict", "worst case", "margin", "95% interval", "more"]
         parts += [f"## {name}", table(heading, body, 3)]
-        told = [f"- {claim.text}: {_resolved(write, text)}" for claim, text in reasons(dataset, rows, claims)]
+        told = [f"- **{claim.text}.** {_resolved(write, text)}" for claim, text in reasons(dataset, rows, claims)]
         if told:
             parts += ["Likely reasons where a claim does not hold:", "\n".join(told)]
     return footnotes("\n\n".join(parts))

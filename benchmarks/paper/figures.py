@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -176,9 +177,13 @@ def many_steps(axes: Any, rows: Rows, dataset: str) -> bool:
         if row and row.data.get("per_step"):
             steps = [list(seeds) for seeds in zip(*row.data["per_step"], strict=True)]
             values = [row.data["base_model"], *(sum(at["all"] for at in each) / len(each) for each in steps)]
-            each = sum(row.images().values()) / 2 / len(steps)  # as many images in each step; the base has half
-            images = [each * (len(steps) + place) for place in range(len(values))]
-            halves = [1.96 * math.sqrt(at * (100 - at) / count) for at, count in zip(values, images, strict=True)]
+            count = sum(row.images().values()) / 2 / len(steps)  # as many images in each step; the base has half
+            images = [count * (len(steps) + place) for place in range(len(values))]
+            spreads = [0.0, *(statistics.stdev(at["all"] for at in each) if len(each) > 1 else 0.0 for each in steps)]
+            halves = [
+                1.96 * math.sqrt(at * (100 - at) / count + spread**2 / len(steps[0]))
+                for at, count, spread in zip(values, images, spreads, strict=True)
+            ]
             error = bars(values, halves)
             axes.errorbar(
                 range(len(values)), values, yerr=error, label=told, color=colour, marker=mark, capsize=2, elinewidth=0.7

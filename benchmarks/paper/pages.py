@@ -24,20 +24,19 @@ def table_pages(rows: Rows) -> dict[str, str]:
     found: dict[str, list[Section]] = {}
     for dataset in DATASETS:
         for section in sections(dataset, rows):
-            found.setdefault(re.sub("[ab]", "", section.number), []).append(section)
-    return {f"table-{key}": table_page(key, found[key]) for key in sorted(found, key=int)}
+            found.setdefault(section.page, []).append(section)
+    return {name: table_page(name, shown) for name, shown in found.items()}
 
 
-def table_page(key: str, shown: Sequence[Section]) -> str:
+def table_page(name: str, shown: Sequence[Section]) -> str:
     write = Writer("../../results")
-    titles = {each.number: each.table.title for each in shown if each.table.title}
-    title = next(iter(titles.values())).split(", samples split")[0]
-    parts = [f"# Table {key}: {title}"]
+    title = next((each.table.title for each in shown if each.table.title), "other classes, other numbers of exemplars")
+    parts = [f"# Table {name.split('-')[1]}: {title.split(', samples split')[0]}"]
     for section in shown:
         halves = re.search(r"samples split .*", section.table.title)
         heading = section.heading + (f", {halves[0]}" if halves else "")
-        facts = f"{section.facts()}; base model {number(section.about.data.get('base_model'))}."
-        missing = f" Not measured: {plain('; '.join(section.missing))}." if section.missing else ""
+        facts = f"{section.facts()}; base model {number(section.about.data.get('base_model'))}%."
+        missing = f". Not measured: {plain('; '.join(section.missing))}." if section.missing else "."
         parts += [f"## {heading}", f"{facts} `{section.command}`{missing}", lines_table(write, section.lines)]
     return footnotes("\n\n".join(parts))
 

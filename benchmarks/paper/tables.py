@@ -49,6 +49,11 @@ class Section:
         return _numbered(self.table, self.arch)
 
     @property
+    def page(self) -> str:
+        """The page it is on; variants of a table have one of their own."""
+        return page_of(self.table, self.arch) + ("-variants" if VARIANT.fullmatch(self.table.experiment) else "")
+
+    @property
     def heading(self) -> str:
         varied = VARIANT.fullmatch(self.table.experiment)
         told = {"split": "other classes (split {})", "exemplars": "{} exemplars"}
@@ -58,14 +63,19 @@ class Section:
     @property
     def about(self) -> Row:
         """A row, for what all of them have in common: the first on the usual base."""
-        return min((row for line in self.lines for row in line.rows()), key=lambda row: row.other_base)
+        return min(self._rows(), key=lambda row: row.other_base)
+
+    def _rows(self) -> Iterator[Row]:
+        for line in self.lines:
+            yield from line.rows()
 
     @property
     def command(self) -> str:
         data = "glyphs" if self.dataset == "glyphs" else "DIR"
         varied = VARIANT.fullmatch(self.table.experiment)
         option = f" --{varied['option']} {varied['number']}" if varied else ""
-        return f"branchout bench {self.table.name} --arch {self.arch} --data {data}{option}"
+        seeds = " --all-seeds" if any("--all-seeds" in row.data.get("command", "") for row in self._rows()) else ""
+        return f"branchout bench {self.table.name} --arch {self.arch} --data {data}{option}{seeds}"
 
     def facts(self) -> str:
         """How large it is and what it was measured on."""

@@ -103,7 +103,7 @@ def test_the_sentences_leave_out_rows_that_are_to_be_measured_again(measured_row
 def test_a_section_says_what_is_not_measured(measured_rows: Rows) -> None:
     less = {path: each for path, each in measured_rows.items() if path.stem != "podnet-plain"}
     shown = [section for section in sections("tiny-imagenet-200", less) if section.number == "2"]
-    assert "Not measured: PODNet" in table_page("2", shown)
+    assert "Not measured: PODNet" in table_page("table-2", shown)
 
 
 @pytest.mark.parametrize(("variant", "told"), [("split9", "other classes (split 9)"), ("exemplars7", "7 exemplars")])
@@ -115,7 +115,8 @@ def test_a_table_with_other_classes_or_exemplars_follows_it(measured_rows: Rows,
     section = sections("tiny-imagenet-200", {**measured_rows, **other})
     (found,) = [each for each in section if each.table.experiment == f"disjoint-40-{variant}"]
     assert found.heading == f"Tiny-ImageNet, ResNet10, {told}"
-    assert found.command.endswith("--split 9" if variant == "split9" else "--exemplars 7")
+    assert (" --split 9" if variant == "split9" else " --exemplars 7") in found.command
+    assert found.page == "table-3-variants"
     assert [line.row for line in found.lines] == list(rows.values())
     assert found.missing == ()
     before = section[section.index(found) - 1]
