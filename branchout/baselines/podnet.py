@@ -11,14 +11,15 @@ proxies are weighed by a softmax of 2·cos.
 As published the base is trained with these proxies and this loss, η times 2·cos starts as 1 and is learned as such,
 proxies start about 1 long, new ones as long as the old ones are on average, no stage ends in a ReLU, so that maps and
 features have negative values too, of CIFAR's ResNet four maps are compared (the stages' and the one before the last
-block), training has their epochs, 160 or 90, and in the last epochs BatchNorm stays in training mode.
+block), training has their epochs, 160 or 90, no gradient is beyond ±5, and the last epochs see herded new images, with
+BatchNorm in training mode.
 
 Departures of the default, which starts from the shared base: stages are compared after their last ReLU, and the last
 map of CIFAR's ResNet only; proxies of the base's classes are its rows, set apart as the class's exemplars are, all of
 length 1; our η, twice theirs, starts as 16: the logits of a cosine base are nearly its own, those of a linear one lose
-its bias and the lengths of its rows; the last epochs see cached views by BatchNorm's running statistics. Departures of
-both: half the proxies of a class that comes again are imprinted anew, and the last epochs see twice as many images of
-it; their new images are chosen at random; gradients are not clamped.
+its bias and the lengths of its rows; gradients are not clamped; the last epochs see new images chosen at random, as
+cached views by BatchNorm's running statistics. Departures of both: half the proxies of a class that comes again are
+imprinted anew, and the last epochs see twice as many images of it; K-Means starts once.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast
 
@@ -37,6 +40,8 @@ from torch import Tensor, nn
 from branchout.baselines import feature_heads, published_training, whole_network
 from branchout.baselines.networks import Network, frozen_copy
 from branchout.baselines.task import Baseline, Published, Task
+from branchout.data.memory import keep
+from branchout.data.samples import concatenate
 from branchout.errors import DoesNotApply
 from branchout.model.classifier import Classifier
 from branchout.model.heads import NORM
@@ -52,6 +57,8 @@ DESCENT = (
     Optimisation(epochs=90, lr=0.05, batch=64, weight_decay=5e-4, schedule="plain-cosine"),
 )
 """As published, for the same networks."""
+LARGEST_GRADIENT = 5.0
+"""Of every single weight, as published."""
 JITTER = 0.05
 """How far apart, for their length, proxies start that would otherwise be the same."""
 LAST_EPOCHS = (
@@ -129,8 +136,27 @@ def first_as_published(task: Task) -> PodNetwork:
     network = PodNetwork(backbone, LocalSimilarity(proxies, 1.0, unit=2.0), published=True)
     network.to(task.device, memory_format=backbone.layout(task.device))  # type: ignore[call-overload]
     optimisation = descent(network, task.pretraining)
-    whole_network.train(network, task, task.new, lambda x, y: nca(network(x), y), published_training.BASE, optimisation)
+    with clamped_gradients(network):
+        whole_network.train(
+            network, task, task.new, lambda x, y: nca(network(x), y), published_training.BASE, optimisation
+        )
     return network
+
+
+@contextmanager
+def clamped_gradients(network: PodNetwork) -> Iterator[None]:
+    """As published, no weight has a gradient beyond ±5 while it is trained."""
+
+    def clamp(gradient: Tensor) -> Tensor:
+        return gradient.clamp(-LARGEST_GRADIENT, LARGEST_GRADIENT)
+
+    learning = [weight for weight in network.parameters() if weight.requires_grad and network.published]
+    hooks = [weight.register_hook(clamp) for weight in learning]  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def descent(network: PodNetwork, optimisation: Optimisation) -> Optimisation:
@@ -164,7 +190,8 @@ def learn(before: Classifier | Network | PodNetwork, task: Task) -> PodNetwork:
 
     samples, optimisation = whole_network.new_and_exemplars(task), descent(network, task.network)
     before_training = head.proxies.detach().clone()
-    whole_network.train(network, task, samples, loss_of, optimisation=optimisation)
+    with clamped_gradients(network):
+        whole_network.train(network, task, samples, loss_of, optimisation=optimisation)
     with torch.no_grad():  # weight decay has shortened frozen proxies, and the last epochs would move short ones far
         network.head.proxies[~learning] = before_training[~learning]
     tune_head(network, task, LAST_EPOCHS[large])
@@ -268,8 +295,11 @@ def tune_head(network: PodNetwork, task: Task, optimisation: Optimisation) -> No
     network.head.eta.requires_grad_(False)
     if network.published:
         network.backbone.requires_grad_(False)
-        samples = feature_heads.balanced(task)
-        whole_network.train(network, task, samples, lambda x, y: nca(network(x), y), "tune the head", optimisation)
+        rows = whole_network.plain_outputs(network.features, task, task.new).cpu().numpy()
+        new = keep(task.new, per_class=task.per_class, rule="herding", rows=rows)
+        samples = concatenate([task.memory, new])
+        with clamped_gradients(network):
+            whole_network.train(network, task, samples, lambda x, y: nca(network(x), y), "tune the head", optimisation)
         return
     data = whole_network.balanced_views(network, task)
     task = replace(task, heads=scale_to_dataset(optimisation, len(data.labels)))

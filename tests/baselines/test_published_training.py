@@ -298,6 +298,39 @@ def test_podnets_last_epochs_move_proxies_and_running_statistics_only(base_task:
     assert not torch.equal(network.backbone.get_submodule("layer1.0.bn1").running_mean, means)
 
 
+def test_podnets_last_epochs_see_the_images_nearest_to_their_class_mean(
+    base_task: Task, step: Task, losses, monkeypatch
+) -> None:
+    network, seen = podnet.first_as_published(base_task), []
+    monkeypatch.setattr(whole_network, "train", lambda net, task, samples, *rest: seen.append(samples))
+    podnet.tune_head(network, step, podnet.LAST_EPOCHS[1])
+    (samples,) = seen
+    h = whole_network.plain_outputs(network.features, step, step.new)
+    u, labels = F.normalize(h, dim=1), torch.from_numpy(step.new.labels)
+    for label in labels.unique():
+        own = torch.where(labels == label)[0].tolist()
+        nearest = max(own, key=lambda place: float(u[place] @ u[own].mean(0)))  # what herding takes first
+        assert step.new.ids[nearest] in samples.ids
+    assert len(samples) == len(step.memory) + step.per_class * len(step.space.branches[-1])
+
+
+def test_podnets_gradients_are_clamped_as_published_and_while_it_trains_only(base_task: Task, losses) -> None:
+    network = podnet.first_as_published(base_task)
+    weight = network.head.proxies
+
+    def gradient() -> float:
+        weight.grad = None
+        (1e3 * weight).sum().backward()
+        return weight.grad.abs().max().item()
+
+    with podnet.clamped_gradients(network):
+        assert gradient() == 5.0
+    assert gradient() == 1e3
+    network.published = False
+    with podnet.clamped_gradients(network):
+        assert gradient() == 1e3
+
+
 @pytest.mark.parametrize("arch", ["resnet10", "resnet32"])
 def test_podnet_compares_maps_before_their_relu(arch: str, base_task: Task, losses) -> None:
     network = podnet.first_as_published(replace(base_task, untrained=lambda: small(arch)))
