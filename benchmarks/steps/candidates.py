@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from branchout.method import stage1
 from branchout.method.new_branch import NewBranch, initial_branch
 from branchout.method.recipes import BRANCHOUT, Stage1
+from branchout.method.running.effort import VIEWS
 from branchout.method.stage1 import Batch, cross_entropy
 from branchout.model.classifier import Classifier
 from branchout.training.losses import softened_kl
@@ -28,6 +29,8 @@ class Candidate:
     """What is changed."""
 
     epochs: int | None = None
+    views: int | None = None
+    """Cached views of each new image."""
     exemplar_share: float | None = None
     """Exemplars in a batch for every new image."""
     exemplars: bool = True
@@ -157,6 +160,7 @@ CANDIDATES = {
     "corrections": ("the first branch corrects the base's logits, too", Candidate(corrections_after=0)),
     "short": ("12 epochs instead of 30", Candidate(epochs=12)),
     "shorter": ("6 epochs", Candidate(epochs=6)),
+    "four-views": ("four views of each new image, as on a CPU", Candidate(views=VIEWS["cpu"])),
     "fewer-exemplars": ("half as many exemplars as new images in a batch", Candidate(exemplar_share=0.5)),
     "distilled": ("12 epochs, three times the weight of distillation", Candidate(epochs=12, distillation=3.0)),
     "mixed": ("12 epochs, exemplars mixed in pairs", Candidate(epochs=12, mixed=True)),

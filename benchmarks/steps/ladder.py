@@ -106,9 +106,12 @@ class Run:
             images=experiment.images,
             on_progress=experiment.on_progress,
         )
+        effort = extension.plan.effort
+        if changed.views is not None:
+            effort = replace(effort, views=changed.views)
         if changed.exemplar_share is not None:
-            effort = replace(extension.plan.effort, exemplar_share=changed.exemplar_share)
-            extension.plan = replace(extension.plan, effort=effort)
+            effort = replace(effort, exemplar_share=changed.exemplar_share)
+        extension.plan = replace(extension.plan, effort=effort)
         corrections = changed.corrections_after if self.corrections else None
         stage_one = replace(extension.recipe.stage_one, corrections_after=corrections)
         if changed.distillation is not None:

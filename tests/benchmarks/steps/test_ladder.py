@@ -10,10 +10,11 @@ import torch
 
 from benchmarks.steps import __main__ as command
 from benchmarks.steps import ladder, table
-from benchmarks.steps.candidates import WeightMeans
+from benchmarks.steps.candidates import Candidate, WeightMeans
 from benchmarks.steps.ladder import CANDIDATES, LADDER, RUNGS, Run
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
+from branchout.method.running.effort import VIEWS
 from branchout.model.classifier import Classifier
 
 SMALL = ["--data", "glyphs", "--base-classes", "6", "--novel-classes", "2", "--steps", "2", "--width", "8"]
@@ -88,6 +89,28 @@ def test_rungs_without_corrections_are_not_measured_twice(measured: Path) -> Non
     out = ["--out", str(measured / "results"), "--page", str(measured / "page.md")]
     with pytest.raises(BranchoutError, match="none of these rungs: one-branch, corrections"):
         command.main([*SMALL, *SHORT, "--rungs", "one-branch", "corrections", "--no-corrections", *out])
+
+
+def test_a_candidate_sets_the_number_of_views(tmp_path: Path) -> None:
+    class StoppedError(Exception):
+        pass
+
+    def stopped(extension: ladder.Extension) -> None:
+        seen.append(extension.plan.effort.views)
+        raise StoppedError
+
+    seen: list[int] = []
+    (tmp_path / "page.md").write_text(f"{table.START}\n{table.END}\n")
+    out = ["--out", str(tmp_path), "--page", str(tmp_path / "page.md")]
+    for views in (None, 7):
+        rung = ladder.Rung("views", ladder.candidate(Candidate(views=views)))
+        with (
+            patch.dict(RUNGS, {"four-views": rung}),
+            patch.object(ladder.Extension, "train_branch", stopped),
+            pytest.raises(StoppedError),
+        ):
+            command.main([*SMALL, *SHORT, "--rungs", "four-views", *out])
+    assert seen == [VIEWS["cpu"], 7]
 
 
 def test_without_rows_nothing_is_claimed(tmp_path: Path) -> None:
