@@ -103,7 +103,7 @@ def test_the_sentences_leave_out_rows_that_are_to_be_measured_again(measured_row
 def test_a_section_says_what_is_not_measured(measured_rows: Rows) -> None:
     less = {path: each for path, each in measured_rows.items() if path.stem != "podnet-plain"}
     shown = [section for section in sections("tiny-imagenet-200", less) if section.number == "2"]
-    assert "Not measured: PODNet" in table_page("table-2", shown)
+    assert re.search(r"Not measured: [^.]*PODNet", table_page("table-2", shown))
 
 
 @pytest.mark.parametrize(("variant", "told"), [("split9", "other classes (split 9)"), ("exemplars7", "7 exemplars")])
