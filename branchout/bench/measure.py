@@ -51,6 +51,8 @@ class Measured:
     """The method's own base, where it does not start from the shared one."""
     base_parameters: int = 0
     """Of that base, without its head."""
+    views: int | None = None
+    """Of each new image, in our stage I: as many as this device is given."""
     peak_memory: int | None = None
     """In bytes, of the job so far."""
     gpu_shared: bool = False
@@ -110,6 +112,7 @@ def _dial(method: Method, recipe: Recipe, experiment: Experiment, seed: int, on_
     for step in range(1, experiment.steps + 1):
         times = [experiment.now()]
         extension = _extension(method, recipe, model, experiment, step, seed)
+        measured.views = extension.plan.effort.views
         branch, _ = extension.train_branch()
         model = model.extended(branch).to(experiment.device)
         times.append(experiment.now())

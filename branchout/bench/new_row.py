@@ -59,6 +59,7 @@ def row(job: Job, method: Method, experiment: Experiment, measured: Sequence[Mea
         "per_step": [[results.figures(scored.test) for scored in steps] for steps in per_seed] if every_step else None,
         "per_step_both": [[results.figures(each.both) for each in steps] for steps in per_seed] if every_step else None,
         "correct": _correct(experiment, last) if point != "alone" else None,
+        "views": first.views,
         "stage1_per_seed": method.stage_one_per_seed or None,
         "base_model": results.percent(float(np.mean([base.test.all for base in before]))),
         "base_weights": None if first.first else experiment.base_weights,

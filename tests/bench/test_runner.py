@@ -48,7 +48,9 @@ from branchout.files import lock
 from branchout.goals import PAPER_GOALS
 from branchout.method.features import extract
 from branchout.method.recipes import PAPER, RECIPES
+from branchout.method.running.effort import VIEWS
 from branchout.metrics import accuracies
+from branchout.progress import Event
 from branchout.training.optimisation import Optimisation
 
 PLAN = Plan(
@@ -299,6 +301,7 @@ def test_our_rows_have_one_file_for_each_goal_and_keep_base_and_new_apart(
             assert set(row["two_fold"]) == set(PAPER_GOALS)
         grid = name == "score-fusion-reference"
         assert all((row["alpha"] is not None) == grid and (row["b"] is None) == grid for row in rows)
+        assert {row["views"] for row in rows} == {VIEWS["cpu"] if name == "score-fusion-branchout" else None}
 
 
 def test_a_dial_for_a_baseline_moves_its_new_classes_only(experiment: Experiment) -> None:
@@ -977,7 +980,9 @@ def test_a_network_serves_every_copy_of_the_data(folder: Path, tmp_path: Path, m
 
 def test_waiting_for_another_runners_network_is_no_time(folder: Path, tmp_path: Path) -> None:
     dataset = resolve(str(folder))
-    first, second = (Experiment(PLAN, dataset, device=CPU, cache=tmp_path) for _ in "ab")
+    told: list[Event] = []
+    first = Experiment(PLAN, dataset, device=CPU, cache=tmp_path)
+    second = Experiment(PLAN, dataset, device=CPU, cache=tmp_path, on_progress=told.append)
     given = first.training_images(0)
     assert len(second.training_images(0)) == len(given)
     start = first.now()
@@ -991,6 +996,7 @@ def test_waiting_for_another_runners_network_is_no_time(folder: Path, tmp_path: 
             time.sleep(took + 2)
         waiting.result()
     assert second.now() - start < took + 2
+    assert [each.work for each in told if "Waiting" in each.work], "nobody was told why nothing happened"
 
 
 def test_two_runners_share_the_work(folder: Path, experiment: Experiment, tmp_path: Path) -> None:
