@@ -377,6 +377,13 @@ def test_a_number_that_leads_to_a_key_of_a_file_is_what_the_file_has_there(page:
         assert told == rounded(value), f"{page.name}: {name}#{keys}"
 
 
+@each_page
+def test_three_two_fold_numbers_are_those_of_their_file(page: Path) -> None:
+    for told, name in re.findall(r"\[([\d.]+ / [\d.]+ / [\d.]+)\]\(([^)#]+\.json)\)", page.read_text(encoding="utf-8")):
+        scores = json.loads((page.parent / unquote(name)).read_text(encoding="utf-8"))["two_fold"]
+        assert told == " / ".join(rounded(scores[goal]) for goal in ("all", "balanced", "avg")), f"{page.name}: {name}"
+
+
 def test_the_check_sees_numbers() -> None:
     assert sum(1 for page in PAGES if page.stem in GUIDES for _ in rows_with_files(page)) >= 8
 
