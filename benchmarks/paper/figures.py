@@ -179,7 +179,8 @@ def many_steps(axes: Any, rows: Rows, dataset: str) -> bool:
             values = [row.data["base_model"], *(sum(at["all"] for at in each) / len(each) for each in steps)]
             count = sum(row.images().values()) / 2 / len(steps)  # as many images in each step; the base has half
             images = [count * (len(steps) + place) for place in range(len(values))]
-            spreads = [0.0, *(statistics.stdev(at["all"] for at in each) if len(each) > 1 else 0.0 for each in steps)]
+            several = len(row.by_seed("all")) > 1  # not where all seeds share one stage I
+            spreads = [0.0, *(statistics.stdev(at["all"] for at in each) if several else 0.0 for each in steps)]
             halves = [
                 1.96 * math.sqrt(at * (100 - at) / count + spread**2 / len(steps[0]))
                 for at, count, spread in zip(values, images, spreads, strict=True)

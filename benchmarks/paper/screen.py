@@ -59,7 +59,7 @@ def sentences(rows: Rows, shown: Sequence[Scenario]) -> list[str]:
         f"{number(first.value('base'))}%. Some settings were [chosen with these test images in "
         f"view](results/photos.md).",
         f"On Tiny-ImageNet, Branchout is above the paper's recipe in {recipe}.",
-        f"With the flowers it is above the best other method, given the same dial where that applies, in {other}.",
+        f"Counting the flowers, it is above the best other method, with the same dial where that applies, in {other}.",
         f"Joint training, which sees all images, is above Branchout in {joint}.",
         f"Of the paper's {len(claims)} claims, {counts['holds']} hold on Tiny-ImageNet, {counts['does not hold']} do "
         f"not, and {counts['too close to tell']} are too close to tell.",

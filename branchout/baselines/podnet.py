@@ -150,7 +150,10 @@ def clamped_gradients(network: PodNetwork) -> Iterator[None]:
     def clamp(gradient: Tensor) -> Tensor:
         return gradient.clamp(-LARGEST_GRADIENT, LARGEST_GRADIENT)
 
-    learning = [weight for weight in network.parameters() if weight.requires_grad and network.published]
+    if not network.published:
+        yield
+        return
+    learning = [weight for weight in network.parameters() if weight.requires_grad]
     hooks = [weight.register_hook(clamp) for weight in learning]  # type: ignore[no-untyped-call]
     try:
         yield
@@ -289,15 +292,16 @@ def _centres(rows: np.ndarray, number: int, rng: np.random.Generator) -> np.ndar
 def tune_head(network: PodNetwork, task: Task, optimisation: Optimisation) -> None:
     """The last epochs: proxies of all classes alone, on as many images of each class as of any other.
 
-    The scale η stays what it is. As published, BatchNorm computes with the batches, and its running statistics follow
-    these images.
+    The scale η stays what it is. As published, old and new images are as many as the memory has room for after the
+    step, new ones are herded, BatchNorm computes with the batches, and its running statistics follow these images.
     """
     network.head.eta.requires_grad_(False)
     if network.published:
         network.backbone.requires_grad_(False)
         rows = whole_network.plain_outputs(network.features, task, task.new).cpu().numpy()
-        new = keep(task.new, per_class=task.per_class, rule="herding", rows=rows)
-        samples = concatenate([task.memory, new])
+        room = task.after or task.per_class
+        old = task.memory.select(whole_network.first_of_each(task.memory, room))
+        samples = concatenate([old, keep(task.new, per_class=room, rule="herding", rows=rows)])
         with clamped_gradients(network):
             whole_network.train(network, task, samples, lambda x, y: nca(network(x), y), "tune the head", optimisation)
         return

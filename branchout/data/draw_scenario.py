@@ -49,8 +49,8 @@ def draw_scenario(
 
     `overlap` of the novel classes are base classes too, in the overlapping scenarios. Clustered scenarios need
     `features`: one row per training sample, from a network trained on all classes. With a `given` base only the novel
-    classes are drawn. `published_order` shuffles classes as most published experiments do, by NumPy's older generator;
-    their seed is 1993.
+    classes are drawn. `published_order` shuffles classes by NumPy's older generator, as many published experiments do
+    with the seed 1993; a change of style and a given base have no published order.
     """
     shared = _check_numbers(name, base, novel, overlap, steps)
     rng = np.random.default_rng(seed)

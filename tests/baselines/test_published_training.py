@@ -304,7 +304,7 @@ def test_podnets_last_epochs_see_the_images_nearest_to_their_class_mean(
     network, seen = podnet.first_as_published(base_task), []
     monkeypatch.setattr(whole_network, "train", lambda net, task, samples, *rest: seen.append(samples))
     podnet.tune_head(network, step, podnet.LAST_EPOCHS[1])
-    (samples,) = seen
+    samples = seen[0]
     h = whole_network.plain_outputs(network.features, step, step.new)
     u, labels = F.normalize(h, dim=1), torch.from_numpy(step.new.labels)
     for label in labels.unique():
@@ -312,6 +312,9 @@ def test_podnets_last_epochs_see_the_images_nearest_to_their_class_mean(
         nearest = max(own, key=lambda place: float(u[place] @ u[own].mean(0)))  # what herding takes first
         assert step.new.ids[nearest] in samples.ids
     assert len(samples) == len(step.memory) + step.per_class * len(step.space.branches[-1])
+    podnet.tune_head(network, replace(step, after=2), podnet.LAST_EPOCHS[1])  # where the memory shrinks with each step
+    classes = len(set(step.memory.labels.tolist())) + len(labels.unique())
+    assert len(seen[1]) == 2 * classes
 
 
 def test_podnets_gradients_are_clamped_as_published_and_while_it_trains_only(base_task: Task, losses) -> None:
@@ -329,6 +332,21 @@ def test_podnets_gradients_are_clamped_as_published_and_while_it_trains_only(bas
     network.published = False
     with podnet.clamped_gradients(network):
         assert gradient() == 1e3
+
+
+def test_podnets_gradients_are_clamped_in_the_base_the_step_and_the_last_epochs(
+    base_task: Task, step: Task, monkeypatch
+) -> None:
+    def trained(network, *given, **options) -> None:
+        (1e3 * network.head.proxies).sum().backward()
+        largest.append(network.head.proxies.grad.abs().max().item())
+        network.zero_grad()
+        network.eval()
+
+    largest: list[float] = []
+    monkeypatch.setattr(whole_network, "train", trained)
+    podnet.learn(podnet.first_as_published(base_task), step)
+    assert largest == [5.0, 5.0, 5.0]
 
 
 @pytest.mark.parametrize("arch", ["resnet10", "resnet32"])

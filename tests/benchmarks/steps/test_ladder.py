@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from benchmarks.steps import __main__ as command
-from benchmarks.steps import ladder, table
+from benchmarks.steps import candidates, ladder, table
 from benchmarks.steps.candidates import Candidate, WeightMeans
 from benchmarks.steps.ladder import CANDIDATES, LADDER, RUNGS, Run
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
 from branchout.method.running.effort import VIEWS
 from branchout.model.classifier import Classifier
+from branchout.training.loop import best_device
 
 SMALL = ["--data", "glyphs", "--base-classes", "6", "--novel-classes", "2", "--steps", "2", "--width", "8"]
 SHORT = ["--base-epochs", "1", "--epochs", "1", "--exemplars", "2"]
@@ -110,7 +111,8 @@ def test_a_candidate_sets_the_number_of_views(tmp_path: Path) -> None:
             pytest.raises(StoppedError),
         ):
             command.main([*SMALL, *SHORT, "--rungs", "four-views", *out])
-    assert seen == [VIEWS["cpu"], 7]
+    assert seen == [VIEWS[best_device().type], 7]
+    assert candidates.CANDIDATES["four-views"][1].views == VIEWS["cpu"] == 4
 
 
 def test_without_rows_nothing_is_claimed(tmp_path: Path) -> None:
