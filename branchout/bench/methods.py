@@ -121,7 +121,7 @@ def method_named(name: str) -> Method:
     """By its name, or by the recipe alone: `branchout`, `reference`, `paper`."""
     name = f"score-fusion-{name}" if name in RECIPES else RENAMED.get(name, name)
     if name not in methods():
-        near = get_close_matches(name, methods(), n=3)
+        near = get_close_matches(name.lower(), methods(), n=3)
         hint = f"; did you mean {' or '.join(near)}?" if near else "."
         raise BranchoutError(f"no method is called {name!r}{hint} All are named by: branchout bench --list")
     return methods()[name]

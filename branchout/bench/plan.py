@@ -27,7 +27,7 @@ class Plan:
     overlap: int = 0
     steps: int = 1
     split: int = 1
-    """Seed of the class split, and of the training of the base. With `faithful`, 1993 gives an order of the literature."""
+    """Seed of the class split, and of the base's training. With `faithful`, 1993 gives an order of the literature."""
     kept: int | None = None
     """Use only so many of the base classes; the new classes stay the same."""
     exemplars: int = 10

@@ -56,10 +56,16 @@ class Request:
 
     def check(self) -> None:
         """Find contradictions and unknown names before anything is loaded."""
-        if [self.table is None, self.scenario is None, not self.stale].count(False) != 1:
+        choices = {self.table: self.table, "--scenario": self.scenario, "--stale": self.stale}
+        given = [str(name) for name, chosen in choices.items() if chosen]
+        if not given:
             raise BranchoutError(
                 "name a table, or a scenario with --scenario, or remake outdated rows with --stale; "
                 "branchout bench --list names them all"
+            )
+        if len(given) > 1:
+            raise BranchoutError(
+                f"{' and '.join(given)} were given, and only one of them can be measured; leave one out"
             )
         if self.minutes and not self.stale:
             raise BranchoutError("--minutes goes with --stale only: the times of outdated rows tell what fits")
@@ -107,6 +113,8 @@ class Request:
         """The jobs of all rows of a dataset that are marked as outdated and belong to a table; of the methods and the
         network that are named, if any are."""
         jobs: list[Job] = []
+        if not self.out.is_dir():
+            raise BranchoutError(f"there is no folder {self.out} with rows; give --out, or type this where results/ is")
         known = {table.experiment: table for table in (tables.tables() | tables.figures()).values()}
         for path, row in outdated(self.out / dataset.name).items():
             experiment, _, exemplars = row["table"].partition(EXEMPLARS)
@@ -235,13 +243,15 @@ def _without_clusters(plan: Plan) -> Plan:
 
 
 def summary(jobs: list[Job]) -> Iterator[str]:
-    """A line for each experiment that has rows to measure."""
+    """A line for each experiment: what there is to measure, or that its rows exist."""
     by_plan: dict[tuple[str, Plan], list[Job]] = {}
     for job in jobs:
         by_plan.setdefault((job.table, job.plan), []).append(job)
     for (table, plan), asked in by_plan.items():
         missing = [job for job in asked if job.missing()]
         if not missing:
+            rows = "the method has rows" if len(asked) == 1 else f"{len(asked)} methods have rows"
+            yield f"{table}: {rows}, shown below and not measured again; to measure them again, use another --out"
             continue
         novel = f"{plan.steps} × {plan.novel}" if plan.steps > 1 else plan.novel
         epochs = plan.pretraining.epochs

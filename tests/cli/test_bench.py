@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -108,6 +109,7 @@ def test_all_tables_are_run_at_sizes_that_fit_but_for_those_that_cannot_be_drawn
     assert status == 0
     assert f"overlap-full{FOUR}: " in told
     assert f"disjoint-40{FOUR}: 10" not in told  # nothing of it is missing
+    assert re.search(rf"disjoint-40{FOUR}: .* not measured again", told)
     after = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
     assert {path for path in after if after[path] != before[path]} <= {lost}
     assert after.keys() == before.keys()
@@ -241,7 +243,10 @@ def test_interrupted_its_processes_stop_too(folder: Path, tmp_path: Path) -> Non
     ("words", "said"),
     [
         ([], "name a table, or a scenario with --scenario"),
-        (["sota", "--scenario", "disjoint"], "name a table, or a scenario with --scenario"),
+        (["sota", "--scenario", "disjoint"], "sota and --scenario were given"),
+        (["--stale", "--scenario", "disjoint"], "--scenario and --stale were given"),
+        (["--stale", "--data", "glyphs", "--out", "not/there"], "no folder not/there"),
+        (["--scenario", "disjoint", "--method", "PODNET"], "podnet"),
         (["sotta"], "no table is called 'sotta'; did you mean sota"),
         (["sota", "--method", "fintune"], "did you mean finetune"),
         (["sota", "--seeds", "one"], "--seeds takes numbers separated by commas"),
