@@ -221,7 +221,8 @@ def screen(audit: Audit, page: Path) -> None:
     audit.same(page.name, str(names), str([" + ".join(classes), *SCREEN]))
     text = page.read_text(encoding="utf-8")
     figures = (first["metrics"]["novel"], first["before"], first["metrics"]["base"])
-    told = "1. A network with {} learns {} from 15 photos each: ".format(*classes)
+    place = "two CPU cores" if first["hardware"].endswith("threads") else "a GPU"
+    told = "1. On {} a network with {} learns {} from 15 photos each: ".format(place, *classes)
     told += "new classes reach {}%, old ones go from {}% to {}%.".format(*map(rounded, figures))
     audit.same(f"{page.name}, first sentence", str(told in text), "True")
     for words, key in (("the paper's recipe in", "recipe"), ("applies, in", "other"), ("above Branchout in", "joint")):
@@ -256,7 +257,8 @@ def margins(audit: Audit, page: Path) -> None:
             if key in found:
                 first, second = (audit.rows[path] for path in found[key])
                 margin, low, high = compared(first, second, "balanced")
-                expected = f"{with_sign(margin)} ({with_sign(low)} to {with_sign(high)})"
+                shown_margin = f"**{with_sign(margin)}**" if low > 0 else with_sign(margin)
+                expected = f"{shown_margin} ({with_sign(low)} to {with_sign(high)})"
             audit.same(f"{page.name}, {name}, {key}", cell, expected)
 
 

@@ -33,14 +33,14 @@ def screen(rows: Rows) -> str:
         "![Balanced accuracy of Branchout, the paper's recipe, the best other method and joint training in each "
         "scenario, with 95% intervals](figures/overview.svg)",
         table(heading, body),
-        "Balanced accuracy in %: the mean of `all`, where every image counts the same, and `avg`, where old and new "
+        "Balanced accuracy in %: the mean of `all`, where all images count alike, and `avg`, where old and new "
         "classes each count as one group; ± standard deviation over seeds. Lines without a network: ResNet10 (flowers: "
         "EfficientNet-Lite0). Each number leads to its file. Branchout's recipe was [tuned](results/recipe.md) on "
-        "*180 + 20 classes*, the other methods share one schedule. "
+        "*180 + 20 classes*, the others share one schedule. "
         "Sentences 2 to 4 count unmarked [margins](results/margins.md). More scenarios: "
         "[another domain](results/table-11.md), [old classes only, ResNet18](results/table-6.md), "
         "[other classes and exemplars](results/table-3-variants.md), "
-        "[a vision transformer](results/table-3.md). "
+        "[vision transformer](results/table-3.md). "
         "[Definitions, caveats](results/definitions.md) · [the paper's claims](results/claims.md) · "
         "[all rows](results/rows.html) ([CSV](results/rows.csv))",
     ]
@@ -50,16 +50,17 @@ def screen(rows: Rows) -> str:
 def sentences(rows: Rows, shown: Sequence[Scenario]) -> list[str]:
     """What the screen says, computed from the rows."""
     first = shown[0].ours
+    place = "On two CPU cores" if first.path.stem.endswith("-cpu") else "On a GPU"
     recipe, other, joint = (_lead(found) for found in zip(*map(_against, shown), strict=True))
     claims = judged("tiny-imagenet-200", rows)
     counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in VERDICTS}
     told = [
-        f"A network with 1,000 ImageNet classes learns 102 flowers from 15 photos each: new classes reach "
+        f"{place} a network with 1,000 ImageNet classes learns 102 flowers from 15 photos each: new classes reach "
         f"{number(first.value('novel'))}%, old ones go from {number(first.data['before'])}% to "
         f"{number(first.value('base'))}%. Some settings were [chosen with these test images in "
         f"view](results/photos.md).",
         f"On Tiny-ImageNet, Branchout is above the paper's recipe in {recipe}.",
-        f"Counting the flowers, it is above the best other method, with the same dial where that applies, in {other}.",
+        f"With the flowers, it is above the best other method, with the same dial where that applies, in {other}.",
         f"Joint training, which sees all images, is above Branchout in {joint}.",
         f"Of the paper's {len(claims)} claims, {counts['holds']} hold on Tiny-ImageNet, {counts['does not hold']} do "
         f"not, and {counts['too close to tell']} are too close to tell.",
@@ -90,15 +91,19 @@ def _lead(differences: Sequence[Difference | None]) -> str:
     )
 
 
+def _with_interval(found: Difference) -> str:
+    """Bold where the interval excludes zero, which rounded limits do not always show."""
+    margin = signed(found.margin)
+    shown = f"**{margin}**" if found.low > 0 else margin
+    return f"{shown} ({signed(found.low)} to {signed(found.high)})"
+
+
 def margins_page(rows: Rows) -> str:
     """What the sentences of the first screen count, scenario by scenario."""
     body = [
         [
             f"[{each.name}]({each.page}.md)",
-            *(
-                "–" if found is None else f"{signed(found.margin)} ({signed(found.low)} to {signed(found.high)})"
-                for found in _against(each)
-            ),
+            *("–" if found is None else _with_interval(found) for found in _against(each)),
         ]
         for each in scenarios(rows)
     ]
