@@ -110,9 +110,9 @@ class Measured:
         if row is None or row.value(metric) is None:
             raise Missing(f"no {metric} of {name}")
         if row.other_base and not any_base:
-            raise Missing(f"{row.data['label']} was measured with another training of the base model only")
+            raise Missing(f"{row.label} was measured with another training of the base model only")
         if row.old:
-            raise Missing(f"{row.data['label']} is to be measured again")
+            raise Missing(f"{row.label} is to be measured again")
         return row
 
     def compare(self, metric: str, ours: Row, theirs: Row, lead: float = 0.0) -> Comparison:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.paper.claims import FIGURES, NUMBER, Claim, Comparison, Numbers, judged, reasons
-from benchmarks.paper.markdown import Writer, anchor, footnotes, label_of, plain, signed, table
+from benchmarks.paper.markdown import Writer, anchor, footnotes, plain, signed, table
 from benchmarks.paper.rows import NAMES, Row, Rows
 from benchmarks.paper.tables import DATASETS, page_of
 from branchout.bench.rows import number
@@ -45,7 +45,7 @@ def _side(write: Writer, each: Comparison, place: int, *, short: bool = False) -
     """One side of a comparison: a number with its file, or two of them, and what it is."""
     numbers: Numbers = (each.ours, each.theirs)[place]
     told = " − ".join(_number(write, row, value, each, place) for row, value in numbers)
-    name = each.sides[place] or ("" if short or len(numbers) > 1 else plain(label_of(numbers[0][0])))
+    name = each.sides[place] or ("" if short or len(numbers) > 1 else plain(numbers[0][0].label))
     return f"{told} ({name})" if name else told
 
 

@@ -32,8 +32,7 @@ def _cells(row: Row) -> Iterator[str]:
     data, settings = row.data, row.data.get("settings") or {}
     photos = data.get("scenario") == "photos"
     yield from (data["dataset"], "photos" if photos else row.path.parts[1], data["arch"])
-    label = row.path.stem.replace("-", " ") if photos else data.get("label") or data["method"]
-    yield from (label, data.get("point") or "chosen")
+    yield from (row.label, data.get("point") or "chosen")
     for metric in METRICS:
         spread = row.spread(metric)
         yield _shown(row.value(metric))

@@ -72,8 +72,3 @@ def footnotes(page: str) -> str:
     """The page with what its marks mean."""
     used = [f"{mark} {told}" for mark, told in MARKS.items() if f" {mark}" in page]
     return page.rstrip() + ("\n\n" + " ".join(used) if used else "") + "\n"
-
-
-def label_of(row: Row) -> str:
-    told: str = row.data.get("label") or row.data["method"].replace("-", " ")
-    return told

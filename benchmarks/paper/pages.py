@@ -87,8 +87,7 @@ def photos_page(rows: Rows, results: Path) -> str:
         for row in sorted(found, key=lambda row: (row.data["method"] not in OF_PHOTOS, -(row.value("balanced") or 0))):
             cells = [write.value(row, name) for name in ("base", "novel", "all", "avg", "balanced")]
             seconds = ", ".join(f"{each:.0f}" for each in row.data["seconds"])
-            label = row.path.stem.replace("-", " ")
-            marked = write.link(label, row) + row.marks
+            marked = write.link(row.label, row) + row.marks
             body.append([marked, number(row.data["before"]), *cells, seconds])
         about = row.data
         facts = f"{about['base_classes']:,} + {about['novel_classes']} classes, {about['test_images']:,} test images."

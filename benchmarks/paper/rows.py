@@ -53,6 +53,13 @@ class Row:
     def _number(value: object) -> float | None:
         return float(value) if isinstance(value, int | float) else None
 
+    @property
+    def label(self) -> str:
+        """What tables call it; rows of photos differ by their settings, which are in the file's name."""
+        if self.data.get("scenario") == "photos":
+            return self.path.stem.replace("-", " ")
+        return str(self.data.get("label") or self.data["method"])
+
     def by_seed(self, metric: str) -> dict[int, float]:
         """The value of each seed; their mean as that of the first one where all seeds share one stage I."""
         values = self._of_seeds(metric)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from benchmarks.paper.bootstrap import Difference, difference
 from benchmarks.paper.claims import VERDICTS, judged
-from benchmarks.paper.markdown import Writer, footnotes, label_of, plain, signed, table
+from benchmarks.paper.markdown import Writer, footnotes, plain, signed, table
 from benchmarks.paper.rows import Rows
 from benchmarks.paper.tables import Scenario, scenarios
 from branchout.bench.rows import number
@@ -22,7 +22,7 @@ def screen(rows: Rows) -> str:
         [
             f"[{each.name}](results/{each.page}.md)",
             *(write.linked(row, "balanced") for row in (each.ours, each.reference)),
-            write.linked(each.rival, "balanced") + (f" {plain(label_of(each.rival))}" if each.rival else ""),
+            write.linked(each.rival, "balanced") + (f" {plain(each.rival.label)}" if each.rival else ""),
             write.linked(each.joint, "balanced"),
         ]
         for each in shown
