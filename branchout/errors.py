@@ -43,15 +43,20 @@ def unknown(what: str, name: str, known: Iterable[str]) -> BranchoutError:
     many = len(names) > 60
     near = get_close_matches(name, names, n=3 if many else 1)
     hint = f"did you mean {' or '.join(near)}? Known" if near else "known"
-    listed = f"{len(names):,} others" if many else ", ".join(names)
+    listed = f"{len(names):,} {'others' if near else 'names'}" if many else ", ".join(names)
     return BranchoutError(f"no {what} is called {printable(name)!r}; {hint} are: {listed}")
+
+
+MOST = (1 << 63) - 1
+"""The largest number that torch takes, for example as a seed."""
 
 
 def whole_number(name: str, value: object, least: int) -> int:
     """A setting as an int; 1.5, "3" and True are errors."""
-    if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least:
+    if isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= MOST:
         return int(value)  # numpy's numbers cannot be saved as JSON
-    raise BranchoutError(f"{name} must be a whole number of at least {least}, found {shortened(value)}")
+    limit = f" and at most {MOST:,}" if isinstance(value, Integral) and int(value) > MOST else ""
+    raise BranchoutError(f"{name} must be a whole number of at least {least}{limit}, found {shortened(value)}")
 
 
 LIST_CLASSES = " To list the names: branchout classes MODEL"
@@ -82,10 +87,18 @@ def no_saved_model(folder: Path) -> BranchoutError:
     return BranchoutError(f"There is no saved model {printable(folder)}. {found}")
 
 
+def no_operating_points() -> BranchoutError:
+    """The error for a base model where one that was extended is needed."""
+    return BranchoutError(
+        "A base model has no operating points. Extend it first: "
+        "branchout extend NEW/ --base MODEL --memory OLD/ --out v2/"
+    )
+
+
 def some(names: Iterable[str], most: int = 5) -> str:
     """The first names of a list, and how many more there are."""
     names = [printable(name) for name in names]
-    return (", ".join(names[:most]) or "nothing") + (f" and {len(names) - most} more" if len(names) > most else "")
+    return (", ".join(names[:most]) or "nothing") + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def first_line(error: BaseException) -> str:

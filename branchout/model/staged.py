@@ -15,7 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from branchout.errors import BranchoutError, some
+from branchout.errors import BranchoutError, did_you_mean, some
 
 SAFE_CHANNELS = 16
 """Input channels a strided 1×1 convolution needs to be trained in `channels_last` on a CPU.
@@ -139,7 +139,8 @@ def branch_point(backbone: Backbone, text: str = "last") -> BranchPoint:
             if text in inside:
                 return BranchPoint(start, text)
             raise BranchoutError(f"{name} has no module {text!r} with weights to clone; it has {some(inside, 12)}")
-    raise BranchoutError(f"cannot branch at {text!r}; {_branch_points(backbone)}")
+    near = did_you_mean([text], ["last", "fc", *backbone.names])
+    raise BranchoutError(f"cannot branch at {text!r}; {_branch_points(backbone)}.{near}")
 
 
 class Branch(StageSequence):

@@ -13,7 +13,7 @@ from helpers import refused, run, well
 from branchout import api
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
-from branchout.model import hub
+from branchout.model import hub, hub_connection
 
 
 class Shelf:
@@ -51,6 +51,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
     made = Shelf(tmp_path / "hub")
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: made)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", made.snapshot_download)
+    monkeypatch.setattr(hub_connection, "_is_resolved", lambda host: True)
     return made
 
 
