@@ -35,9 +35,9 @@ BATCH_IMAGES, BATCH_PIXELS = 64, 64_000_000
 
 
 @app.command(epilog="Example: branchout tune v2/ --goal 'novel>=0.80'")
-def tune(model: options.Saved, goal: options.Goal = "balanced") -> None:
-    """Choose another operating point, without training."""
-    understood = read_as(goal)  # a typo is answered before anything is imported or read
+def tune(model: options.Saved, goal: options.GoalOrNone = None) -> None:
+    """Choose another operating point, without training. Without --goal: show the points, and change nothing."""
+    understood = None if goal is None else read_as(goal)  # a typo is answered before anything is imported or read
     if model.startswith(HUB):
         raise BranchoutError(
             f"{model} is on the hub and cannot be changed there. Save a copy first: "
@@ -52,12 +52,22 @@ def tune(model: options.Saved, goal: options.Goal = "balanced") -> None:
         raise no_saved_model(Path(model))
     from branchout.method.running import tune as tuning
 
-    frontier, point = tuning.tune(Path(model), goal)
-    shown = ", ".join(f"{name} {percent(value)}%" for name, value in frontier.at(point).items() if value is not None)
-    say(f"{understood}: {shown}, on {frontier.images:,} {CHOSEN_ON[frontier.chosen_on]}")
+    if goal is None:
+        frontier, point, saved = tuning.saved_point(Path(model))
+        goals = frontier.possible_goals() if len(frontier) > 1 else []  # every goal chooses a single point
+        chosen = {f"saved ({saved})": point, **{each: frontier.choose(each) for each in goals}}
+    else:
+        frontier, point = tuning.tune(Path(model), goal)
+        chosen = {str(understood): point}
+    for words, number in chosen.items():
+        accuracies = [f"{name} {percent(value)}%" for name, value in frontier.at(number).items() if value is not None]
+        say(f"{words}: {', '.join(accuracies)}, on {frontier.images:,} {CHOSEN_ON[frontier.chosen_on]}")
     if frontier.single_point_reason():
         say(frontier.single_point_reason())
-    then(f"branchout evaluate {quoted(model)} TEST/", f"branchout predict {quoted(model)} photo.jpg")
+    if goal is None:
+        then(f"branchout tune {quoted(model)} --goal avg")
+    else:
+        then(f"branchout evaluate {quoted(model)} TEST/", f"branchout predict {quoted(model)} photo.jpg")
 
 
 @app.command(epilog="Example: branchout classes v2/")

@@ -53,10 +53,9 @@ ClassesFrom = Annotated[
         help="Nested class folders: the outermost or the innermost folder names the class.",
     ),
 ]
-Goal = Annotated[
-    str,
-    typer.Option(help=f"{', '.join(GOALS)}, or a minimum: 'novel>=0.80' ('novel>=80%')."),
-]
+_GOAL = typer.Option(help=f"{', '.join(GOALS)}, or a minimum: 'novel>=0.80' ('novel>=80%').")
+Goal = Annotated[str, _GOAL]
+GoalOrNone = Annotated[str | None, _GOAL]
 Recipe = Annotated[
     str, typer.Option(help="branchout, paper (as the paper says) or reference (as its authors' code does).")
 ]

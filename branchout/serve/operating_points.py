@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from branchout.api import Model
-from branchout.errors import BranchoutError
+from branchout.errors import BranchoutError, no_operating_points
 from branchout.goals import PAPER_GOALS
 from branchout.method.frontier import Frontier
 from branchout.model import checkpoint
@@ -163,7 +163,7 @@ class OperatingPoints:
 
     def _frontier(self) -> Frontier:
         if self.frontier is None:
-            raise BranchoutError("A base model has no operating points. Extend it first: branchout extend")
+            raise no_operating_points()
         return self.frontier
 
     def _point(self, number: int, goal: str) -> OperatingPoint:

@@ -449,6 +449,16 @@ def test_tune_moves_the_dial_at_once(place: Place) -> None:
         assert api.load(place / "v2").saved.step_points[-1].goal == goal
 
 
+def test_tune_without_a_goal_shows_the_points_and_changes_nothing(place: Place) -> None:
+    well(run("tune", place / "v2", "--goal", "novel>=0.01"))
+    before = (place / "v2" / "branchout.json").read_bytes()
+    told = well(run("tune", place / "v2"))
+    assert told.startswith("saved (novel>=0.01): all ")
+    assert all(f"\n{goal}: all " in told for goal in ("all", "avg", "balanced", "novel", "base"))
+    assert "--goal avg" in told
+    assert (place / "v2" / "branchout.json").read_bytes() == before
+
+
 def test_a_goal_out_of_reach_is_answered_with_one_within(place: Place) -> None:
     before = (place / "v2" / "branchout.json").read_bytes()
     answer = run("tune", place / "v2", "--goal", "base>=99.99%")
@@ -474,6 +484,7 @@ def test_a_model_without_a_choice_says_so(place: Place, monkeypatch: pytest.Monk
     told = well(place.extend("single", *place.kept, "--epochs", "1"))
     assert "only one operating point: on the 45 validation images" in told
     assert "only one operating point" in well(run("tune", place / "single", "--goal", "avg"))
+    assert well(run("tune", place / "single")).count(": all ") == 1
     assert "only one operating point" not in place.told["extend"]
 
 
