@@ -18,7 +18,7 @@ from branchout.data.decode import Kind, looks_like_image
 from branchout.data.problems import Problems
 from branchout.data.samples import TEXT, UNASSIGNED, Samples
 from branchout.data.verify import IMAGE_SUFFIXES, FilePixels, ImageFile, Member, named_as_images, verified
-from branchout.errors import BranchoutError, canonical, printable, unknown
+from branchout.errors import BranchoutError, canonical, printable, some, unknown
 from branchout.progress import OnProgress, silent
 
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
@@ -217,14 +217,14 @@ def _require_one_reading(root: Path, tops: Sequence[str], nested: Mapping[str, S
     if alike or len(names) <= 1 or not any(letter.isalpha() for name in names for letter in name):
         return
     leaves = [leaf.rpartition("/")[2] for top in tops for leaf in nested.get(top, [top])]
-    most = max(nested, key=lambda top: len(nested[top]))
+    candidates = some([printable(root / top) for top in nested])
     raise BranchoutError(
         f"{printable(root)} has folders in its class folders, such as {printable(next(iter(nested.values()))[0])}/. "
         "They can be read in two ways:\n"
         f"  --classes-from folders: {_classes(tops)}; the outermost folder names the class\n"
         f"  --classes-from leaves: {_classes(leaves)}; the innermost folder names the class\n"
-        "Run the command again with one of these options. If only one of these folders holds classes, give that "
-        f"folder instead, such as {printable(root / most)}"
+        "Run the command again with one of these options. If the classes are in one of these folders, give that one "
+        f"instead: {candidates}"
     )
 
 
@@ -355,7 +355,7 @@ def _require_folder(root: Path) -> None:
 def _layout_error(root: Path, found: str) -> BranchoutError:
     return BranchoutError(
         f"{root} is not a folder of class folders: {printable(found)}\n"
-        "The layout of a folder that can be given, where the folders in it have the names of the classes:\n"
+        "Expected layout, in which folder names are class names:\n"
         "  FOLDER/\n"
         "    robin/\n"
         "      one.jpg\n"

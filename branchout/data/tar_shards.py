@@ -114,9 +114,9 @@ def _shards(place: Path) -> list[Path]:
     shards = [place.with_name(name) for name in names]
     missing = [shard for shard in shards if not shard.is_file()]
     if missing or not shards:
-        found = (
-            f"{len(missing):,} of {len(shards):,} shards do not exist, such as {missing[0]}" if missing else "no shard"
-        )
+        found = "there is no such file" if shards else "no shard"
+        if len(shards) > 1:
+            found = f"{len(missing):,} of {len(shards):,} shards do not exist, such as {missing[0]}"
         raise BranchoutError(f"{printable(place)}: {printable(found)}. Expected names such as shards-{{000..010}}.tar")
     return shards
 

@@ -65,6 +65,9 @@ def test_one_shard_a_range_and_a_folder_of_shards(shards: Path) -> None:
     everything = scan(shards)[0].ids.tolist()
     assert scan(shards / "birds-{000..001}.tar")[0].ids.tolist() == everything
     assert scan(shards, verify=False)[0].ids.tolist() == everything
+    for name in ("birds.tar", "birds-*.tar"):
+        with pytest.raises(BranchoutError, match=r"there is no such file. Expected names such as shards-"):
+            scan(shards / name)
     with pytest.raises(BranchoutError, match=r"2 of 4 shards do not exist, such as .*birds-002\.tar"):
         scan(shards / "birds-{000..003}.tar")
     assert len(resolve(str(shards)).train) == 2  # one of the two robins is held out
