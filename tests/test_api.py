@@ -17,6 +17,7 @@ from branchout.errors import BranchoutError
 from branchout.evaluate import two_fold
 from branchout.evaluate.compare import Comparison
 from branchout.method import dial
+from branchout.method.config import ExtendConfig
 from branchout.metrics import accuracies
 from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
@@ -58,6 +59,8 @@ def test_a_file_an_array_and_a_list_are_answered_alike(extended: api.Model, file
     assert extended.predict([files[0], arrays[1], str(files[2])]) == listed
     assert extended.predict(path for path in files) == listed
     assert extended.predict([]) == []
+    assert extended.predict(np.stack(arrays)) == listed
+    assert extended.explain(np.stack(arrays[:2])) == extended.explain(arrays[:2])
     for path, array in zip(files, arrays, strict=True):
         assert extended.predict(path) == extended.predict(str(path)) == extended.predict(array)
 
@@ -281,6 +284,39 @@ def test_a_base_has_no_before(base: api.Model, val: Samples) -> None:
     assert comparison.before is None
     assert all(row.before is None for row in comparison.classes())
     assert comparison.after.all == comparison.after.base > 2 / len(BASE)
+
+
+def test_no_images_are_no_evaluation(base: api.Model, val: Samples) -> None:
+    with pytest.raises(BranchoutError, match="no images to evaluate"):
+        base.evaluate(val.select(np.zeros(0, dtype=np.int64)))
+
+
+def test_what_cannot_be_trained_is_refused_before_training(base: api.Model, train: Samples) -> None:
+    new = train.of_classes(NEW)
+    for goal in ("overlap", "overlap>=0.5"):
+        with pytest.raises(BranchoutError, match=f"'{goal}' needs classes that are both old and new"):
+            base.prepare(new, config=ExtendConfig(goal=goal))
+    with pytest.raises(BranchoutError, match="too few images of new classes"):
+        base.prepare(train.select(np.zeros(0, dtype=np.int64)))
+    both = train.of_classes([*NEW, base.classes[0]])
+    assert base.prepare(both, config=ExtendConfig(goal="overlap")).config.goal == "overlap"
+    with pytest.raises(BranchoutError, match="seed must be a whole number of at least 0 and at most"):
+        base.extend(new, seed=2**64)
+
+
+def test_a_scenario_takes_neither_samples_nor_val(train: Samples, tmp_path: Path) -> None:
+    with pytest.raises(BranchoutError, match="instead of samples"):
+        api.pretrain(train, scenario=tmp_path / "any.json")
+    with pytest.raises(BranchoutError, match="Leave out val"):
+        api.pretrain("glyphs", scenario=tmp_path / "any.json", val=train)
+
+
+def test_problems_of_validation_images_are_told(train: Samples, tmp_path: Path) -> None:
+    folder = class_folders(train, tmp_path / "val", NEW, 2)
+    (folder / NEW[0] / "broken.png").write_bytes(b"")
+    warnings: list[str] = []
+    api.pretrain(train.of_classes(NEW), val=folder, epochs=1, width=8, size=32, kind="glyph", warn=warnings.append)
+    assert any("broken.png" in line for line in warnings)
 
 
 def test_classes_the_model_does_not_know_are_named(base: api.Model, val: Samples) -> None:

@@ -13,8 +13,7 @@ from branchout import __version__
 from branchout.api.predictor import Predictor
 from branchout.data.samples import Samples
 from branchout.disk_cache import cache_folder
-from branchout.method import compact as method
-from branchout.method.compact import CompactConfig, Compacted, Compaction
+from branchout.method.compact import CompactConfig, Compacted, Compaction, check_compaction
 from branchout.method.distil import MOST_WITHIN, WITHIN
 from branchout.method.features import weights_digest
 from branchout.method.running.compaction_plan import plan_lines
@@ -45,7 +44,7 @@ class ModelStats:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CompactionOutcome:
     """A compaction: the new model, its figures and those of the old one, and warnings."""
 
     saved: SavedModel = field(repr=False)
@@ -67,13 +66,13 @@ def compact(
     on_progress: OnProgress,
     announce: Callable[[str], None] | None = None,
     warn: Callable[[str], None] | None = None,
-) -> Outcome:
+) -> CompactionOutcome:
     """Compact a model and save it as `out`, if given; a run that was stopped resumes.
 
     Before training starts, `warn` is called with what is wrong with the images, and `announce` with what will be done.
     """
     saved, device = model.saved, model.device
-    warnings = method.check(saved, memory, config)
+    warnings = check_compaction(saved, memory, config)
     settings = {
         "command": "compact",
         **asdict(config),
@@ -112,7 +111,7 @@ def compact(
     measured = made.measured
     before = _stats(saved, made.before, device)
     after = _stats(small, None if measured is None else measured.after, device)
-    return Outcome(small, before, after, measured.images if measured else 0, (*warnings, *made.notices))
+    return CompactionOutcome(small, before, after, measured.images if measured else 0, (*warnings, *made.notices))
 
 
 def _event(

@@ -17,7 +17,7 @@ from branchout.data.preprocess import Preprocessing
 from branchout.data.samples import Samples
 from branchout.data.scenarios import Scenario
 from branchout.disk_cache import cache_folder
-from branchout.errors import whole_number
+from branchout.errors import BranchoutError, whole_number
 from branchout.method.running.prepared_extension import now
 from branchout.model import architectures, bases, checkpoint, hub
 from branchout.model.checkpoint import SavedModel
@@ -45,18 +45,18 @@ def load(
     `arch`. `head` is a file with `weight` and `bias` of a linear layer, for a backbone without classes; `classes` names
     its rows: a list, or a file with one name on each line. `hf-hub:owner/name` is a folder on the Hugging Face hub.
     """
-    place = device_named(device)
+    on_device = device_named(device)
     path = hub.fetch(str(base)) if hub.is_hub_name(base) else Path(base)
     if str(base) == "glyphs":
         with as_file(files("branchout") / "assets" / "glyphs-base") as folder:
-            return Model(checkpoint.load(folder), folder, place)
+            return Model(checkpoint.load(folder), folder, on_device)
     if is_saved_model(path):  # one from the hub is not in a folder of the user's own
-        return Model(checkpoint.load(path), None if hub.is_hub_name(base) else path, place)
+        return Model(checkpoint.load(path), None if hub.is_hub_name(base) else path, on_device)
     if not path.is_dir() and path.suffix not in bases.WEIGHTS and (path.exists() or "/" in str(base)):
         checkpoint.load(path)  # raises: says what a saved model is and what was found instead
     classifier = bases.open_base(path, arch=arch, head=None if head is None else Path(head), classes=classes)
     event = {"what": "opened", "base": str(base), "version": __version__}
-    return Model(SavedModel(classifier, (), (event,)), None, place)
+    return Model(SavedModel(classifier, (), (event,)), None, on_device)
 
 
 def pretrain(
@@ -92,16 +92,16 @@ def pretrain(
     if epochs is not None:
         optimisation = replace(optimisation, epochs=whole_number("epochs", epochs, 1))
     out = check_out(out)
-    place = device_named(device)
+    on_device = device_named(device)
     train, test, kind_of_data = _base_images(data, val, scenario, warn, classes_from)
     kind = kind or kind_of_data
-    preprocessing = _preprocessing(kind, size)
+    preprocessing = Preprocessing.from_scratch(kind, size or (32 if kind == "glyph" else 64))
     settings = {"command": "pretrain", "arch": arch, "width": width, "size": preprocessing.size, "seed": seed,
                 "optimisation": repr(optimisation), "images": train.fingerprint()}  # fmt: skip
     with working_on(out, settings) as work:
         start = time.perf_counter()
         with processes.first_on_machine():
-            images = open_images(train, preprocessing, place, cache=cache_folder())
+            images = open_images(train, preprocessing, on_device, cache=cache_folder())
         with recorded(work, on_progress) as reported:
             trained = pretraining.pretrain(
                 images,
@@ -113,12 +113,12 @@ def pretrain(
                 kind=kind,
                 optimisation=optimisation,
                 seed=seed,
-                device=place,
+                device=on_device,
                 checkpoint=None if work is None else work / "pretrain.safetensors",
                 on_progress=reported,
             )
         event = _event(train, seed, optimisation, time.perf_counter() - start)
-        model = Model(SavedModel(trained.cpu(), (), (event,)), None, place)
+        model = Model(SavedModel(trained.cpu(), (), (event,)), None, on_device)
         _validate(model, test, on_progress)
         return model if out is None else model.save(out, half=half)
 
@@ -144,19 +144,23 @@ def _base_images(
     data: Source, val: Source | None, scenario: str | Path | None, warn: Callable[[str], None], classes_from: str | None
 ) -> tuple[Samples, Samples | None, str]:
     """Images to train with, images to validate with, and their kind."""
-    if isinstance(data, Samples):
-        return data, None if val is None else samples_in(val), "photo"
+    if scenario is not None and isinstance(data, Samples):
+        raise BranchoutError(
+            "A scenario divides a dataset: give its folder or name instead of samples, or select the base classes "
+            "yourself with samples.of_classes(names)"
+        )
+    if scenario is not None and val is not None:
+        raise BranchoutError("A scenario has validation images of its own. Leave out val, or the scenario")
     problems: list[str] = []
-    dataset = resolve(str(data), problems=problems, classes_from=classes_from)
+    dataset = None if isinstance(data, Samples) else resolve(str(data), problems=problems, classes_from=classes_from)
+    test = None if val is None else samples_in(val, problems, classes_from=classes_from)
     for line in problems:
         warn(line)
+    if isinstance(data, Samples):
+        return data, test, "photo"
+    assert dataset is not None
     if scenario is None:
-        return dataset.train, dataset.val if val is None else samples_in(val, classes_from=classes_from), dataset.kind
+        return dataset.train, dataset.val if test is None else test, dataset.kind
     plan = Scenario.load(Path(scenario))
     placed = plan.train(dataset)
     return placed.select(placed.origin == 0), plan.test(dataset, step=0), dataset.kind
-
-
-def _preprocessing(kind: str, size: int | None) -> Preprocessing:
-    channels = 1 if kind == "glyph" else 3
-    return Preprocessing(size or (32 if kind == "glyph" else 64), channels, (0.5,) * channels, (0.25,) * channels)

@@ -9,24 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from warnings import warn as warn_python
 
-import numpy as np
-
-from branchout.api.predictor import Image, Predictor, Several, picture_of, some_of
+from branchout.api.predictor import Image, Predictor, Several, is_one_image, picture_of, some_of
 from branchout.api.sources import Source, Sources, samples_in
 from branchout.data.folders import images_in, unlabelled_images
 from branchout.data.preprocess import Picture
 from branchout.data.problems import Problems
 from branchout.disk_cache import cache_folder
-from branchout.errors import BranchoutError, some
+from branchout.errors import BranchoutError, no_operating_points, some
 from branchout.evaluate.compare import Comparison, check_classes, compare
-from branchout.evaluate.two_fold import Scored, score_dial
+from branchout.evaluate.two_fold import Scored, score_dial, stratified_halves
 from branchout.files import write_text
 from branchout.labels import almost_known
 from branchout.method.choose import apply_point, balanced_biases
 from branchout.method.compact import CompactConfig
 from branchout.method.config import ExtendConfig
 from branchout.method.extend import Extension
-from branchout.method.frontier import Frontier
+from branchout.method.frontier import Frontier, check_measurable
 from branchout.method.results import Extended
 from branchout.method.running.effort import Plan
 from branchout.method.running.engine import engine_for, use_engine
@@ -45,7 +43,7 @@ from branchout.training.work_folder import check_out, working_on
 from branchout.units import count
 
 if TYPE_CHECKING:
-    from branchout.api.compaction import Outcome as CompactionOutcome
+    from branchout.api.compaction import CompactionOutcome
     from branchout.export import Exported
 
 
@@ -69,7 +67,7 @@ class Model(Predictor):
     def frontier(self) -> Frontier:
         """The operating points of the last step."""
         if not self.saved.step_points:
-            raise BranchoutError("A base model has no operating points. Extend it first")
+            raise no_operating_points()
         return Frontier.from_dict(self.saved.step_points[-1].frontier)
 
     def bytes_on_disk(self) -> int:
@@ -103,6 +101,10 @@ class Model(Predictor):
     def evaluate(self, test: Source, *, flip: bool = False, on_progress: OnProgress = silent) -> Comparison:
         """Before and after the last step, on labelled images of known classes."""
         samples = samples_in(test)
+        if not len(samples):
+            raise BranchoutError(
+                "There are no images to evaluate on. Give a folder with one folder of images per class"
+            )
         check_classes(samples.classes, self.classifier.space)
         self._check_flip(flip)
         labels = self.classifier.space.index(samples.classes)[samples.labels]
@@ -115,13 +117,14 @@ class Model(Predictor):
             self.classifier.engine = None
 
     def two_fold(self, comparison: Comparison, goal: str = "balanced", seed: int = 0) -> Scored:
-        """Choose b on one half of the images and measure on the other; swap; average."""
+        """The two-fold score of a goal: b is chosen on one half of the images and measured on the other, then the
+        reverse. `seed` draws the halves."""
         if self.frontier.kind == "grid":
             raise BranchoutError("Two-fold scores need a model with a dial; this one chooses among trained points")
-        order = np.random.default_rng(seed).permutation(len(comparison.labels))
-        order = order[np.argsort(comparison.labels[order], kind="stable")]
-        halves = [(comparison.columns[order[s::2]], comparison.labels[order[s::2]]) for s in (0, 1)]
-        return score_dial(halves[0], halves[1], comparison.space, [goal], self.classifier.fused.pooler.kind)[goal]
+        first, second = (
+            (comparison.columns[half], comparison.labels[half]) for half in stratified_halves(comparison.labels, seed)
+        )
+        return score_dial(first, second, comparison.space, [goal], self.classifier.fused.pooler.kind)[goal]
 
     # Sharing.
 
@@ -136,7 +139,7 @@ class Model(Predictor):
             pictures: Iterable[Picture] = built_in_pictures(self.classifier.kind)
         elif isinstance(verify, str | PathLike):
             pictures = map(picture_of, some_of(images_in(Path(verify))))
-        elif isinstance(verify, np.ndarray) and verify.ndim <= 3:
+        elif is_one_image(verify):
             pictures = [picture_of(verify)]
         else:
             pictures = map(picture_of, verify)
@@ -230,6 +233,7 @@ class Model(Predictor):
             names = some(f"{new_name} / {old_name}" for new_name, old_name in near)
             warnings.append(f"almost the name of an old class: {names}. If both are one class, use the old name")
         split = DataSplit.of(base.space, fresh, kept, held, config.seed)
+        check_measurable(config.goal, base.space.extend(fresh.classes))
         warnings += split.notices
         return Prepared(base, split, config, tuple(warnings))
 
@@ -260,7 +264,10 @@ class Model(Predictor):
         With `out` the model is saved there, and a run that was stopped resumes when it is called again. Before training
         starts, `warn` is called with problems of files and classes, and `announce` with the plan, in words.
         """
-        config = ExtendConfig(recipe, branch, goal, fuse, exemplars, epochs, views, seed, pooler, minutes, memory_limit)
+        config = ExtendConfig(
+            recipe=recipe, branch=branch, goal=goal, fuse=fuse, exemplars=exemplars, epochs=epochs, views=views,
+            seed=seed, pooler=pooler, minutes=minutes, memory_limit=memory_limit,
+        )  # fmt: skip
         place = check_out(out, (new, memory, val))
         prepared = self.prepare(new, memory=memory, val=val, config=config, on_progress=on_progress)
         for line in prepared.warnings:

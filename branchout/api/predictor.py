@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from branchout.model.classifier import Classifier
 from branchout.progress import OnProgress, silent
 from branchout.training.loop import best_device
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
 Image = str | PathLike[str] | np.ndarray
 """An image file, or an array (height × width × channels, uint8)."""
 Several = Iterable[Image]
@@ -39,6 +42,11 @@ def some_of(files: Sequence[PathLike[str]], most: int = 256) -> list[PathLike[st
 
 def picture_of(image: Image) -> Picture:
     return image if isinstance(image, np.ndarray) else decode_picture(image)
+
+
+def is_one_image(images: Image | Several) -> TypeIs[Image]:
+    """Whether it is a file or an array of one image; an array with a fourth dimension holds several images."""
+    return isinstance(images, str | PathLike) or (isinstance(images, np.ndarray) and images.ndim <= 3)
 
 
 class Predictor:
@@ -74,7 +82,7 @@ class Predictor:
 
     def predict(self, images: Image | Several, *, top: int = 5, flip: bool = False) -> Prediction | list[Prediction]:
         """The most probable classes of an image; a list of such lists for several. `flip` averages with the mirror."""
-        if isinstance(images, str | PathLike | np.ndarray):
+        if is_one_image(images):
             return self.predict([images], top=top, flip=flip)[0]
         self._check_flip(flip)
         top = whole_number("top", top, 1)
@@ -127,7 +135,7 @@ class Predictor:
         With `expect`, a class, also why it did not win. With `memory`, labelled images, it also names those whose
         features are nearest.
         """
-        if isinstance(images, str | PathLike | np.ndarray):
+        if is_one_image(images):
             return self.explain(
                 [images], top=top, expect=expect, memory=memory, nearest=nearest, on_progress=on_progress
             )[0]

@@ -7,9 +7,11 @@ Source: Wu et al., CVPR 2019; λ = old/(old + new), temperature 2, and a tenth o
 FA+BiC: the paper's section 5.2 (Wu et al., CVPR 2022). As published the base and the network have a linear head whose
 new rows start at random, rates and epochs are those of DER's experiments, whose tables have BiC, and images that are
 held out are never trained on, not even while their class is new; by default the shared base has trained on all.
-Departures of both: the two numbers are found by L-BFGS at the optimum, with a slight pull to 1 and 0. In BiC the loss
-of the two numbers is convex; in FA+BiC only while classes do not overlap. In FA+BiC no exemplar trained the branch, so
-all are used, and as the branches are given anew at each step all their numbers are fitted together.
+DER's code differs: its bias is fitted for one epoch on exemplars that were trained on, the head starts at random once
+more after the warm-up, and weight decay falls from step to step. Departures of both: the two numbers are found by
+L-BFGS at the optimum, with a slight pull to 1 and 0. In BiC the loss of the two numbers is convex; in FA+BiC only while
+classes do not overlap. In FA+BiC no exemplar trained the branch, so all are used, and as the branches are given anew at
+each step all their numbers are fitted together.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ Source: Rebuffi et al., CVPR 2017. As published a linear head with bias has one 
 distilled by the binary cross-entropy to the teacher's sigmoids, and the last block of CIFAR's ResNet has no ReLU. The
 rate starts at 2 and falls by 5 after 49 and 63 of 70 epochs. The loss is the mean over all classes so far and weight
 decay is 5e-5, as in the code of Douillard et al. (ECCV 2020), whose iCaRL later tables on CIFAR-100 compare with; in
-Rebuffi's it is the mean over 100 outputs, and 2e-5. Departures there: biases decay too, and brightness is jittered, as
-in all later work on CIFAR-100.
+Rebuffi's it is the mean over 100 outputs, and 2e-5. The network is Rebuffi's: no block of Douillard's ends in a ReLU,
+and only the classifier reads features after one. Departures there: biases decay too, and brightness is jittered, as in
+all later work on CIFAR-100. The iCaRL of Hou et al. (CVPR 2019) is another: a softmax with the distillation of LwF.
 
 Departures of the default, which starts from the shared base: cross-entropy and distillation (temperature 2) over a
 softmax, as Hou et al. (CVPR 2019) and later tables have it: logits of a base that was trained with a softmax are no

@@ -45,6 +45,7 @@ from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier, Step
 from branchout.model.manifest import is_saved_model
 from branchout.model.staged import Backbone
+from branchout.training.device import wait_for
 from branchout.training.loop import Event, OnProgress, best_device, seed_for, silent
 from branchout.training.optimisation import Optimisation, settings_dict
 from branchout.training.pretrain import pretrain
@@ -82,9 +83,8 @@ class Experiment:
                 f"the base model {plan.model} was replaced since this experiment was planned; run the command again"
             )
         self.kind = dataset.kind if self.saved_base is None else self.saved_base.classifier.kind
-        channels = 1 if self.kind == "glyph" else 3
         self.preprocessing = (
-            Preprocessing(plan.size, channels, (0.5,) * channels, (0.25,) * channels)
+            Preprocessing.from_scratch(self.kind, plan.size)
             if self.saved_base is None
             else self.saved_base.classifier.preprocessing
         )
@@ -92,7 +92,8 @@ class Experiment:
         self._branches: dict[tuple[Stage1, str, int, int], tuple[Step, float]] = {}
         self._features: dict[tuple[Any, ...], tuple[Tensor, float]] = {}
         self._ranked: dict[int, Samples] = {}
-        self._earlier = 0.0
+        self._reused_seconds = 0.0
+        """What reused networks and features took when they were computed, less the time spent waiting for others."""
 
     # The images of each step.
 
@@ -253,7 +254,8 @@ class Experiment:
             if not free:
                 self.on_progress(Event("Waiting for another process that trains this network", 0, 1))
         with lock(held):
-            self._earlier -= time.perf_counter() - asked  # waiting does not count: the time it took is in the file
+            # Waiting does not count: the time it took is in the file.
+            self._reused_seconds -= time.perf_counter() - asked
             fresh = not is_saved_model(kept)
             if fresh:
                 start, unfinished = self.now(), kept.with_name(f"{kept.name}.checkpoint")
@@ -279,7 +281,7 @@ class Experiment:
                 unfinished.unlink(missing_ok=True)
         saved = checkpoint.load(kept)
         if not fresh:
-            self._earlier += float(saved.history[0]["seconds"])
+            self._reused_seconds += float(saved.history[0]["seconds"])
         return saved.model().placed(self.device)
 
     def _training(self, arch: str | None = None, seed: int = 1) -> dict[str, Any]:
@@ -345,7 +347,7 @@ class Experiment:
         key = (weights, model.fused.feature_of, samples.fingerprint(), views, seed if views else 0)
         if key in self._features:
             found, took = self._features[key]
-            self._earlier += took
+            self._reused_seconds += took
             return found
         start = self.now()
         found = extract(
@@ -373,7 +375,6 @@ class Experiment:
         return Scored.of("all", (), answers, labels, self.space(0))
 
     def now(self) -> float:
-        """Seconds; waits for the device. A network or feature that was reused counts as long as computing it took."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() + self._earlier
+        """A clock that counts reused networks and features as if they were computed now; waits for the device."""
+        wait_for(self.device)
+        return time.perf_counter() + self._reused_seconds

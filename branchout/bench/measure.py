@@ -32,7 +32,7 @@ from branchout.method.split import DataSplit
 from branchout.method.stage2 import grid_predictions, train_grid
 from branchout.model.classifier import Classifier
 
-Half = tuple[npt.NDArray[np.float64], Ints]
+ScoresAndLabels = tuple[npt.NDArray[np.float64], Ints]
 """Scores (images × classes or columns) and labels."""
 
 
@@ -210,7 +210,7 @@ def _stage_one_dial(experiment: Experiment) -> Measured:
     return measured
 
 
-def _columns(experiment: Experiment, model: Classifier, half: Samples, step: int) -> Half:
+def _columns(experiment: Experiment, model: Classifier, half: Samples, step: int) -> ScoresAndLabels:
     """Logits of every column before the dial, and labels."""
     return logit_columns(model, experiment.features(model, half)[0]), experiment.labels(half, step)
 
@@ -309,7 +309,7 @@ def _own_features(scorer: nn.Module, images: Images) -> np.ndarray | None:
     return rows
 
 
-def _scores(experiment: Experiment, scorer: nn.Module, half: Samples, step: int) -> Half:
+def _scores(experiment: Experiment, scorer: nn.Module, half: Samples, step: int) -> ScoresAndLabels:
     if isinstance(scorer, OnFeatures):
         features = experiment.features(scorer.model, half)[0]
         with torch.no_grad():
@@ -319,7 +319,7 @@ def _scores(experiment: Experiment, scorer: nn.Module, half: Samples, step: int)
     return scores.double().cpu().numpy(), experiment.labels(half, step)
 
 
-def _points(dev: Half, test: Half, space: LabelSpace, dial: bool) -> Iterator[tuple[str, Scored]]:
+def _points(dev: ScoresAndLabels, test: ScoresAndLabels, space: LabelSpace, dial: bool) -> Iterator[tuple[str, Scored]]:
     """The predictions as they are, and with the dial."""
     answers, labels = zip(*((scores.argmax(1), labels) for scores, labels in (test, dev)), strict=True)
     yield "plain", Scored.of("plain", (), answers, labels, space)

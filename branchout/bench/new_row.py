@@ -13,6 +13,7 @@ from branchout.bench.experiment import Experiment
 from branchout.bench.job import Job
 from branchout.bench.measure import Measured
 from branchout.bench.methods import Method
+from branchout.evaluate.compare import part_names
 from branchout.evaluate.two_fold import Scored
 from branchout.goals import PAPER_GOALS
 from branchout.metrics import average_over_steps, incremental, part_of_class
@@ -102,7 +103,7 @@ def _correct(experiment: Experiment, last: Sequence[Scored]) -> dict[str, list[s
     space, (dev, test) = experiment.space(experiment.steps), experiment.halves(experiment.steps)
     labels = np.concatenate([experiment.labels(half, experiment.steps) for half in (test, dev)])
     part = part_of_class(space)[labels]
-    names = ["base", *(f"step {n}" for n in range(1, len(space.branches))), "overlap"]
+    names = part_names(space)
     return {names[n]: [results.packed(scored.right[part == n]) for scored in last] for n in np.unique(part).tolist()}
 
 

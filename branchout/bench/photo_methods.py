@@ -183,7 +183,7 @@ def logistic_regression(case: Case, seed: int) -> Callable[[], Answers]:
         return np.concatenate([logit_columns(base, features), new], axis=1)
 
     bias, _ = chosen_bias(case, split, columns)
-    return partial(with_bias, case, columns, bias)
+    return partial(answers_with_bias, case, columns, bias)
 
 
 def fine_tuning(case: Case, seed: int) -> Callable[[], Answers]:
@@ -198,7 +198,7 @@ def fine_tuning(case: Case, seed: int) -> Callable[[], Answers]:
         if best is None or score > best[1]:
             best = (bias, score, network)
     assert best is not None
-    return partial(with_bias, case, partial(case.scores, best[2]), best[0])
+    return partial(answers_with_bias, case, partial(case.scores, best[2]), best[0])
 
 
 def fine_tuned(base: Classifier, task: Task, optimisation: Optimisation) -> Network:
@@ -240,7 +240,7 @@ def chosen_bias(case: Case, split: DataSplit, columns: Callable[[Samples], Float
     return float(curve.settings[point, 0]) if bias is None else bias, float(curve.score("balanced")[point])
 
 
-def with_bias(case: Case, columns: Callable[[Samples], Floats], bias: float) -> Answers:
+def answers_with_bias(case: Case, columns: Callable[[Samples], Floats], bias: float) -> Answers:
     z = columns(case.test)
     return Answers(predict(z, case.task.space, bias), z, case.task.space)
 

@@ -24,10 +24,12 @@ from branchout.bench.photo_methods import METHODS, Answers, Case, last_classes
 from branchout.bench.rows import provenance, read_row, write
 from branchout.data.samples import Samples, concatenate, digest
 from branchout.errors import BranchoutError
+from branchout.evaluate.two_fold import stratified_halves
 from branchout.labels import Ints
 from branchout.method.dial import dial_frontier, predict, step_offsets, with_bias
 from branchout.method.features import predictions
 from branchout.method.running.effort import CPU_BATCH, Effort
+from branchout.training.device import wait_for
 from branchout.training.loop import Event, OnProgress, silent
 
 HELD_OUT = 0.2
@@ -113,10 +115,9 @@ def _percent(right: np.ndarray) -> float:
 
 def two_fold(answers: Answers, labels: Ints) -> Ints:
     """Predictions where each half of the test images is predicted at the balanced point that the other half chooses."""
-    order = np.random.default_rng(0).permutation(len(labels))
-    order = order[np.argsort(labels[order], kind="stable")]
+    first, second = stratified_halves(labels)
     predicted = np.empty_like(labels)
-    for here, there in ((order[::2], order[1::2]), (order[1::2], order[::2])):
+    for here, there in ((first, second), (second, first)):
         columns, known = answers.columns[here], labels[here]
         offsets = step_offsets(columns, known, answers.space, by_class=True)
         curve = dial_frontier(with_bias(columns, answers.space, offsets), known, answers.space, by_class=True)
@@ -131,8 +132,7 @@ def measured(case: Case, method: str, seed: int, reference: float) -> dict[str, 
         forget_peak_memory()
         start = time.perf_counter()
         answer = METHODS[method](case, seed)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        wait_for(case.base.device)
         seconds = round(time.perf_counter() - start, 1)
         peak = peak_of_process()
         on_gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None

@@ -77,7 +77,7 @@ class Output(Console):
 
 app = App(
     cls=Commands,
-    help="Add classes to a trained image classifier without forgetting the old ones.",
+    help="Add classes to a trained image classifier with little loss on the old ones.",
     epilog="Start with: branchout demo. Help on one command: branchout extend --help",
     no_args_is_help=True,
     add_completion=False,

@@ -14,7 +14,7 @@ from branchout.cli.display import new_table, progress
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from branchout.api.compaction import Outcome
+    from branchout.api.compaction import CompactionOutcome
 
 
 @app.command(epilog="Example: branchout compact v11/ --memory old_photos/ --out small/")
@@ -73,7 +73,7 @@ def compact(
     then(f"branchout tune {quoted(out)} --goal avg", f"branchout evaluate {quoted(out)} TEST/")
 
 
-def comparison(found: Outcome) -> Table:
+def comparison(found: CompactionOutcome) -> Table:
     """Size, speed and accuracy before → after."""
     from branchout.model.card import compaction_rows
 

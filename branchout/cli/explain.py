@@ -89,7 +89,7 @@ def _show(file: str, why: Explanation, images: int | None, *, has_dial: bool) ->
     from branchout.labels import branch_name
 
     winner, several = why.winner, len(why.branches) > 1
-    say(f"{file}: {winner.name}, {100 * winner.probability:.1f}%" + (f" (known to {why.known})" if several else ""))
+    say(f"{file}: {winner.name}, {100 * winner.probability:.1f}%" + (f" (class of {why.known})" if several else ""))
     if why.before:
         name, probability = why.before
         say(f"before {branch_name(len(why.branches) - 1)} the prediction was: {name}, {100 * probability:.1f}%")

@@ -224,8 +224,8 @@ def _show_extension(
             images = count(measured.parts["novel"], "held-out image")
             on_new = f"Accuracy on {images} of new classes: {percent(measured.after.novel)}%. "
         say(
-            f"{few} were given (--memory). The operating point was chosen with pseudo-exemplars: features of old "
-            f"classes, made from the base's weights. {on_new}"
+            f"{few} were given (--memory). The operating point was chosen with new images and pseudo-exemplars: "
+            f"features of old classes, made from the base's weights. {on_new}"
             "To measure the accuracy on old classes, collect labelled images of them and run: "
             f"branchout evaluate {quoted(out)} FOLDER/",
             "accuracy on old classes was not measured:",

@@ -41,6 +41,12 @@ class Preprocessing:
     crop: Annotated[float, Field(strict=True, gt=0, le=1)] = 1.0
     """The share of the resized image's shorter side that the centre crop keeps."""
 
+    @classmethod
+    def from_scratch(cls, kind: str, size: int) -> Self:
+        """That of a network trained from scratch on images of a kind: grey for glyphs, else colour."""
+        channels = 1 if kind == "glyph" else 3
+        return cls(size, channels, (0.5,) * channels, (0.25,) * channels)
+
     @model_validator(mode="after")
     def _one_per_channel(self) -> Self:
         if self.channels not in (1, 3):

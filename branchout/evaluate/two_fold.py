@@ -18,6 +18,13 @@ from branchout.method.frontier import grid_frontier
 from branchout.metrics import Accuracies, accuracies
 
 
+def stratified_halves(labels: Ints, seed: int = 0) -> tuple[Ints, Ints]:
+    """The positions of two random halves, with about as many images of each class in both."""
+    order = np.random.default_rng(seed).permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    return order[::2], order[1::2]
+
+
 @dataclass(frozen=True)
 class Scored:
     """A goal's operating point, chosen on some images and measured on others."""

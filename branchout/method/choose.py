@@ -23,7 +23,7 @@ from branchout.metrics import Accuracies, accuracies, images_of_parts
 from branchout.model.checkpoint import Deltas, StepPoints
 from branchout.model.classifier import Classifier
 
-Half = tuple[Tensor, Ints]
+HeldOutFeatures = tuple[Tensor, Ints]
 """Features (N, feature vectors, k) and labels of some held-out images."""
 
 
@@ -36,7 +36,7 @@ def choose_point(
     recipe: Recipe,
     goal: str,
     chosen_on: str = "dev",
-    held_new: Half | None = None,
+    held_new: HeldOutFeatures | None = None,
     earlier_biases: Sequence[float] | None = None,
     newest: float | None = None,
 ) -> tuple[StepPoints, Frontier]:
@@ -84,8 +84,8 @@ def dial_curve(
 ) -> tuple[Frontier, tuple[float, ...]]:
     """The dial's exact curve, and the offset of each step's branch where there are several.
 
-    With `earlier_biases`, earlier steps keep these at the point for `balanced`, where the newest one has `b`; without
-    it, `dial.newest_bias` places it.
+    With `earlier_biases`, earlier steps keep these at the point for `balanced`. The newest step has `b` there; if that
+    is None, `dial.newest_bias` chooses it.
     """
     space, pooler = model.space, model.fused.pooler.kind
     offsets: tuple[float, ...] = ()
@@ -133,7 +133,7 @@ def measure_goals(
 
 def cross_fit(
     model: Classifier,
-    halves: tuple[Half, Half],
+    halves: tuple[HeldOutFeatures, HeldOutFeatures],
     points: StepPoints,
     frontier: Frontier,
     before: Accuracies | None,
@@ -151,15 +151,15 @@ def cross_fit(
     predicted: dict[str, list[Ints]] = {goal: [] for goal in goals}
     columns = [logit_columns(model, features) for features, _ in halves]
     directions = ((0, 1),) if second_only else ((1, 0), (0, 1))
+    by_class = frontier.weighted is not None
     for here, there in directions:
-        by_class = frontier.weighted is not None
         curve, offsets = dial_curve(
             model, columns[here], halves[here][1], frontier.balanced_by, by_class, earlier_biases
         )
-        steps = np.array(offsets or [0.0] * len(model.steps))
+        offset_of_step = np.array(offsets or [0.0] * len(model.steps))
         for goal in goals:
-            b = curve.settings[curve.choose_or_nearest(goal), 0]
-            predicted[goal].append(predict(columns[there], space, (steps + b).tolist(), pooler))
+            b = curve.settings[curve.choose_or_fall_back(goal), 0]
+            predicted[goal].append(predict(columns[there], space, (offset_of_step + b).tolist(), pooler))
     labels = np.concatenate([halves[there][1] for _, there in directions])
     found = {goal: accuracies(np.concatenate(parts), labels, space) for goal, parts in predicted.items()}
     results = {goal: GoalResult(frontier.choose(goal), found[goal]) for goal in PAPER_GOALS}

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from branchout.data.images import Images, open_images
 from branchout.data.samples import Samples, concatenate, find_identical
-from branchout.errors import LIST_CLASSES, BranchoutError, UnreachableGoal, did_you_mean, whole_number
+from branchout.errors import LIST_CLASSES, BranchoutError, UnreachableGoal, did_you_mean, some, whole_number
 from branchout.labels import LabelSpace
 from branchout.method.choose import apply_point, balanced_biases
 from branchout.method.config import ExtendConfig
@@ -39,7 +39,7 @@ from branchout.method.features import extract, logit_columns, predictions
 from branchout.method.frontier import Frontier
 from branchout.method.results import Measured
 from branchout.method.running.engine import engine_for, use_engine
-from branchout.method.split import DataSplit, listed
+from branchout.method.split import DataSplit
 from branchout.metrics import Accuracies, accuracies
 from branchout.model.checkpoint import SavedModel, StepPoints
 from branchout.model.classifier import Classifier, Step
@@ -81,7 +81,7 @@ class Compacted:
     notices: tuple[str, ...] = ()
 
 
-def check(saved: SavedModel, memory: Samples, config: CompactConfig) -> list[str]:
+def check_compaction(saved: SavedModel, memory: Samples, config: CompactConfig) -> list[str]:
     """Refuse what cannot be compacted; returns warnings."""
     model, steps = saved.classifier, len(saved.classifier.steps)
     if steps < 2:
@@ -104,7 +104,7 @@ def check(saved: SavedModel, memory: Samples, config: CompactConfig) -> list[str
     unknown = sorted(set(memory.classes) - set(model.space.classes))
     if unknown:
         raise BranchoutError(
-            f"--memory has classes that the model does not know: {listed(unknown)}. Rename or remove them."
+            f"--memory has classes that the model does not know: {some(unknown)}. Rename or remove them."
             + did_you_mean(unknown, model.space.classes)
             + LIST_CLASSES
         )
@@ -118,7 +118,7 @@ def check(saved: SavedModel, memory: Samples, config: CompactConfig) -> list[str
     lost = [(which, sorted(names - set(memory.classes))) for which, names in parts]
     return [
         f"--memory has no images for {count(len(names), 'class', 'classes')} {which}, which may be forgotten and "
-        f"are not measured: {listed(names)}"
+        f"are not measured: {some(names)}"
         for which, names in lost
         if names
     ]
@@ -136,13 +136,14 @@ class Compaction:
         val: Samples | None = None,
         unlabelled: Samples | None = None,
         device: torch.device,
-        work: Path | None = None,
         cache: Path | None = None,
         on_progress: OnProgress = silent,
     ) -> None:
-        """`unlabelled` images are distilled on too; `work` is for checkpoints, `cache` for decoded images."""
+        """`unlabelled` images are distilled on too; `cache` is for decoded images."""
         self.old, self.points = saved.model().placed(device), saved.step_points[-1]
-        self.config, self.device, self.work, self.cache, self.on_progress = config, device, work, cache, on_progress
+        self.config, self.device, self.cache, self.on_progress = config, device, cache, on_progress
+        self.work: Path | None = None
+        """For checkpoints: set once the work folder is locked."""
         self.base = self.old.rebuilt(())
         self.where = common_branch_point(self.base, [step.where for step in self.old.steps])
         self.groups = groups_of(len(self.old.steps), config.branches)
@@ -154,7 +155,9 @@ class Compaction:
         known = memory.select(~added) if not added.all() else None
         if val is not None:
             val = val.of_classes([*branches[0], *memory.select(added).classes])
-        split = DataSplit.of(LabelSpace.of(branches[0]), memory.select(added), known, val, config.seed)
+        split = DataSplit.of(
+            LabelSpace.of(branches[0]), memory.select(added), known, val, config.seed, "the added classes in --memory"
+        )
         step_of = dict(zip(memory.rows.tolist(), origins.tolist(), strict=True))
         steps = [step_of[row] for row in split.new.rows.tolist()]
         self.split = replace(split, new=split.new.placed(self.new_branches(split.new, steps)))
@@ -162,7 +165,7 @@ class Compaction:
         lacking = [] if val is None else sorted(set(split.new.classes) - set(val.classes))
         if lacking:
             number = count(len(lacking), "class", "classes")
-            self.notices.append(f"--val has no images for {number} added by steps: {listed(lacking)}")
+            self.notices.append(f"--val has no images for {number} added by steps: {some(lacking)}")
         self.unlabelled = unlabelled and self.without_held_out(unlabelled)
         parts = (self.split.new, self.split.memory, self.unlabelled)
         self.learned = concatenate([part for part in parts if part is not None])
@@ -219,7 +222,7 @@ class Compaction:
                 names = sorted(self.space.branches[number])
                 raise BranchoutError(
                     f"--memory has too few images for {count(len(names), 'class', 'classes')} that would share a "
-                    f"branch: {listed(names)}. Add images of these classes, or choose --branches 1."
+                    f"branch: {some(names)}. Add images of these classes, or choose --branches 1."
                 )
         return found
 

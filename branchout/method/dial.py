@@ -193,10 +193,11 @@ def newest_bias(
 ) -> float:
     """The balanced b of the newest step alone, beside earlier steps that keep their biases.
 
-    Kept images of an earlier step were trained on in that step, so its logits on them are larger than on other images:
-    they cannot say where it should be, but how many images the newest step takes from it. Of equally good values the
-    one nearest to their middle: the smallest would cost the newest step most, whose held-out images are fewest. Without
-    any image of its classes, which would silence it, it gets the bias of the step before.
+    An earlier step was trained on the kept images of its classes, so its logits on them are larger than on other
+    images. They cannot tell which bias that step should have; they only show how many of its images the newest step
+    takes. Of equally good values it is the one nearest to the middle of their range: the smallest would cost the newest
+    step most, which has the fewest held-out images. Without any image of its classes, the best score would be that of
+    assigning none to it, so it gets the bias of the step before.
     """
     if not np.isin(labels, space.index(space.branches[-1])).any():
         return float(earlier_biases[-1])

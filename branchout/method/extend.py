@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
 from branchout.data import memory as memory_rules
 from branchout.data.images import Images
@@ -100,11 +99,13 @@ class Extension:
         """Stage I."""
         split, effort, views = self.split, self.plan.effort, self.config.views
         exemplars = None if split.memory is None else self.data.labelled(split.memory)
-        sources = (self.base, split.new.classes, self.data.labelled(split.new), self.recipe.stage_one)
-        replay = self.recipe.stage_one.replay
-        if replay and trains_head_alone(self.base, self.plan.branch):
+        settings, new = self.recipe.stage_one, self.data.labelled(split.new)
+        if settings.replay and trains_head_alone(self.base, self.plan.branch):
             return train_head(
-                *sources,
+                self.base,
+                split.new.classes,
+                new,
+                settings,
                 exemplars=exemplars,
                 seed=self.config.seed,
                 views=effort.views,
@@ -114,13 +115,16 @@ class Extension:
                 on_progress=self.on_progress,
             )
         return train_branch(
-            *sources,
+            self.base,
+            split.new.classes,
+            new,
+            settings,
             exemplars=exemplars,
             where=self.plan.branch,
             seed=self.config.seed,
             views=effort.views if views is None else views,
-            exemplar_views=effort.exemplar_views if replay else None,
-            exemplar_share=effort.exemplar_share if replay else 1.0,
+            exemplar_views=effort.exemplar_views if settings.replay else None,
+            exemplar_share=effort.exemplar_share if settings.replay else 1.0,
             cache_limit=self.config.memory_bytes,
             compressed=effort.compressed,
             held_out=self.data.held_out() if effort.stops else None,
@@ -158,8 +162,13 @@ class Extension:
         return self.choice(goal).choose_and_measure(model, trained)
 
     def choice(self, goal: str | None = None) -> StepChoice:
-        stops = self.plan.effort.stops
-        return StepChoice(self.data, self.recipe, goal or self.config.goal, stops, self.earlier_biases)
+        return StepChoice(
+            self.data,
+            self.recipe,
+            goal or self.config.goal,
+            dev_ended_training=self.plan.effort.stops,
+            earlier_biases=self.earlier_biases,
+        )
 
 
 def needs_deltas(base: Classifier, space: LabelSpace, split: DataSplit, config: ExtendConfig) -> bool:
@@ -169,7 +178,7 @@ def needs_deltas(base: Classifier, space: LabelSpace, split: DataSplit, config: 
     """
     settings = recipe_named(config.recipe).stage_two
     always = settings.when == "always" or config.fuse
-    lacking = (split.chosen_on == "pseudo" or split.memory is None) and not isinstance(base.base_head, nn.Linear)
+    lacking = (split.chosen_on == "pseudo" or split.memory is None) and not base.has_linear_head
     # Deltas of earlier steps changed the scale of the logits, so later steps train them too.
     begun = any(delta is not None for delta in base.fused.deltas)
     newest = space.branches[-1]

@@ -55,7 +55,7 @@ class Frontier:
     def _check_measured(self, metric: str) -> None:
         if np.isnan(self.accuracies[metric]).all():
             raise UnreachableGoal(
-                f"No validation images measure {metric!r} accuracy. Choose another goal or add images."
+                f"No validation images measure {metric!r} accuracy. Choose one of {', '.join(self.possible_goals())}."
             )
 
     def choose(self, goal: str) -> int:
@@ -79,12 +79,9 @@ class Frontier:
         best = np.flatnonzero(score >= np.nanmax(score) - 1e-12)
         return int(best[np.argmax(self.accuracies["all"][best])])
 
-    def choose_or_nearest(self, goal: str) -> int:
-        """The point for a goal, where a few images must choose it.
-
-        For a condition that they do not reach it is the best point of its metric; where no image measures the metric,
-        that of `balanced`.
-        """
+    def choose_or_fall_back(self, goal: str) -> int:
+        """The point for a goal. If no point reaches its minimum, the best one of its metric; if no image measures the
+        metric, the point for `balanced`."""
         condition = check_goal(goal)
         metric = goal if condition is None else condition[0]
         if metric not in self.possible_goals():
@@ -183,6 +180,16 @@ class Frontier:
             values["measured"],
             weighted,
             values.get("balanced_at"),
+        )
+
+
+def check_measurable(goal: str, space: LabelSpace) -> None:
+    """Refuse a goal that no image can measure: the accuracy on overlapping classes where there are none."""
+    condition = check_goal(goal)
+    if (goal if condition is None else condition[0]) == "overlap" and not space.overlap:
+        raise UnreachableGoal(
+            f"The goal {goal!r} needs classes that are both old and new, and every new class has a name of its own. "
+            "Choose another goal, such as balanced"
         )
 
 

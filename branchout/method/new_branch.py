@@ -114,7 +114,7 @@ def learns_correction(model: Classifier, branch: Branch, settings: Stage1) -> bo
     """
     late = settings.corrections_after is not None and len(model.steps) >= settings.corrections_after
     fits = model.backbone.features * model.space.columns <= branch.parameter_count
-    return settings.replay and late and fits and isinstance(model.base_head, CosineHead)
+    return settings.replay and late and fits and not model.has_linear_head
 
 
 @torch.no_grad()
@@ -135,15 +135,15 @@ def imprint(
     """
     features = extract(model, new.images, device=device, on_progress=on_progress)[0]
     largest = model.fused.frozen_columns(features.unbind(1)).amax(1)
-    names = torch.from_numpy(space.index(space.branches[-1])).to(device)
-    member = torch.from_numpy(new.labels).to(device)[:, None] == names
-    share = member.float() / member.sum(0).clamp(min=1)
-    means = share.T @ features[:, 0]
+    class_numbers = torch.from_numpy(space.index(space.branches[-1])).to(device)
+    member = torch.from_numpy(new.labels).to(device)[:, None] == class_numbers
+    averaging = member.float() / member.sum(0).clamp(min=1)
+    means = averaging.T @ features[:, 0]
     direction = means - means.mean(0) if len(means) > 1 else means
     head.weight.copy_(F.normalize(direction, dim=1) * head.weight.norm(dim=1, keepdim=True) * length)
     bias = head_bias(head)
     if bias is not None:
-        bias.copy_(share.T @ largest - (head.weight * means).sum(1))
+        bias.copy_(averaging.T @ largest - (head.weight * means).sum(1))
 
 
 def copied_heads(model: Classifier) -> nn.ModuleList:

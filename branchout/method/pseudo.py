@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from branchout.method.recipes import RIDGE
 from branchout.model.classifier import Classifier
@@ -82,22 +82,23 @@ def vectors_at_cosine(rows: Tensor, cosines: Tensor, spread: Tensor, generator: 
 def alignment(model: Classifier, features: Tensor, labels: Tensor, branch: int = 0) -> Tensor:
     """Cosines between images of an earlier branch and their rows, estimated by those of the newest step.
 
-    The rows of a linear base head differ from those of a step, which start at the means of their classes. An image of a
-    class that the base never saw has this cosine with some row of it, and one of its own classes a larger one. The
-    row of a single class is the mean of its images, because nothing moved it, and so says nothing.
+    For a step's head it is the cosine of each image with its own row. Rows of a linear base head are trained
+    differently, so each image's largest cosine with any row of the base counts too: images of the base's own classes
+    are at least as near to their rows. The row of a single new class is the mean of its images, so only the base's rows
+    count then.
     """
     head = list(model.fused.heads)[-1]
     row_of = torch.full((len(model.space.classes),), -1, dtype=torch.long)
-    taught = model.space.branches[-1]
-    row_of[torch.from_numpy(model.space.index(taught))] = torch.arange(len(taught))
+    newest_classes = model.space.branches[-1]
+    row_of[torch.from_numpy(model.space.index(newest_classes))] = torch.arange(len(newest_classes))
     rows = row_of.to(labels.device)[labels]
     known = rows >= 0
     h = F.normalize(features[known, model.fused.feature_of[-1]], dim=1)
     own = (h * F.normalize(head.weight, dim=1)[rows[known]]).sum(1)  # type: ignore[arg-type]
-    if branch > 0 or not isinstance(model.base_head, nn.Linear):
+    if branch > 0 or not model.has_linear_head:
         return own
     nearest = F.normalize(features[known, 0], dim=1) @ F.normalize(model.base_head.weight, dim=1).T
-    return torch.maximum(own, nearest.amax(1)) if len(taught) > 1 else nearest.amax(1)
+    return torch.maximum(own, nearest.amax(1)) if len(newest_classes) > 1 else nearest.amax(1)
 
 
 def within_class_spread(features: Tensor, labels: Tensor) -> Tensor:

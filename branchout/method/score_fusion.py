@@ -62,10 +62,10 @@ def fused_columns(
 ) -> Tensor:
     """z̃ in training, for all seeds and points: (seeds, n, points, columns).
 
-    For an image of the base, β scales the features that enter W_bd', which equals scaling the product: one product
-    serves all values of β. With `beta_on_head` it scales new branches' features wherever they enter: their own heads,
-    and the deltas between them. Where our recipe made the earlier steps, their corrections are
-    part of the frozen logits, and β does not scale those of the base's columns.
+    For an image of the base, β scales the features that enter W_bd'. Scaling the product is the same, so one product
+    serves all values of β. With `beta_on_head` it also scales new branches' features where they enter their own heads,
+    and the deltas of other new branches. Corrections that our recipe learned in earlier steps are part of `batch.z`; β
+    leaves those in the base's columns as they are.
     """
     beta = torch.tensor([point[1] for point in grid]).to(batch.u)
     is_base = (batch.origin == 0)[:, :, None]  # (seeds, n, 1)

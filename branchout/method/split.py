@@ -1,8 +1,8 @@
 """The images of an extension, split by their role (paper, section 5.1, "Learning").
 
-Images that train are never dev or test images. Of `--val`, dev images choose and test images measure. Images held out
-from training are few: dev and test images all choose, and each half is measured at the point the other half chooses; so
-too where `--val` has no old classes, and kept images are held out beside it.
+Images that train are never dev or test images. With `--val`, its dev half chooses the operating point and its test half
+measures it. Without, a few images are held out: both halves choose, and each is measured at the point that the other
+chooses. So too where `--val` has no old classes: kept images are then held out beside it.
 
 Symbols: D_n → `DataSplit.new` · the exemplars E → `DataSplit.memory` · the validation set → `dev` and `test`
 """
@@ -53,13 +53,19 @@ class DataSplit:
 
     @classmethod
     def of(
-        cls, space: LabelSpace, new: Samples, memory: Samples | None, val: Samples | None, seed: int = 0
+        cls,
+        space: LabelSpace,
+        new: Samples,
+        memory: Samples | None,
+        val: Samples | None,
+        seed: int = 0,
+        new_classes: str = "new classes",
     ) -> DataSplit:
         """Halve validation images into dev and test; without any, hold out some of the new and kept images.
 
-        `space` is the label space before this step.
+        `space` is the label space before this step; `new_classes` is what messages call the classes of `new`.
         """
-        check_classes(space, new, memory, val)
+        check_classes(space, new, memory, val, new_classes)
         rng = np.random.default_rng(seed)
         old = set(space.classes) - set(new.classes) or set(space.classes)  # if all get new images, these measure them
         lacking = memory is None or not old <= set(memory.classes)
@@ -69,8 +75,8 @@ class DataSplit:
         given = len(new), 0 if memory is None else len(memory)
         _warn_of_two_classes(new, memory, notices)
         if val is None:
-            grouped += _count(new, "new images", notices)
-            new, held = _hold_out_new(new, seed, rng, notices)
+            grouped += _count(new, f"images of {new_classes}", notices)
+            new, held = _hold_out_new(new, seed, rng, notices, new_classes)
             chosen_on = "held-out"
         else:
             held = val
@@ -98,13 +104,15 @@ class DataSplit:
         return cls(new, memory, dev, test, chosen_on, calibration, tuple(notices), grouped, held_out, val is not None)
 
 
-def check_classes(space: LabelSpace, new: Samples, memory: Samples | None, val: Samples | None) -> None:
+def check_classes(
+    space: LabelSpace, new: Samples, memory: Samples | None, val: Samples | None, new_classes: str = "new classes"
+) -> None:
     """Refuse images of classes that do not belong where they are."""
     known = set(space.classes)
     unknown = [] if memory is None else sorted(set(memory.classes) - known)
     if unknown:
         raise BranchoutError(
-            f"--memory has classes that the base does not know: {listed(unknown)}. It must hold images of old classes, "
+            f"--memory has classes that the base does not know: {some(unknown)}. It must hold images of old classes, "
             f"in folders named as the base's {len(known):,} classes. Put new classes into the folder of new images."
             + did_you_mean(unknown, space.classes)
             + LIST_CLASSES
@@ -114,11 +122,12 @@ def check_classes(space: LabelSpace, new: Samples, memory: Samples | None, val: 
     unknown = sorted(set(val.classes) - known - set(new.classes))
     if unknown:
         raise BranchoutError(
-            f"--val has classes that are neither old nor new: {listed(unknown)}. Rename or remove them."
+            f"--val has classes that are neither old nor new: {some(unknown)}. Rename or remove them."
             + did_you_mean(unknown, [*space.classes, *new.classes])
         )
     if not set(val.classes) & set(new.classes):
-        raise BranchoutError("--val has no images of the new classes. Add some, or leave --val out.")
+        found = f", only of {some(val.classes)}" if val.classes else ""
+        raise BranchoutError(f"--val has no images of {new_classes}{found}. Add some, or leave --val out.")
 
 
 def _count(samples: Samples, what: str, notices: list[str]) -> int:
@@ -147,19 +156,24 @@ def _warn_of_two_classes(new: Samples, memory: Samples | None, notices: list[str
         )
 
 
-def _hold_out_new(new: Samples, seed: int, rng: np.random.Generator, notices: list[str]) -> tuple[Samples, Samples]:
+def _hold_out_new(
+    new: Samples, seed: int, rng: np.random.Generator, notices: list[str], new_classes: str
+) -> tuple[Samples, Samples]:
     """New images to train with, and those held out; images of one group are divided only if too few are left."""
-    enough = int((np.bincount(new.labels) >= 3).sum())
+    images = np.bincount(new.labels)
+    enough = int((images >= 3).sum())
     if not enough:
         raise BranchoutError(
-            "There are too few new images to hold any out: no class has three. Add images, or pass some with --val."
+            f"There are too few images of {new_classes} to hold any out: the largest class has "
+            f"{count(int(images.max(initial=0)), 'image')}, and three are needed. Add images, or pass validation "
+            "images with --val."
         )
     train, held = _hold_out(new, rng)
     if 2 * len(held.classes) < enough:
         notices.append(
-            f"in {enough - len(held.classes):,} of {enough:,} new classes nearly all images are near-duplicates of one "
-            "another, so near-duplicates of training images had to be held out: accuracies on new classes are too "
-            "high. Pass other photos with --val"
+            f"in {enough - len(held.classes):,} of {enough:,} {new_classes} nearly all images are near-duplicates of "
+            f"one another, so near-duplicates of training images had to be held out: accuracies on {new_classes} are "
+            "too high. Pass other photos with --val"
         )
         return _hold_out(new, np.random.default_rng(seed), grouped=False)
     return train, held
@@ -231,9 +245,8 @@ def _halve(held: Samples, new: Collection[str], rng: np.random.Generator) -> tup
 
 
 def _half(labels: np.ndarray, groups: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A mask of half the images of each class; odd images fall to either side in turn, first to the one marked.
-
-    Images of one group are on the side of the first of them.
+    """A mask of half the images of each class. The odd image of a class goes to either side in turn, from class to
+    class, first to the one marked. Images of one group are on the side of the first of them.
     """
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
@@ -255,11 +268,3 @@ def _with_origin(memory: Samples, space: LabelSpace) -> Samples:
     by_class = np.array([first[name] for name in memory.classes])[memory.labels]
     known = (memory.origin >= 0) & (memory.origin < len(space.branches))
     return memory.placed(np.where(known, memory.origin, by_class))
-
-
-LISTED = 5
-"""Class names that a message gives."""
-
-
-def listed(names: list[str]) -> str:
-    return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED:,} more" if len(names) > LISTED else "")

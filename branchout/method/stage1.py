@@ -9,6 +9,7 @@ heads on the new features learn to give the frozen logits:
 
     L = CE([z, z_n], y) + CE(pool([z, z_n]), y) + λ·T²·KL(z ‖ z_copied)  new images + exemplars + both
 
+For a new image of a class that is known already, the first term leaves out the old columns of that class.
 From the second step on, beside cosine heads, z + W_cᵀh_n stands in both cross-entropies for z: the branch learns what
 it adds to the frozen logits. Earlier branches never saw the new images; the new one sees images of all classes.
 

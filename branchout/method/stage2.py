@@ -32,17 +32,8 @@ MEMORY_LIMIT = {"cpu": 256 << 20, "cuda": 2 << 30}
 """Bytes that one pass may take; a larger grid is trained in several. With more, a CPU is a third slower."""
 
 
-@torch.no_grad()
-def grid_predictions(model: Classifier, features: Tensor, trained: TrainedDeltas) -> Tensor:
-    """The class that every grid point predicts from features (N, feature vectors, k): (points, N)."""
-    z = model.fused.frozen_columns(features.unbind(1))
-    u = to_norm(features)
-    answers = []
-    for point in range(len(trained.grid)):
-        deltas = trained.at(0, point)
-        change = [u[:, read].flatten(1) @ delta for read, delta in zip(model.fused.sources, deltas, strict=True)]
-        answers.append(model.fused.pooler(z + torch.cat(change, dim=1)).argmax(1))
-    return torch.stack(answers)
+Grid = Sequence[tuple[float, float]]
+"""The values of (α, β)."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +45,19 @@ class TrainedDeltas:
 
     def at(self, seed: int, point: int) -> list[Tensor]:
         return [delta[seed, point] for delta in self.deltas]
+
+
+@torch.no_grad()
+def grid_predictions(model: Classifier, features: Tensor, trained: TrainedDeltas) -> Tensor:
+    """The class that every grid point predicts from features (N, feature vectors, k): (points, N)."""
+    z = model.fused.frozen_columns(features.unbind(1))
+    u = to_norm(features)
+    answers = []
+    for point in range(len(trained.grid)):
+        deltas = trained.at(0, point)
+        change = [u[:, read].flatten(1) @ delta for read, delta in zip(model.fused.sources, deltas, strict=True)]
+        answers.append(model.fused.pooler(z + torch.cat(change, dim=1)).argmax(1))
+    return torch.stack(answers)
 
 
 def train_grid(
@@ -87,9 +91,6 @@ def train_grid(
     if not all(bool(torch.isfinite(delta).all()) for delta in deltas):
         raise BranchoutError("Stage II diverged: its weights are not finite numbers. Check the images of --memory.")
     return TrainedDeltas(settings.grid, deltas)
-
-
-Grid = Sequence[tuple[float, float]]
 
 
 def _points_per_pass(

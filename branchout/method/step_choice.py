@@ -10,11 +10,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from branchout.data import memory as memory_rules
 from branchout.data.samples import Samples, concatenate
-from branchout.method.choose import Half, apply_point, balanced_biases, choose_point, cross_fit, measure_goals
+from branchout.method.choose import (
+    HeldOutFeatures,
+    apply_point,
+    balanced_biases,
+    choose_point,
+    cross_fit,
+    measure_goals,
+)
 from branchout.method.class_means import choose_share, class_means
 from branchout.method.features import predictions
 from branchout.method.frontier import Frontier
@@ -40,7 +47,7 @@ class StepChoice:
     data: StepImages
     recipe: Recipe
     goal: str
-    stops: bool
+    dev_ended_training: bool
     """Whether dev images also chose the end of training."""
     earlier_biases: Sequence[float]
     """Those of the base's steps at its point for `balanced`."""
@@ -56,14 +63,14 @@ class StepChoice:
     def choose_and_measure(self, model: Classifier, trained: TrainedDeltas | None) -> Chosen:
         """The model, with class means where they help, its operating point, and its accuracies there."""
         halves = self.halves(model)
-        mixed = self.choose_with_class_means(model, trained, halves) if self.needs_class_means() else None
+        mixed = self.choose_with_class_means(model, trained, halves) if self.can_use_class_means() else None
         if mixed is not None:
             return mixed
         points, frontier = self.choose(model, trained, halves)
         return model, points, self.measure(model, trained, halves, points, frontier)
 
     def choose_with_class_means(
-        self, model: Classifier, trained: TrainedDeltas | None, halves: Sequence[Half]
+        self, model: Classifier, trained: TrainedDeltas | None, halves: Sequence[HeldOutFeatures]
     ) -> Chosen | None:
         """The same with class means; None where they do not help.
 
@@ -75,7 +82,7 @@ class StepChoice:
         biases = balanced_biases(balanced, len(model.steps))
         seen = [self.features_of_new(model, part) for part in (self.split.new, self.split.memory) if part is not None]
         means = class_means(model, *_joined(seen), biases)
-        share = 0.0 if means is None else self.share(model, means)
+        share = 0.0 if means is None else self.weight_of_class_means(model, means)
         if means is None or not share:
             return None
         mixed = self.with_means(model, means.at(share))
@@ -86,16 +93,16 @@ class StepChoice:
             means = class_means(model, *_joined(seen), biases) or means
         return self.with_means(model, means.at(share)), points, measured
 
-    def needs_class_means(self) -> bool:
-        """Where the head is linear and every class of earlier steps has images. With average pooling, a class that
-        several branches know would get another logit, although the largest new one stays."""
+    def can_use_class_means(self) -> bool:
+        """Whether class means are tried: the head is linear, exemplars are replayed, and every class of earlier steps
+        has images. Not where overlapping classes are averaged: the mean over branches would change the logit of a class
+        although the largest new logit stays."""
         known = {*self.split.new.classes, *(() if self.split.memory is None else self.split.memory.classes)}
         averaged = self.base.fused.pooler.kind == "average" and len(self.data.space.overlap) > 0
-        linear = isinstance(self.base.base_head, nn.Linear) and self.recipe.stage_one.replay
-        return linear and not averaged and set(self.added()) <= known
+        linear = self.base.has_linear_head and self.recipe.stage_one.replay
+        return linear and not averaged and set(self.classes_of_earlier_steps()) <= known
 
-    def added(self) -> list[str]:
-        """The classes of earlier steps."""
+    def classes_of_earlier_steps(self) -> list[str]:
         return [name for step in self.base.steps for name in step.names]
 
     def with_means(self, model: Classifier, means: ClassMeans) -> Classifier:
@@ -105,15 +112,15 @@ class StepChoice:
 
     def features_of_new(self, model: Classifier, samples: Samples) -> tuple[Tensor, Tensor]:
         """Features and labels of the images of new classes, of this step and of earlier ones; some of each class."""
-        samples = samples.of_classes([*self.split.new.classes, *self.added()])
+        samples = samples.of_classes([*self.split.new.classes, *self.classes_of_earlier_steps()])
         if not len(samples):
             return torch.empty(0), torch.empty(0)
         some = memory_rules.keep(samples, per_class=MEANS_IMAGES, seed=self.data.config.seed)
         return self.features_and_labels(model, some)
 
-    def share(self, model: Classifier, means: ClassMeans) -> float:
+    def weight_of_class_means(self, model: Classifier, means: ClassMeans) -> float:
         """How much the class means count. The test half has no say where dev images also ended the training."""
-        both = self.split.held_out_images and not self.stops
+        both = self.split.held_out_images and not self.dev_ended_training
         held = concatenate([self.split.dev, self.split.test]) if both else self.split.dev
         held = held.of_classes(self.split.new.classes)
         if not len(held):
@@ -129,19 +136,20 @@ class StepChoice:
         from training are few. Validation images that were given choose with one half and measure with the other."""
         return self.split.chosen_on == "held-out" and self.recipe.dial and len(self.split.test) > 0
 
-    def halves(self, model: Classifier) -> list[Half]:
+    def halves(self, model: Classifier) -> list[HeldOutFeatures]:
         """The images that choose: dev images, and test images where both do."""
         test = self.split.test
-        return [self.dev(model), *([self.half(model, test)] if self.halves_cross else [])]
+        return [self.dev(model), *([self.features_and_numbers(model, test)] if self.halves_cross else [])]
 
-    def half(self, model: Classifier, samples: Samples) -> Half:
+    def features_and_numbers(self, model: Classifier, samples: Samples) -> HeldOutFeatures:
+        """The same with labels as a numpy array."""
         return self.data.features(model, samples)[0], self.data.labels(samples)
 
     def choose(
         self,
         model: Classifier,
         trained: TrainedDeltas | None,
-        halves: Sequence[Half],
+        halves: Sequence[HeldOutFeatures],
         biases: list[float] | None = None,
         goal: str | None = None,
     ) -> tuple[StepPoints, Frontier]:
@@ -154,7 +162,7 @@ class StepChoice:
             recipe=self.recipe,
             goal=goal or self.goal,
             chosen_on=self.split.chosen_on,
-            held_new=self.held_new(model) if self.new_choose() else None,
+            held_new=self.held_new(model) if self.only_new_images_choose() else None,
             earlier_biases=biases[:-1] if biases else self.kept_biases(trained),
             newest=biases[-1] if biases else None,
         )
@@ -162,42 +170,42 @@ class StepChoice:
     def kept_biases(self, trained: TrainedDeltas | None) -> Sequence[float] | None:
         """The biases that earlier steps keep: kept images trained those steps, so their logits on them are too large.
         Deltas change all logits; biases are then found anew, unless only new images can place them."""
-        keeps = self.base.steps and self.split.chosen_on != "dev" and (trained is None or self.new_choose())
+        keeps = self.base.steps and self.split.chosen_on != "dev" and (trained is None or self.only_new_images_choose())
         return self.earlier_biases if keeps else None
 
     def measure(
         self,
         model: Classifier,
         trained: TrainedDeltas | None,
-        halves: Sequence[Half],
+        halves: Sequence[HeldOutFeatures],
         points: StepPoints,
         frontier: Frontier,
     ) -> Measured | None:
         """Accuracies before and after, on the test images, or on both halves; only on the test half if the dev half
         also chose the end of training."""
-        test, stops = self.split.test, self.stops
+        test, second_only = self.split.test, self.dev_ended_training
         if not len(test):
             return None
         if not self.halves_cross:
-            return measure_goals(model, *self.half(model, test), points, frontier, self.before(test))
-        before = self.before(test if stops else concatenate([self.split.dev, test]))
+            return measure_goals(model, *self.features_and_numbers(model, test), points, frontier, self.before(test))
+        before = self.before(test if second_only else concatenate([self.split.dev, test]))
         earlier = self.kept_biases(trained)
         dev, other = halves
-        return cross_fit(model, (dev, other), points, frontier, before, second_only=stops, earlier_biases=earlier)
+        return cross_fit(model, (dev, other), points, frontier, before, second_only=second_only, earlier_biases=earlier)
 
-    def new_choose(self) -> bool:
-        """Whether held-out images of the new classes choose, for a linear head without old images that could."""
-        return self.split.chosen_on == "pseudo" and isinstance(self.base.base_head, nn.Linear)
+    def only_new_images_choose(self) -> bool:
+        """Whether held-out images of the new classes alone choose: the head is linear, and there are no old images."""
+        return self.split.chosen_on == "pseudo" and self.base.has_linear_head
 
-    def held_new(self, model: Classifier) -> Half:
+    def held_new(self, model: Classifier) -> HeldOutFeatures:
         """Held-out images of the new classes."""
         held = concatenate([part for part in (self.split.dev, self.split.calibration) if part])
         held = held.of_classes(self.split.new.classes)
-        return self.half(model, held)
+        return self.features_and_numbers(model, held)
 
-    def dev(self, model: Classifier) -> Half:
+    def dev(self, model: Classifier) -> HeldOutFeatures:
         """Features and labels of the dev images, with pseudo-exemplars of the old classes if most have no images."""
-        features, labels = self.half(model, self.split.dev)
+        features, labels = self.features_and_numbers(model, self.split.dev)
         if self.split.chosen_on != "pseudo":
             return features, labels
         # With another seed than stage II's: what trained must not choose.
@@ -209,7 +217,7 @@ class StepChoice:
         old = samples.of_classes(self.base.space.classes)
         if not len(old):
             return None
-        features, labels = self.half(self.base, old)
+        features, labels = self.features_and_numbers(self.base, old)
         return accuracies(predictions(self.base, features), labels, self.data.space)
 
 

@@ -74,8 +74,8 @@ class StepImages:
         )
 
     def held_out(self) -> tuple[Labelled, Labelled | None]:
-        """The dev images, new classes and others apart: the end of training is chosen with them, too. Others only where
-        exemplars train: without them the logits of old and new classes are not compared."""
+        """Dev images of new classes, and of old ones; their loss decides when training ends. The second is None without
+        exemplars: stage I then does not compare old logits with new ones."""
         is_new = np.isin(self.split.dev.names, self.split.new.classes)
         new, old = (self.split.dev.select(mask) for mask in (is_new, ~is_new))
         return self.labelled(new), self.labelled(old) if len(old) and self.split.memory is not None else None

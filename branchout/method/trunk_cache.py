@@ -196,7 +196,7 @@ class TrunkOutputs:
         return tables
 
     def _order(self, images: Images, seed: int) -> list[Ints]:
-        """All images in batches. Views that are mixed with others of their batch meet other ones in every view."""
+        """All images in batches; shuffled by `seed` where images are mixed, so that each meets others in every view."""
         small = isinstance(images, ResidentImages) and self.frozen.device.type == "cuda"
         chunk = forward_batch(images, GPU_CHUNK if small else CHUNK)
         mixed = self.frozen.augmentation.mixed

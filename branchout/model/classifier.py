@@ -83,6 +83,11 @@ class Classifier(nn.Module):
         return self.fused.space
 
     @property
+    def has_linear_head(self) -> bool:
+        """Whether heads are linear, as those of ImageNet networks are, and no cosine heads."""
+        return isinstance(self.base_head, nn.Linear)
+
+    @property
     def base_head(self) -> Head:
         return self.fused.heads[0]  # type: ignore[return-value]
 

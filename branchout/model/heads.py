@@ -94,8 +94,8 @@ class Pooler(nn.Module):
             raise unknown("pooler", kind, POOLERS)
         self.kind = kind
         columns: list[list[int]] = [[] for _ in space.classes]
-        for column, name in enumerate(space.class_of_column):
-            columns[name].append(column)
+        for column, class_number in enumerate(space.class_of_column):
+            columns[class_number].append(column)
         width = max(len(c) for c in columns)
         # A class with fewer columns than others repeats its first: the maximum stays the same, the mean weighs it 0.
         padded = [c + [c[0]] * (width - len(c)) for c in columns]
@@ -105,7 +105,7 @@ class Pooler(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """(…, columns) → (…, classes)."""
-        if self.columns_of.shape[1] == 1:  # no class has two columns, and both are in the order of learning
+        if self.columns_of.shape[1] == 1:  # one column for each class, in the order of classes
             return z
         spread = z[..., self.columns_of]
         if self.kind == "max":

@@ -44,6 +44,14 @@ def device_named(device: Device) -> torch.device:
     return found
 
 
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has computed all that it was asked to, for example before a clock is read."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
 def in_double(tensor: Tensor) -> Tensor:
     """In double precision; on the CPU where the device has none."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()

@@ -52,7 +52,7 @@ def test_explain_shows_sums_that_add_up(extended_twice: api.Model, photos: Path)
     picture = next((photos / "test" / BASE[0]).iterdir())
     told = well(run("explain", extended_twice.folder, picture, "--memory", photos / "memory", "--nearest", "2"))
     why = extended_twice.explain(picture)
-    shown = f"{picture}: {why.winner.name}, {100 * why.winner.probability:.1f}% (known to {why.known})"
+    shown = f"{picture}: {why.winner.name}, {100 * why.winner.probability:.1f}% (class of {why.known})"
     assert shown in told.splitlines()
     assert f"before step 2 the prediction was: {why.before[0]}, " in told
     for branch in ("the base", "step 1", "step 2"):

@@ -146,7 +146,7 @@ def test_what_cannot_be_served_is_said(capsys: pytest.CaptureFixture[str], tmp_p
     assert f"There is no folder {tmp_path / 'nothing'}" in refused(
         capsys, tmp_path, tmp_path / "nothing", "--port", "0"
     )
-    assert "1 of 1 shards do not exist" in refused(capsys, tmp_path, tmp_path / "no.tar", "--port", "0")
+    assert "there is no such file" in refused(capsys, tmp_path, tmp_path / "no.tar", "--port", "0")
     with tarfile.open(tmp_path / "test.tar", "w") as archive:
         for name, content in (("a.jpg", b"not read yet"), ("a.cls", b"robin")):
             info = tarfile.TarInfo(name)

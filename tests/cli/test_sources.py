@@ -61,7 +61,7 @@ def test_check_says_how_many_near_duplicates_there_are(base: api.Model, train: S
     for index in range(3):
         (tmp_path / "new" / str(new.names[index]) / f"again{index}.png").write_bytes(png(new, index, brighter=1))
     said = well(run("check", tmp_path / "new", "--base", base.folder))
-    assert f"6 of {len(new) + 3} new images are near-duplicates" in said
+    assert f"6 of {len(new) + 3} images of new classes are near-duplicates" in said
     assert "3 groups" in said
 
 

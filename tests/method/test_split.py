@@ -111,7 +111,7 @@ def test_strangers_are_refused_by_name(base: api.Model, train: Samples, val: Sam
         DataSplit.of(space, new, train.of_classes([*BASE, NEW[0], LATER[0]]), None, 0)
     with pytest.raises(BranchoutError, match=f"--val has classes that are neither old nor new: {LATER[1]}"):
         DataSplit.of(space, new, None, val.of_classes([*BASE, *NEW, LATER[1]]), 0)
-    with pytest.raises(BranchoutError, match="--val has no images of the new classes"):
+    with pytest.raises(BranchoutError, match=f"--val has no images of new classes, only of {BASE[0]}"):
         DataSplit.of(space, new, None, val.of_classes(BASE), 0)
     everyone = train.rename({name: f"stranger {n}" for n, name in enumerate(sorted(train.classes))})
     with pytest.raises(BranchoutError, match=r"stranger 0, .* and 9 more"):
@@ -126,8 +126,10 @@ def test_classes_with_one_or_two_images(base: api.Model, train: Samples) -> None
     assert split.memory is not None
     assert split.memory.counts() == {BASE[0]: 2, BASE[1]: 4}
     assert len(split.dev) + len(split.test) == 2
-    with pytest.raises(BranchoutError, match=r"too few new images to hold any out.*--val"):
+    with pytest.raises(BranchoutError, match=r"too few images of new classes to hold any out.* has 2 images.*--val"):
         DataSplit.of(space, some(train, {NEW[0]: 2, NEW[1]: 1}), None, None, 0)
+    with pytest.raises(BranchoutError, match="the largest class has 0 images"):
+        DataSplit.of(space, train.select(np.zeros(0, dtype=np.int64)), None, None, 0)
 
 
 def test_origins_are_the_branch_that_taught_the_class_first(extended: api.Model, train: Samples, val: Samples) -> None:
@@ -210,7 +212,7 @@ def test_near_duplicates_stay_on_one_side(seed: int, base: api.Model, train: Sam
         for other in sides[n + 1 :]:
             assert not one & other
     assert split.near_duplicates == len(new) + len(memory)
-    assert f"{len(new)} of {len(new)} new images are near-duplicates" in split.notices[0]
+    assert f"{len(new)} of {len(new)} images of new classes are near-duplicates" in split.notices[0]
     assert len(split.dev) + len(split.test) >= len(NEW)
 
 

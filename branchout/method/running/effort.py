@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
 
 from branchout.data.images import SMALL
 from branchout.model.classifier import Classifier
@@ -79,7 +78,7 @@ def usual_effort(base: Classifier, branch: str, device: torch.device, *, replay:
 
 def trains_head_alone(base: Classifier, branch: str) -> bool:
     """Nothing is cloned, and the head is linear: a recipe with replay then needs no SGD."""
-    return branch == "fc" and isinstance(base.base_head, nn.Linear)
+    return branch == "fc" and base.has_linear_head
 
 
 @dataclass(frozen=True)

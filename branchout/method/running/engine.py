@@ -48,7 +48,9 @@ def engine_for(model: Classifier, device: torch.device, passes: int) -> str:
         return "torch"
     if find_spec("onnxruntime") is None:
         if asked == "onnxruntime":
-            raise BranchoutError('BRANCHOUT_ENGINE is onnxruntime. Type: pip install "branchout[export]"')
+            raise BranchoutError(
+                'BRANCHOUT_ENGINE is onnxruntime, which is not installed. Type: pip install "branchout[export]"'
+            )
         return "torch"
     pays = model.preprocessing.size > SMALL and passes >= ENOUGH
     return "onnxruntime" if pays or asked == "onnxruntime" else "torch"

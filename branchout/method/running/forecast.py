@@ -8,12 +8,13 @@ from pathlib import Path
 
 import torch
 
+from branchout.errors import some
 from branchout.method.config import ExtendConfig
 from branchout.method.extend import needs_deltas
 from branchout.method.new_branch import learns_correction
 from branchout.method.running.effort import Plan
 from branchout.method.running.prepared_extension import Prepared
-from branchout.method.split import DataSplit, listed
+from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier
 from branchout.model.heads import sources
 from branchout.model.staged import Branch, branch_point
@@ -40,10 +41,10 @@ def _classes(model: Classifier, split: DataSplit) -> Iterator[str]:
     yield f"new: {count(len(new.classes), 'class', 'classes')}, {_divided(len(new), split.held_out[0])}"
     few = [name for name, count in new.counts().items() if count < 10]
     if few:
-        yield f"  fewer than 10 images: {listed(few)}"
+        yield f"  fewer than 10 images: {some(few)}"
     shared = [name for name in new.classes if name in known]
     if shared:
-        yield f"  known to the base too, so their logits will be pooled: {listed(shared)}"
+        yield f"  known to the base too, so their logits will be pooled: {some(shared)}"
 
 
 def _old_images(model: Classifier, split: DataSplit) -> Iterator[str]:
@@ -52,14 +53,20 @@ def _old_images(model: Classifier, split: DataSplit) -> Iterator[str]:
     else:
         untrained = set(model.space.classes) - set(split.memory.classes)
         held_out = untrained & {*split.dev.classes, *split.test.classes}
-        of = f" of {count(len(split.memory.classes), 'old class', 'old classes')}"
+        of_memory = {*split.memory.classes, *(held_out if split.held_out[1] else ())}  # else those are of --val
+        of = f" of {count(len(of_memory), 'old class', 'old classes')}"
         yield f"memory: {_divided(len(split.memory), split.held_out[1], of)}"
         if untrained - held_out:
-            yield f"  no image of: {listed(sorted(untrained - held_out))}"
+            yield f"  no image of: {some(sorted(untrained - held_out))}"
         if held_out:
-            yield f"  only held-out images of: {listed(sorted(held_out))}"
+            yield f"  only held-out images of: {some(sorted(held_out))}"
     if split.chosen_on == "pseudo":
-        yield "  base accuracy cannot be measured: most old classes have no images to measure it on"
+        without = "no old class has" if split.memory is None else "too few old classes have"
+        by = "held-out new images choose `balanced`, and " if model.has_linear_head else ""
+        yield (
+            f"  base accuracy cannot be measured: {without} images to hold out; {by}pseudo-exemplars choose "
+            f"{'other goals' if by else 'the operating point'}"
+        )
     yield f"validation: {_validation(split)}"
 
 
@@ -67,7 +74,7 @@ def _divided(train: int, held_out: int, of: str = "") -> str:
     """How many images there are, and how many of them train: `10 images: 8 to train on, 2 held out`."""
     if not held_out:
         return f"{count(train, 'image')}{of} to train on"
-    return f"{count(train + held_out, 'image')}: {train:,}{of} to train on, {held_out:,} held out"
+    return f"{count(train + held_out, 'image')}{of}: {train:,} to train on, {held_out:,} held out"
 
 
 def _validation(split: DataSplit) -> str:
@@ -76,9 +83,11 @@ def _validation(split: DataSplit) -> str:
     counts = {role: len(samples) for role, samples in roles.items() if samples is not None}
     new, kept = split.held_out
     source = "held out" if new else "of --val, and held out from --memory" if kept else "of --val"
-    few = "; too few are of old classes" if split.chosen_on == "pseudo" else ""
-    listed = ", ".join(f"{number:,} {role}" for role, number in counts.items())
-    return f"{count(sum(counts.values()), 'image')} {source}: {listed}{few}"
+    few = ""
+    if split.chosen_on == "pseudo":
+        few = "; none are of old classes" if split.memory is None else "; too few are of old classes"
+    by_role = ", ".join(f"{number:,} {role}" for role, number in counts.items())
+    return f"{count(sum(counts.values()), 'image')} {source}: {by_role}{few}"
 
 
 def added_bytes(model: Classifier, split: DataSplit, config: ExtendConfig, where: str) -> int:

@@ -19,7 +19,7 @@ from branchout.method.running.speeds import Speeds
 from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier
 from branchout.model.staged import Branch, branch_point
-from branchout.training.device import give_back_memory
+from branchout.training.device import give_back_memory, wait_for
 from branchout.training.loop import Event, OnProgress, silent
 from branchout.training.optimisation import scale_to_dataset
 
@@ -160,11 +160,11 @@ def _fusing(model: Classifier, batch: int, device: torch.device) -> float:
 def _timed(work: Callable[[], object], device: torch.device) -> float:
     """The median of a few times, after one to warm up: what the machine gives now, while others use it too."""
     work()
+    wait_for(device)
     times = []
     for _ in range(3):
         start = time.perf_counter()
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        wait_for(device)
         times.append(time.perf_counter() - start)
     return statistics.median(times)

@@ -84,11 +84,14 @@ def _fits_memory(plan: Plan, counts: Counts, speeds: Speeds) -> bool:
 
 
 def options(base: Classifier, config: ExtendConfig, device: torch.device) -> list[Plan]:
-    """What could be trained, from the least accurate to the most; settings that the user gave are in all of them."""
+    """What could be trained, from the least accurate to the most.
+
+    Branches have the views and epochs that the user gave; a head alone has those of `HEADS`.
+    """
     efforts = ON_GPU if device.type == "cuda" else BRANCHES
     names = base.backbone.names
     deeper = [names[-2]] if len(names) > 1 else []
-    head = ["fc"] if config.epochs is None and trains_head_alone(base, "fc") else []  # a head alone has no epochs
+    head = ["fc"] if config.epochs is None and base.has_linear_head else []  # a head alone has no epochs
     branches = [*head, "last", *deeper] if config.branch is None else [config.branch]
     found = [
         Plan(branch, _with_given(effort, config))
@@ -131,8 +134,8 @@ def _too_short(shortest: Plan, config: ExtendConfig) -> str:
         return f"This is the shortest plan; none fits into the default limit of {DEFAULT_MINUTES:g} minutes"
     needed = _seconds(shortest)
     return (
-        f"--minutes {config.minutes:g} is too short. This is the shortest plan; it is trained although it takes about "
-        f"{duration(needed)}. The smallest limit that is enough: --minutes {math.ceil(needed / 60)}"
+        f"--minutes {config.minutes:g} is too short: this is the shortest plan, and it takes more, about "
+        f"{duration(needed)} by the forecast. It is trained anyway; it fits --minutes {math.ceil(needed / 60)}"
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from branchout.method.config import ExtendConfig
 from branchout.method.extend import needs_deltas
 from branchout.method.recipes import BRANCHOUT
-from branchout.method.running.effort import Effort, trains_head_alone
+from branchout.method.running.effort import Effort
 from branchout.method.split import DataSplit
 from branchout.method.stage1 import batch_sizes
 from branchout.method.trunk_cache import views_per_source
@@ -42,7 +42,7 @@ class Counts:
         old = sum(len(part.of_classes(base.space.classes)) for part in (split.dev, split.test))
         memory = 0 if split.memory is None else len(split.memory)
         classes = (len(split.new.classes), len(base.space.classes))
-        linear = trains_head_alone(base, "fc")
+        linear = base.has_linear_head
         fused = needs_deltas(base, base.space.extend(split.new.classes), split, config)
         return cls(len(split.new), memory, held, old, *classes, fused, linear)
 

@@ -31,3 +31,21 @@ def test_classes_whose_only_images_are_held_out_are_not_called_missing(base: api
     assert [line for line in told if missing in line] == [f"  no image of: {missing}"]
     (about,) = [line for line in told if single in line]
     assert "held-out" in about
+
+
+def test_old_classes_are_those_of_memory_whether_their_images_train_or_are_held_out(
+    base: api.Model, train: Samples, val: Samples
+) -> None:
+    model, plan = base.saved.classifier, Plan("last", SMALL_INPUTS, seconds=1.0)
+
+    def memory_line(split: DataSplit) -> str:
+        told = forecast(Prepared(model, split, ExtendConfig(), ()), plan, device=torch.device("cpu"), base_bytes=0)
+        return next(line for line in told if line.startswith("memory: "))
+
+    new = train.of_classes(NEW)
+    of_val = DataSplit.of(model.space, new, exemplars(train, BASE[:3]), val.of_classes([*BASE, *NEW]), 0)
+    assert " of 3 old classes to train on" in memory_line(of_val)
+    kept = DataSplit.of(model.space, new, exemplars(train), None, 0)
+    assert kept.memory is not None
+    fewer = replace(kept, memory=kept.memory.of_classes(BASE[1:]))  # the only image of a class may be held out
+    assert f" of {len(BASE)} old classes: " in memory_line(fewer)
