@@ -204,7 +204,7 @@ def goal_tables(report: ReportData) -> list[GoalTable]:
         for goal in goals:
             figures = held_out.goals.get(goal) or (held_out.after if goal == points.goal else None) or {}
             found[goal] = {name: figures.get(name) if name in shown else None for name in METRICS}
-        images = f"On {held_out.images:,} held-out {'new ' if pseudo else ''}test images"
+        images = f"On {held_out.images:,} held-out test images"
         tables.append(_table(images, "held-out", found, goals))
     return tables
 

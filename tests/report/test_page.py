@@ -190,9 +190,9 @@ def test_a_base_model_gets_a_smaller_page(pages: dict[str, str]) -> None:
 def test_pseudo_exemplars_are_no_measurement(base: api.Model, train: Samples, val: Samples) -> None:
     model = base.extend(train.of_classes(NEW), val=val.of_classes(NEW), epochs=2)
     shown = Page(render(model.report_data())).shown
-    assert "Base accuracy was not measured : no images of old classes were given" in shown
+    assert "Base accuracy was not measured : no images of old classes were held out" in shown
     assert "Base accuracy in this chart is accuracy on pseudo-exemplars" in shown
-    assert "On 12 held-out new test images, in % goal b novel all" in shown
+    assert "On 12 held-out test images, in % goal b novel all" in shown
     assert METRICS["base"].meaning not in shown
     novel = percent(model.saved.history[-1]["measured"]["after"]["novel"])
     assert f"novel {METRICS['novel'].meaning} {novel} %" in shown
@@ -253,7 +253,7 @@ def test_a_model_with_one_operating_point_says_why_there_is_no_dial(extended: ap
     page = Page(render(model.report_data(val.of_classes(model.classes))))
     assert not [element for element in page.of("form") if element.attributes.get("id") == "dial"]
     assert f"There is only one operating point: on the {frontier.images} validation images" in page.shown
-    assert "has no dial" in page.shown
+    assert "Only one operating point is useful" in page.shown
     assert "position of the dial" not in page.shown
     assert "--val" in page.shown
     assert "only one operating point" not in Page(render(extended.report_data())).shown

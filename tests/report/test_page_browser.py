@@ -144,6 +144,7 @@ def test_a_class_a_cell_and_a_point_lead_to_their_images(browser: Browser, addre
         row = counts.classes[0]
         name = facts.classes[row.number]
         page.locator("#classes .pick", has_text=name).first.click()
+        page.wait_for_selector("#view[open]")  # the address changes first, and the window follows it
         assert page.locator("#view-title").text_content() == f"{row.images} images of “{name}”"
         assert "of them are in this file; branchout serve shows all" in page.locator("#view").text_content()
         page.keyboard.press("Escape")
