@@ -450,7 +450,7 @@ def test_the_demo_is_shown_as_it_was_measured() -> None:
 
 
 def test_the_dial_is_drawn_as_it_was_measured() -> None:
-    """The picture's axes: x = 110 + 7 · novel, y = 400 − 5 · base; its three points are those of the first seed."""
+    """The picture's axes: x = 110 + 9 · base, y = 400 − 4 · novel; its three points are those of the first seed."""
     folder = ROOT / "results" / "tiny-imagenet-200" / "disjoint-40" / "resnet10"
     rows = {
         goal: json.loads((folder / f"score-fusion-branchout-{goal}.json").read_text(encoding="utf-8"))
@@ -460,11 +460,11 @@ def test_the_dial_is_drawn_as_it_was_measured() -> None:
     svg = "{http://www.w3.org/2000/svg}"
 
     def place(figures: dict[str, float]) -> tuple[int, int]:
-        return round(110 + 7 * figures["novel"]), round(400 - 5 * figures["base"])
+        return round(110 + 9 * figures["base"]), round(400 - 4 * figures["novel"])
 
-    # Along a straight line down, its two ends are enough.
+    # Along a level line, its two ends are enough.
     every = [place(point) for point in rows["balanced"]["curve"]]
-    inner = [b for a, b, c in zip(every, every[1:], every[2:], strict=False) if not a[0] == b[0] == c[0]]
+    inner = [b for a, b, c in zip(every, every[1:], every[2:], strict=False) if not a[1] == b[1] == c[1]]
     drawn = root.find(f"{svg}polyline").get("points", "")  # type: ignore[union-attr]
     assert drawn == " ".join(f"{x},{y}" for x, y in [every[0], *inner, every[-1]])
 

@@ -26,6 +26,12 @@ SCREEN = {
     "180 + 15 new, 5 old, halves by cluster": "overlap-random-clustered/resnet10",
     "180 + 20 old, halves by cluster": "overlap-full/resnet10",
 }
+NOT_SHOWN = {
+    "180 + 20, vision transformer": "disjoint-40/vit_tiny",
+    "180 + 15 new, 5 old, other domain, halves at random": "overlap-domain-shuffled/resnet10",
+    "180 + 15 new, 5 old, other domain, halves by cluster": "overlap-domain-clustered/resnet10",
+    "180 + 20 old, halves by cluster, ResNet18": "overlap-full/resnet18",
+}
 PAPER_NAMES = {
     "score-fusion-reference": "score fusion", "score-fusion-fc-reference": "score fusion fc-only",
 }  # fmt: skip
@@ -225,9 +231,12 @@ def screen(audit: Audit, page: Path) -> None:
     told = "1. On {} a network with {} learns {} from 15 photos each: ".format(place, *classes)
     told += "new classes reach {}%, old ones go from {}% to {}%.".format(*map(rounded, figures))
     audit.same(f"{page.name}, first sentence", str(told in text), "True")
-    for words, key in (("the paper's recipe in", "recipe"), ("applies, in", "other"), ("above Branchout in", "joint")):
+    for words, key in (("the paper's recipe in", "recipe"), ("possible, in", "other"), ("above Branchout in", "joint")):
         sentence = re.search(rf"{words} (.+?)\.$", text, re.MULTILINE)
         audit.same(f"{page.name}, sentence on {key}", sentence[1] if sentence else "", lead(audit, pairs[key]))
+    rest = [each["other"] for name in NOT_SHOWN if "other" in (each := unmarked(audit, *who(audit, name)))]
+    sentence = re.search(r"Not shown\]\(\S+\): above the best other method in (.+?)\. \[", text)
+    audit.same(f"{page.name}, scenarios not shown", sentence[1] if sentence else "", lead(audit, rest))
     numbered = re.findall(r"^(\d)\. ", text, re.MULTILINE)
     audit.same(page.name, "".join(numbered), "12345")
 
@@ -245,12 +254,12 @@ def unmarked(
 
 
 def margins(audit: Audit, page: Path) -> None:
-    """Every margin of the first screen with its interval."""
-    ((_, _, lines),) = tables_of(page)
+    """Every margin with its interval: of the scenarios on the first screen, and of the others."""
+    (_, _, lines), (_, _, others) = tables_of(page)
     ((_, _, shown),) = tables_of(audit.docs / "results.md")
-    names = [LINK.findall(line[0])[0][0] for line in lines]
-    audit.same(page.name, str(names), str([LINK.findall(line[0])[0][0] for line in shown]))
-    for name, line in zip(names, lines, strict=True):
+    names = [LINK.findall(line[0])[0][0] for line in [*lines, *others]]
+    audit.same(page.name, str(names), str([*(LINK.findall(line[0])[0][0] for line in shown), *NOT_SHOWN]))
+    for name, line in zip(names, [*lines, *others], strict=True):
         found = unmarked(audit, *who(audit, name))
         for key, cell in zip(("recipe", "other", "joint"), line[1:], strict=True):
             expected = "–"
@@ -270,13 +279,13 @@ def flowers(audit: Audit) -> Path:
 
 def who(audit: Audit, name: str) -> list[Path | None]:
     """Whose files a line of the first screen must show."""
-    if name not in SCREEN:
+    if name not in SCREEN | NOT_SHOWN:
         folder = Path("imagenet-flowers")
         others = [
             path for path in audit.rows if path.parent == folder and audit.rows[path]["method"] not in OURS_ON_PHOTOS
         ]
         return [flowers(audit), None, best(audit, others), None]
-    folder = Path("tiny-imagenet-200", SCREEN[name])
+    folder = Path("tiny-imagenet-200", (SCREEN | NOT_SHOWN)[name])
     others = []
     for path, row in audit.rows.items():
         method = path.stem.removesuffix(f"-{row.get('point')}")

@@ -195,7 +195,7 @@ def above_table(of: Measured, experiment: str, arch: str) -> list[Comparison]:
     """Against every method of the paper's table that sees no more images than score fusion does."""
     table = table_named(experiment)
     told = paper_rows(table.name, arch)
-    others = [name for name in table.of(arch) if is_rival(name) and methods()[name].label in told]
+    others = [name for name in table.methods_for(arch) if is_rival(name) and methods()[name].label in told]
     return [of.above_all(experiment, (arch, REFERENCE), (arch, others), metric) for metric in ("all", "avg")]
 
 

@@ -131,14 +131,14 @@ def design_space(axes: Any, rows: Rows, dataset: str) -> bool:
     if not grid or not dial or not grid.data["curve"] or not dial.data["curve"]:
         return False
     for alpha, colour, mark in ((0.0, PALE, "o"), (0.4, GREEN, "s"), (1.0, RED, "^")):
-        points = sorted((at["beta"], at["novel"], at["base"]) for at in grid.data["curve"] if at["alpha"] == alpha)
+        points = sorted((at["beta"], at["base"], at["novel"]) for at in grid.data["curve"] if at["alpha"] == alpha)
         across, up = [at[1] for at in points], [at[2] for at in points]
         axes.plot(across, up, color=colour, marker=mark, ms=3.5, lw=0.8, label=f"paper's grid, α = {alpha:g}", zorder=3)
     for row, told, colour, dash in (
         (dial, "Branchout, the dial", BLUE, "-"),
         (joint, "joint training, the dial", SOFT, "--"),
     ):
-        curve = [(at["novel"], at["base"]) for at in (row.data["curve"] if row else None) or ()]  # in the dial's order
+        curve = [(at["base"], at["novel"]) for at in (row.data["curve"] if row else None) or ()]  # in the dial's order
         if curve:
             axes.plot(*zip(*curve, strict=True), color=colour, ls=dash, lw=1.6, label=told, zorder=2)
     marks = []
@@ -148,18 +148,18 @@ def design_space(axes: Any, rows: Rows, dataset: str) -> bool:
     ):  # fmt: skip
         row = found(name)
         if row:
-            at = [row.value(part) or 0.0 for part in ("novel", "base")]
-            error = [bars([value], [half_width(row, part)]) for value, part in zip(at, ("novel", "base"), strict=True)]
+            at = [row.value(part) or 0.0 for part in ("base", "novel")]
+            error = [bars([value], [half_width(row, part)]) for value, part in zip(at, ("base", "novel"), strict=True)]
             style = {"ms": 7, "mfc": GROUND, "elinewidth": 0.7, "ls": "", "zorder": 5}
             axes.errorbar(*at, xerr=error[0], yerr=error[1], marker=mark, color=INK, label=told, **style)
             marks.append(at)
     # The ends of a dial, where one side is given up, would press everything else together.
-    near = [(at["novel"], at["base"]) for at in grid.data["curve"]] + [(at[0], at[1]) for at in marks]
+    near = [(at["base"], at["novel"]) for at in grid.data["curve"]] + [(at[0], at[1]) for at in marks]
     low_x, low_y = (min(at[axis] for at in near) for axis in (0, 1))
     high = max(at["base"] for at in dial.data["curve"])
-    axes.set_xlim(max(low_x - 12, 0), min(max(at[0] for at in near) + 6, 100))
-    axes.set_ylim(max(low_y - 4, 0), min(high + 2, 100))
-    axes.set(xlabel="accuracy on new classes (%)", ylabel="accuracy on old classes (%)")
+    axes.set_xlim(max(low_x - 4, 0), min(high + 2, 100))
+    axes.set_ylim(max(low_y - 12, 0), min(max(at[1] for at in near) + 6, 100))
+    axes.set(xlabel="accuracy on old classes (%)", ylabel="accuracy on new classes (%)")
     axes.legend(loc="lower left", fontsize=7, ncols=1, labelspacing=0.3)
     return True
 
@@ -170,6 +170,7 @@ def many_steps(axes: Any, rows: Rows, dataset: str) -> bool:
     for name, told, colour, mark in (
         ("score-fusion-branchout-all", "Branchout", BLUE, "o"),
         ("score-fusion-reference-all", "the paper's recipe", GREEN, "s"),
+        ("fa-bic-plain", "FA+BiC", PALE, "v"),
         ("bic-plain", "BiC", RED, "D"),
         ("podnet-plain", "PODNet", INK, "^"),
     ):

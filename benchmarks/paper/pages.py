@@ -79,7 +79,7 @@ def commands_part(results: Path, dataset: str, arch: str, write: Writer) -> list
 
 def photos_page(rows: Rows, results: Path) -> str:
     write = Writer("../../results")
-    parts = ["# A strong base and someone's photos", write.text("photos")]
+    parts = ["# 102 flowers added to an ImageNet network", write.text("photos")]
     photos = [row for row in rows.values() if row.data.get("scenario") == "photos"]
     heading = ["", "old classes before", "base", "novel", "all", "avg", "balanced", "seconds"]
     for (dataset, arch), found in groupby(photos, key=lambda row: (row.data["dataset"], row.data["arch"])):

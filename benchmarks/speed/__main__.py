@@ -1,4 +1,4 @@
-"""Measure speed, each against what people do today: python -m benchmarks.speed [--only NAME …].
+"""Measure speed, each against an alternative: python -m benchmarks.speed [--only NAME …].
 
 Without --only everything runs that this machine can. Writes one JSON file for each row with both times, their ratio,
 settings, versions, hardware and commit.

@@ -50,14 +50,13 @@ def other_servers(rows: Rows) -> list[str]:
     if not found:
         return [
             "`python -m benchmarks.speed --only inference` measures LitServe beside the server where installed. No "
-            "figures are kept yet: on two cores shared with other work they differed ninefold from run to run. Triton "
-            "was not measured: its server does not install with pip."
+            "figures are kept yet: on two cores shared with other work they differed ninefold from run to run."
         ]
     about = (
         f"The same model behind LitServe {found[0]['litserve']} (`pip install litserve`) with one worker and batches "
         "as large. LitServe reads no raw images, so its clients send them as base64 text in JSON:"
     )
-    return [about, table(*lines), "Triton was not measured: its server does not install with pip."]
+    return [about, table(*lines)]
 
 
 def earlier_inference(rows: Rows) -> list[str]:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from branchout.bench.experiment import Experiment
 from branchout.bench.job import Job
+from branchout.bench.measure import uses_seeds
+from branchout.bench.methods import method_named
 from branchout.bench.plan import Plan
 from branchout.bench.rows import read_row
 from branchout.data.datasets import Dataset
@@ -30,7 +32,8 @@ class Forecast:
 
     def seconds(self, job: Job) -> float:
         """How long a job takes if it starts now."""
-        own = max((sum(row["seconds"].values()) for row in self.rows[job]), default=0.0) * len(job.seeds)
+        seeds = len(job.seeds) if uses_seeds(method_named(job.method)) else 1
+        own = max((sum(row["seconds"].values()) for row in self.rows[job]), default=0.0) * seeds
         place = self._base[job.plan]
         training = 0.0 if place is None or is_saved_model(place) else self._training.get(place, 0.0)
         return own + training + OPENING * (job.plan != self._opened)

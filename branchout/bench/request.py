@@ -67,8 +67,10 @@ class Request:
             raise BranchoutError(
                 f"{' and '.join(given)} were given, and only one of them can be measured; leave one out"
             )
-        if self.minutes and not self.stale:
+        if self.minutes is not None and not self.stale:
             raise BranchoutError("--minutes goes with --stale only: the times of outdated rows tell what fits")
+        if self.stale and self.scale:
+            raise BranchoutError("--stale measures every row at its own scale; leave --scale out, or name a table")
         for name in ("exemplars", "memory_total") if self.stale else ():
             if getattr(self, name) is not None:
                 own = "--stale measures every row with its own number of exemplars"
@@ -91,6 +93,10 @@ class Request:
         for what, asked, known in (("scenario", self.scenario, NAMES), ("architecture", self.arch, ARCHITECTURES)):
             if asked is not None and asked not in known:
                 raise unknown(what, asked, known)
+        takers = [name for name in NAMES if name.startswith("overlap") and name != "overlap-full"]
+        if self.scenario and self.overlap is not None and self.scenario not in takers:
+            why = "all new classes are old ones" if self.scenario == "overlap-full" else "no class is both old and new"
+            raise BranchoutError(f"--overlap goes with the scenarios {', '.join(takers)}; in '{self.scenario}' {why}")
 
     def jobs(self, dataset: Dataset) -> list[Job]:
         """One job for each method of each experiment."""
@@ -151,7 +157,7 @@ class Request:
                 usual = tables.experiments_of(table, dataset, self.scale, **{**changes, "exemplars": None})
                 for experiment, plan in tables.experiments_of(table, dataset, self.scale, **changes).items():
                     kept = "" if plan.exemplars == usual[experiment].exemplars else f"{EXEMPLARS}{plan.exemplars}"
-                    jobs += self.jobs_of(dataset, experiment + kept, plan, self.methods or table.of(plan.arch))
+                    jobs += self.jobs_of(dataset, experiment + kept, plan, self.methods or table.methods_for(plan.arch))
         return list(dict.fromkeys(jobs))  # tables share rows
 
     def _of_scenario(self, dataset: Dataset) -> list[Job]:

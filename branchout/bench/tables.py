@@ -38,14 +38,14 @@ class Table:
     """The experiment whose rows it shows; tables can share one."""
     archs: tuple[str, ...]
     methods: tuple[str, ...]
-    fewer: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    methods_by_arch: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The methods for networks of which the paper has only some rows, or none."""
-    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    archs_by_dataset: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Further networks that are not in the paper, by dataset."""
 
-    def of(self, arch: str) -> tuple[str, ...]:
+    def methods_for(self, arch: str) -> tuple[str, ...]:
         """The methods for one network."""
-        return self.fewer.get(arch, self.methods)
+        return self.methods_by_arch.get(arch, self.methods)
 
 
 @cache
@@ -92,7 +92,7 @@ def networks_of(table: Table, dataset: str, scale: str | None = None, schedule: 
     Further networks come last, and only at the dataset's own scale; transformers only with their own schedule.
     """
     only = _read()["archs_on"].get(dataset, table.archs)
-    beside = table.beside.get(dataset, ()) if scale in (None, dataset) else ()
+    beside = table.archs_by_dataset.get(dataset, ()) if scale in (None, dataset) else ()
     found = (*(arch for arch in table.archs if arch in only), *beside)
     return found if schedule in (None, "fast") else tuple(arch for arch in found if not is_transformer(arch))
 

@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from branchout.cli import options
-from branchout.cli.app import app, console, open_dataset, say
+from branchout.cli.app import app, console, open_dataset, say, warn
 from branchout.cli.display import new_table, progress
 from branchout.cli.many_processes import is_distributed
 from branchout.errors import BranchoutError, unknown
@@ -232,10 +232,14 @@ def _photos(
     with progress() as on_progress:
         model = load(base)
 
-        def read(folder: Path) -> Samples:
-            return samples_in(folder, None, model.classes, classes_from, on_progress)
+        problems: list[str] = []
 
-        case = photos.open_case(model, read(new), read(memory), read(test) if test else None, effort, on_progress)
+        def read(folder: Path) -> Samples:
+            return samples_in(folder, problems, model.classes, classes_from, on_progress)
+
+        folders = read(new), read(memory), read(test) if test else None
+        warn(problems)
+        case = photos.open_case(model, *folders, effort, on_progress)
         sizes = f"{len(model.classes)} + {len(case.new.classes)} classes, {len(case.test)} test images"
         say(f"{sizes}: {', '.join(chosen)}, seeds {', '.join(map(str, seeds))}")
         for method, row in photos.run(case, chosen, seeds, folder, network, data, plan or ""):
@@ -308,7 +312,7 @@ def _list() -> None:
     shown = new_table("name", *text[:2], title="tables and figures", left=text)
     shown.columns[0].no_wrap = True
     for table in (tables() | figures()).values():
-        beside = [f"{arch} ({dataset})" for dataset, archs in table.beside.items() for arch in archs]
+        beside = [f"{arch} ({dataset})" for dataset, archs in table.archs_by_dataset.items() for arch in archs]
         shown.add_row(table.name, table.title, ", ".join([*table.archs, *beside]))
     console.print(shown)
     console.print(f"scenarios: {', '.join(NAMES)}\n", highlight=False)

@@ -57,8 +57,9 @@ def test_a_table_names_known_methods_and_a_known_scenario_at_every_scale(
     known = methods()
     assert not set(table.methods) - set(known)
     for arch in table.archs:
-        assert not set(table.of(arch)) - set(known)
-        assert {"score-fusion-branchout", "joint"} <= set(table.of(arch))  # our recipe, and the honest comparison
+        assert not set(table.methods_for(arch)) - set(known)
+        # Our recipe, and the honest comparison.
+        assert {"score-fusion-branchout", "joint"} <= set(table.methods_for(arch))
 
 
 def test_sizes_follow_the_dataset(dataset: Dataset, train: Samples, val: Samples) -> None:
@@ -238,8 +239,8 @@ def test_the_transformer_is_run_beside_the_papers_networks_on_small_photographs_
         table.archs == networks_of(table, "imagenet-1k") == networks_of(table, "tiny-imagenet-200", "paper") == papers
     )
     assert networks_of(table, "glyphs") == ("resnet10",)
-    assert {"aper", "aper-all", "ncm", "joint"} <= set(table.of("vit_tiny"))
-    assert not {"aper", "aper-all"} & set(table.of("resnet10"))
+    assert {"aper", "aper-all", "ncm", "joint"} <= set(table.methods_for("vit_tiny"))
+    assert not {"aper", "aper-all"} & set(table.methods_for("resnet10"))
     for name, other in tables().items():
         assert "vit_tiny" not in networks_of(other, "tiny-imagenet-200") or name == "disjoint-40"
 

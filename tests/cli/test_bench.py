@@ -71,7 +71,7 @@ def test_methods_in_a_scenario_of_ones_own(folder: Path, tmp_path: Path) -> None
 
 
 def test_a_transformer_from_scratch_is_a_base_for_all_who_take_part_in_its_table(folder: Path, tmp_path: Path) -> None:
-    names = table_named("disjoint-40").of("vit_tiny")
+    names = table_named("disjoint-40").methods_for("vit_tiny")
     words = ["bench", "--data", folder, "--scenario", "disjoint", "--base-classes", "8", "--arch", "vit_tiny"]
     words += [*SMALL, "--out", tmp_path, *(word for name in names for word in ("--method", name))]
     status, told, complained = run(*words)
@@ -142,8 +142,14 @@ def test_outdated_rows_of_tables_are_measured_again(folder: Path, tmp_path: Path
     assert " s " in line
     assert "not started: 1 of 1" in told
     assert "outdated" in json.loads(place.read_text())
-    for wrong, said in ((["disjoint-40"], "--stale"), (["--stale", "--workers", "2"], "--workers")):
-        status, _, complained = run(*words, "--minutes", "5", *wrong)
+    wrong_words = (
+        (["--minutes", "5", "disjoint-40"], "--stale"),
+        (["--minutes", "0", "disjoint-40"], "--stale"),
+        (["--minutes", "5", "--stale", "--workers", "2"], "--workers"),
+        (["--stale", "--scale", "paper"], "--scale"),
+    )
+    for wrong, said in wrong_words:
+        status, _, complained = run(*words, *wrong)
         assert status == 1
         assert said in complained
     assert run(*words, "--stale", "--minutes", "30")[0] == 0
@@ -174,6 +180,9 @@ def test_methods_from_a_base_of_ones_own(folder: Path, base: api.Model, tmp_path
         (["--scenario", "overlap-random-clustered", "--overlap", "1"], "start from any base: disjoint, steps"),
         (["--scenario", "disjoint-domain"], "start from any base: disjoint, steps"),
         (["--scenario", "disjoint", "--novel-classes", "4"], "4 new classes were asked for, but"),
+        (["--scenario", "disjoint", "--overlap", "1"], "--overlap goes with the scenarios overlap-random-shuffled"),
+        (["--scenario", "overlap-full", "--overlap", "1"], "in 'overlap-full' all new classes are old ones"),
+        (["--scenario", "disjont", "--overlap", "1"], "did you mean disjoint?"),
         (["--scenario", "disjoint", "--base", "glyphs"], "of the base's 800 classes have no training images in"),
         (["--scenario", "disjoint", "--base", "nowhere"], "There is no saved model nowhere"),
         (["--scenario", "disjoint", "--base-classes", "8"], "the model given with --base decides --base-classes"),

@@ -37,7 +37,7 @@ def papers_own() -> dict[Path, Row]:
     for table in tables().values():
         for arch in table.archs:
             told = paper_rows(table.name, arch)
-            for name in {*table.methods, *table.of(arch)}:
+            for name in {*table.methods, *table.methods_for(arch)}:
                 for point in methods()[name].points():
                     figures = told.get(paper_label(table.name, name, point) or "")
                     if figures:
