@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from branchout import files
 from branchout.data.preprocess import Preprocessing
-from branchout.errors import BranchoutError, canonical, explain_os_error, first_line, no_saved_model, some
+from branchout.errors import BranchoutError, canonical, explain_os_error, no_saved_model, some
 from branchout.labels import unique_names
 from branchout.model import architectures, huggingface, resnet, torchvision_adapters, vit
 from branchout.model.catalogue import listed_bases
 from branchout.model.classifier import Classifier
-from branchout.model.hub_connection import offline_if_unreachable
+from branchout.model.hub_connection import offline_if_unreachable, reason_of
 from branchout.model.manifest import (
     LONGEST_NAME,
     ResNetArch,
@@ -186,14 +186,13 @@ def _published(name: str) -> Source:
     count = timm.get_pretrained_cfg_value(name, "num_classes")
     if "_clip_" in name and not imagenet_names(count):
         count = 0  # the last layer is a projection into the space of texts
-    with offline_if_unreachable() as no_connection:
+    with offline_if_unreachable() as host:
         try:
             network = timm.create_model(name, pretrained=True, num_classes=count)
         except Exception as error:  # the hub client raises many kinds of errors
-            why = no_connection or first_line(error).rstrip(".")
             raise BranchoutError(
-                f"Download of the weights of {name!r} failed: {why}. Without a network connection, use "
-                f"--base {next(iter(LITE_SIZES))} or give a checkpoint file"
+                f"Download of the weights of {name!r} failed: {reason_of(error, host)}. Without a network connection, "
+                f"use --base {next(iter(LITE_SIZES))} or give a checkpoint file"
             ) from error
     return Source(name, arch, network.state_dict())
 

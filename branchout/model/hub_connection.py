@@ -5,30 +5,70 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 from urllib.parse import urlsplit
-from urllib.request import getproxies
+from urllib.request import getproxies, proxy_bypass
+
+from branchout.errors import first_line
+
+SECONDS = 5.0
+"""How long each of the hub's addresses may take to accept a connection."""
+_lock = Lock()
+
+
+def unreachable_host() -> str:
+    """The hub's host if it accepts no connection, else an empty string; behind a proxy that cannot be known."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:  # the client will not connect
+        return ""
+    try:
+        address = urlsplit(constants.ENDPOINT)
+        host, port = address.hostname or "", address.port or (80 if address.scheme == "http" else 443)
+    except ValueError:  # no address; the client says what is wrong with it
+        return ""
+    proxies = getproxies()
+    if not host or ((address.scheme in proxies or "all" in proxies) and not proxy_bypass(host)):
+        return ""
+    try:
+        socket.create_connection((host, port), timeout=SECONDS).close()
+    except (OSError, UnicodeError):  # the latter of a name that no host can have
+        return host
+    return ""
 
 
 @contextmanager
 def offline_if_unreachable() -> Iterator[str]:
-    """Inside, the hub's client uses only its cache if the hub's address cannot be resolved.
+    """Inside, the hub's client reads only its cache if the hub cannot be reached. Gives `unreachable_host()`.
 
-    Gives what to say of the connection: empty where the hub can be reached. Behind a proxy that cannot be known.
+    This is for timm, whose downloads take no such option. The client has one setting for the whole process, so one
+    download runs at a time; sessions are made anew because clients before version 1 keep the setting in them.
     """
-    from huggingface_hub import constants
+    from huggingface_hub import constants, utils
 
-    host, before = urlsplit(constants.ENDPOINT).hostname or constants.ENDPOINT, constants.HF_HUB_OFFLINE
-    reached = before or bool(getproxies()) or _is_resolved(host)
-    constants.HF_HUB_OFFLINE = before or not reached
-    try:
-        yield "" if reached else f"there is no connection to {host}, and no earlier download"
-    finally:
-        constants.HF_HUB_OFFLINE = before
+    def set_offline(value: bool) -> None:
+        constants.HF_HUB_OFFLINE = value
+        getattr(utils, "reset_sessions", lambda: None)()
+
+    with _lock:
+        host = unreachable_host()
+        if not host:
+            yield host
+            return
+        set_offline(True)
+        try:
+            yield host
+        finally:
+            set_offline(False)
 
 
-def _is_resolved(host: str) -> bool:
-    try:
-        socket.getaddrinfo(host, None)
-    except (OSError, UnicodeError):  # the latter of a host name that cannot be one
-        return False
-    return True
+def reason_of(error: BaseException, host: str) -> str:
+    """Why a download failed, in one line; `host` is what `unreachable_host` gave before it."""
+    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    cause: BaseException | None = error
+    while host and cause is not None:
+        if isinstance(cause, LocalEntryNotFoundError | OfflineModeIsEnabled):
+            return f"there is no connection to {host}, and no complete earlier download"
+        cause = cause.__cause__ or cause.__context__
+    return first_line(error).rstrip(".")

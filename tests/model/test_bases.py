@@ -1,13 +1,12 @@
 import json
 import os
 import random
-import re
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -259,26 +258,10 @@ def test_unknown_names_are_answered_with_near_ones():
 
 
 def test_no_network_connection_is_explained(monkeypatch, tmp_path):
-    hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(BranchoutError, match=r"'mobilenetv3_small_050' failed.*efficientnet_lite0"):
         open_base("mobilenetv3_small_050")
-
-
-@pytest.mark.parametrize("host", ["nowhere.invalid", "a..b"])
-def test_without_a_connection_the_hub_is_not_asked_again_and_again(host, monkeypatch, tmp_path):
-    hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(hub.constants, "ENDPOINT", f"https://{host}")
-    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
-    offline = hub.constants.HF_HUB_OFFLINE
-    began = time.monotonic()
-    with pytest.raises(BranchoutError, match=rf"no connection to {re.escape(host)}.*efficientnet_lite0"):
-        open_base("mobilenetv3_small_050")
-    assert time.monotonic() - began < 10  # with its attempts the client takes most of a minute
-    assert offline == hub.constants.HF_HUB_OFFLINE
 
 
 # Preprocessing.

@@ -13,7 +13,7 @@ from helpers import refused, run, well
 from branchout import api
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
-from branchout.model import hub, hub_connection
+from branchout.model import hub
 
 
 class Shelf:
@@ -34,7 +34,10 @@ class Shelf:
             if any(file.match(pattern) for pattern in allow_patterns):
                 shutil.copy(file, self.root / repo_id / file.name)
 
-    def snapshot_download(self, repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+    def snapshot_download(
+        self, repo_id: str, *, revision: str | None, allow_patterns: list[str], local_files_only: bool
+    ) -> str:
+        assert not local_files_only
         self.calls.append(("download", {"repo_id": repo_id, "revision": revision}))
         if not (self.root / repo_id).is_dir():
             raise ConnectionError("the hub cannot be reached\nand a page of details")
@@ -51,7 +54,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
     made = Shelf(tmp_path / "hub")
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: made)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", made.snapshot_download)
-    monkeypatch.setattr(hub_connection, "_is_resolved", lambda host: True)
+    monkeypatch.setattr(hub, "unreachable_host", lambda: "")
     return made
 
 
