@@ -43,9 +43,10 @@ def test_the_cheapest_job_comes_next_and_the_first_of_an_experiment_trains_its_b
     quick = outdated_job(tmp_path, "one", PLAN, "ncm", 5.0)
     joint = outdated_job(tmp_path, "one", PLAN, "joint", 110.0)
     other = outdated_job(tmp_path, "two", OTHER, "ncm", 30.0)
-    forecast = Forecast([slow, joint, other, quick], dataset)
+    seedless = outdated_job(tmp_path, "one", PLAN, "stage-one-dial", 115.0, seeds=3)  # one result, whatever the seeds
+    forecast = Forecast([slow, seedless, joint, other, quick], dataset)
     base = 110 * 8 / 11
-    expected = [(other, 30 + OPENING), (quick, 5 + base + OPENING), (joint, 110), (slow, 120)]
+    expected = [(other, 30 + OPENING), (quick, 5 + base + OPENING), (joint, 110), (seedless, 115), (slow, 120)]
     found = list(forecast.cheapest_first())
     assert [job for job, _ in found] == [job for job, _ in expected]
     assert [seconds for _, seconds in found] == pytest.approx([seconds for _, seconds in expected])
