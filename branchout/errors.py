@@ -48,7 +48,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> BranchoutError:
 
 
 MOST = (1 << 63) - 1
-"""The largest number that torch takes, for example as a seed."""
+"""The largest whole number that a setting may have: that of 64 bits, as for a seed."""
 
 
 def whole_number(name: str, value: object, least: int) -> int:

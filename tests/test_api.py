@@ -291,17 +291,32 @@ def test_no_images_are_no_evaluation(base: api.Model, val: Samples) -> None:
         base.evaluate(val.select(np.zeros(0, dtype=np.int64)))
 
 
+@pytest.mark.parametrize("form", ["{}", "{}>=0.5"])
+def test_a_goal_that_no_image_measures_is_refused_before_training(
+    form: str, base: api.Model, train: Samples, val: Samples
+) -> None:
+    def refused(goal: str, new: Samples, reason: str, **given: Samples) -> None:
+        with pytest.raises(BranchoutError, match=f"cannot be used: {reason}") as caught:
+            base.prepare(new, config=ExtendConfig(goal=form.format(goal)), **given)
+        assert goal not in str(caught.value).rpartition("Choose one of")[2]
+
+    both = train.of_classes([*NEW, BASE[0]])
+    refused("overlap", train.of_classes(NEW), "no class is both old and new")
+    refused("overlap", both, "no validation images measure 'overlap'", val=val.of_classes([*NEW, *BASE[1:]]))
+    refused("novel", train.of_classes(BASE[:2]), "no validation images measure 'novel'", memory=exemplars(train))
+    refused("base", train.of_classes(BASE), "no validation images measure 'base'")
+    for goal in ("overlap", "novel", "base"):
+        config = ExtendConfig(goal=form.format(goal))
+        assert base.prepare(both, memory=exemplars(train), config=config).config.goal == config.goal
+        if goal != "overlap":  # pseudo-exemplars stand for the base
+            base.prepare(train.of_classes(NEW), config=config)
+
+
 def test_what_cannot_be_trained_is_refused_before_training(base: api.Model, train: Samples) -> None:
-    new = train.of_classes(NEW)
-    for goal in ("overlap", "overlap>=0.5"):
-        with pytest.raises(BranchoutError, match=f"'{goal}' needs classes that are both old and new"):
-            base.prepare(new, config=ExtendConfig(goal=goal))
     with pytest.raises(BranchoutError, match="too few images of new classes"):
         base.prepare(train.select(np.zeros(0, dtype=np.int64)))
-    both = train.of_classes([*NEW, base.classes[0]])
-    assert base.prepare(both, config=ExtendConfig(goal="overlap")).config.goal == "overlap"
     with pytest.raises(BranchoutError, match="seed must be a whole number of at least 0 and at most"):
-        base.extend(new, seed=2**64)
+        base.extend(train.of_classes(NEW), seed=2**64)
 
 
 def test_a_scenario_takes_neither_samples_nor_val(train: Samples, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from branchout.method.compact import CompactConfig
 from branchout.method.config import ExtendConfig
 from branchout.method.extend import Extension
 from branchout.method.frontier import Frontier, check_measurable
+from branchout.method.recipes import recipe_named
 from branchout.method.results import Extended
 from branchout.method.running.effort import Plan
 from branchout.method.running.engine import engine_for, use_engine
@@ -233,7 +234,8 @@ class Model(Predictor):
             names = some(f"{new_name} / {old_name}" for new_name, old_name in near)
             warnings.append(f"almost the name of an old class: {names}. If both are one class, use the old name")
         split = DataSplit.of(base.space, fresh, kept, held, config.seed)
-        check_measurable(config.goal, base.space.extend(fresh.classes))
+        choosing = split.classes_that_choose(base.space, both_halves=recipe_named(config.recipe).dial)
+        check_measurable(config.goal, base.space.extend(fresh.classes), choosing)
         warnings += split.notices
         return Prepared(base, split, config, tuple(warnings))
 

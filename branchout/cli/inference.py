@@ -40,7 +40,7 @@ def tune(model: options.Saved, goal: options.GoalOrNone = None) -> None:
     understood = None if goal is None else read_as(goal)  # a typo is answered before anything is imported or read
     if model.startswith(HUB):
         raise BranchoutError(
-            f"{model} is on the hub and cannot be changed there. Save a copy first: "
+            f"{model} is on the hub, and tune takes a folder on this machine. Save a copy first: "
             f"branchout pull {quoted(model.removeprefix(HUB))} --out v2/"
         )
     if not Path(model).exists():  # answered before anything slow is imported
@@ -64,7 +64,7 @@ def tune(model: options.Saved, goal: options.GoalOrNone = None) -> None:
         say(f"{words}: {', '.join(accuracies)}, on {frontier.images:,} {CHOSEN_ON[frontier.chosen_on]}")
     if frontier.single_point_reason():
         say(frontier.single_point_reason())
-    if goal is None:
+    if goal is None and len(frontier) > 1:
         then(f"branchout tune {quoted(model)} --goal avg")
     else:
         then(f"branchout evaluate {quoted(model)} TEST/", f"branchout predict {quoted(model)} photo.jpg")

@@ -155,9 +155,7 @@ class Compaction:
         known = memory.select(~added) if not added.all() else None
         if val is not None:
             val = val.of_classes([*branches[0], *memory.select(added).classes])
-        split = DataSplit.of(
-            LabelSpace.of(branches[0]), memory.select(added), known, val, config.seed, "the added classes in --memory"
-        )
+        split = DataSplit.of(LabelSpace.of(branches[0]), memory.select(added), known, val, config.seed, "added classes")
         step_of = dict(zip(memory.rows.tolist(), origins.tolist(), strict=True))
         steps = [step_of[row] for row in split.new.rows.tolist()]
         self.split = replace(split, new=split.new.placed(self.new_branches(split.new, steps)))

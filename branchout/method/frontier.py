@@ -16,7 +16,7 @@ from branchout.errors import UnreachableGoal
 from branchout.goals import GOALS, METRICS, check_goal
 from branchout.labels import Floats, Ints, LabelSpace
 from branchout.method.recipes import BEATEN_BY, TIE
-from branchout.metrics import from_counts, part_of_class
+from branchout.metrics import from_counts, images_of_parts, part_of_class
 
 
 @dataclass(frozen=True)
@@ -183,14 +183,20 @@ class Frontier:
         )
 
 
-def check_measurable(goal: str, space: LabelSpace) -> None:
-    """Refuse a goal that no image can measure: the accuracy on overlapping classes where there are none."""
+def check_measurable(goal: str, space: LabelSpace, classes: Sequence[str]) -> None:
+    """Refuse a goal that no image can measure; `classes` are those of the images that choose."""
     condition = check_goal(goal)
-    if (goal if condition is None else condition[0]) == "overlap" and not space.overlap:
-        raise UnreachableGoal(
-            f"The goal {goal!r} needs classes that are both old and new, and every new class has a name of its own. "
-            "Choose another goal, such as balanced"
-        )
+    metric = goal if condition is None else condition[0]
+    images = images_of_parts(space.index(classes), space)
+    if images.get(metric, 1):
+        return
+    reason = f"no validation images measure {metric!r} accuracy"
+    if metric == "overlap" and not space.overlap:
+        reason = "no class is both old and new"
+    raise UnreachableGoal(
+        f"The goal {goal!r} cannot be used: {reason}. "
+        f"Choose one of {', '.join(name for name in GOALS if images.get(name, 1))}."
+    )
 
 
 def grid_frontier(

@@ -51,6 +51,16 @@ class DataSplit:
         parts = [part for part in (self.dev, self.test, self.calibration) if part is not None]
         return [] if self.val_given else parts
 
+    def classes_that_choose(self, space: LabelSpace, *, both_halves: bool) -> list[str]:
+        """The classes of the images that choose the operating point; `space` is the label space before this step.
+
+        Where images were held out, both halves choose if the recipe has a dial.
+        """
+        names = set(self.dev.classes)
+        if self.chosen_on == "held-out" and both_halves:
+            names |= set(self.test.classes)
+        return sorted(names | set(space.classes) if self.chosen_on == "pseudo" else names)
+
     @classmethod
     def of(
         cls,
@@ -73,7 +83,7 @@ class DataSplit:
         notices: list[str] = []
         grouped = 0
         given = len(new), 0 if memory is None else len(memory)
-        _warn_of_two_classes(new, memory, notices)
+        _warn_of_two_classes(new, memory, notices, new_classes)
         if val is None:
             grouped += _count(new, f"images of {new_classes}", notices)
             new, held = _hold_out_new(new, seed, rng, notices, new_classes)
@@ -86,7 +96,7 @@ class DataSplit:
             held = concatenate([held, held_old]) if len(held_old) else held
             chosen_on = "held-out"
         held_out = given[0] - len(new), given[1] - (0 if memory is None else len(memory))
-        held = _without_training_images(held, new, memory, notices)
+        held = _without_training_images(held, new, memory, notices, new_classes)
         if val is not None:
             _warn_of_near_duplicates(held, new, memory, notices)
         of_old = int(held.mask(old).sum())
@@ -141,7 +151,7 @@ def _count(samples: Samples, what: str, notices: list[str]) -> int:
     return images
 
 
-def _warn_of_two_classes(new: Samples, memory: Samples | None, notices: list[str]) -> None:
+def _warn_of_two_classes(new: Samples, memory: Samples | None, notices: list[str], new_classes: str) -> None:
     """Name images that are in both folders, under the names of two classes."""
     pairs = [] if memory is None else find_identical(new, memory)
     both = [
@@ -151,8 +161,8 @@ def _warn_of_two_classes(new: Samples, memory: Samples | None, notices: list[str
     ]
     if both:
         notices.append(
-            f"{count(len(both), 'image')} of the new classes {'is' if len(both) == 1 else 'are'} in --memory too, as "
-            f"another class: {some(both)}. Delete one of each pair"
+            f"{count(len(both), 'image')} of {new_classes} {'is' if len(both) == 1 else 'are'} in --memory as another "
+            f"class too: {some(both)}. Delete one of each pair"
         )
 
 
@@ -207,7 +217,9 @@ def _hold_out(
     return samples.select(~held), samples.select(held)
 
 
-def _without_training_images(held: Samples, new: Samples, memory: Samples | None, notices: list[str]) -> Samples:
+def _without_training_images(
+    held: Samples, new: Samples, memory: Samples | None, notices: list[str], new_classes: str
+) -> Samples:
     """Validation images without those whose bytes are also in training, with a notice about them."""
     same = {n for part in (new, memory) if part is not None for n, _ in find_identical(held, part)}
     if not same:
@@ -217,7 +229,7 @@ def _without_training_images(held: Samples, new: Samples, memory: Samples | None
     if not set(held.select(kept).classes) & set(new.classes):
         raise BranchoutError(
             f"{len(same):,} of {len(held):,} validation images are identical to training images (such as {example}), "
-            "and no others of the new classes are left. Pass other images with --val, or leave it out."
+            f"and no others of {new_classes} are left. Pass other images with --val, or leave it out."
         )
     notices.append(
         f"identical to training images, and so left out of validation: {count(len(same), 'image')}, such as {example}"

@@ -147,7 +147,7 @@ def test_check_counts_add_up_and_one_image_is_an_image(place: Place, tmp_path: P
     assert total == train + held == 11
     roles = re.findall(r"validation: (\d+) images? held out: (.*)", told)[0]
     assert int(roles[0]) == sum(map(int, re.findall(r"\d+", roles[1])))
-    assert "1 image of the new classes is in --memory too" in told
+    assert "1 image of new classes is in --memory as another class too" in told
     assert f"{LATER[0]}/{file.name} = {OLD[-1]}/{file.name}" in told
 
 
@@ -334,7 +334,7 @@ def test_wrong_folders_are_answered_with_what_was_expected(place: Place, tmp_pat
     refused(run("extend", place / "new", *out, "--memory", place / "later"), "--memory has classes", LATER[0])
     refused(run("extend", place / "new", *out, "--val", place / "later"), "neither old nor new")
     refused(run("extend", place / "new", *out, "--val", place / "memory", "--epochs", "1", "--goal", "novel"),
-            "No validation images measure 'novel'")  # fmt: skip
+            "no validation images measure 'novel'")  # fmt: skip
     assert not (tmp_path / "x").exists()
 
 

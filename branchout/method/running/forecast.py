@@ -12,6 +12,7 @@ from branchout.errors import some
 from branchout.method.config import ExtendConfig
 from branchout.method.extend import needs_deltas
 from branchout.method.new_branch import learns_correction
+from branchout.method.recipes import recipe_named
 from branchout.method.running.effort import Plan
 from branchout.method.running.prepared_extension import Prepared
 from branchout.method.split import DataSplit
@@ -25,7 +26,7 @@ def forecast(prepared: Prepared, plan: Plan, *, device: torch.device, base_bytes
     """Lines that describe an extension of a model whose weights take `base_bytes` on disk."""
     model, split, where = prepared.base, prepared.split, plan.branch
     yield from _classes(model, split)
-    yield from _old_images(model, split)
+    yield from _old_images(model, split, dial=recipe_named(prepared.config.recipe).dial)
     added = Branch.clone(model.backbone, branch_point(model.backbone, where)).parameter_count
     base = sum(p.numel() for p in model.backbone.parameters())
     yield f"branch {where}: {parameters(added)} parameters; the base has {parameters(base)}"
@@ -47,12 +48,12 @@ def _classes(model: Classifier, split: DataSplit) -> Iterator[str]:
         yield f"  known to the base too, so their logits will be pooled: {some(shared)}"
 
 
-def _old_images(model: Classifier, split: DataSplit) -> Iterator[str]:
+def _old_images(model: Classifier, split: DataSplit, *, dial: bool) -> Iterator[str]:
     if split.memory is None:
         yield "memory: none. Pseudo-exemplars will be computed from the base's weights"
     else:
         untrained = set(model.space.classes) - set(split.memory.classes)
-        held_out = untrained & {*split.dev.classes, *split.test.classes}
+        held_out = untrained & _old_held_out(model, split)
         of_memory = {*split.memory.classes, *(held_out if split.held_out[1] else ())}  # else those are of --val
         of = f" of {count(len(of_memory), 'old class', 'old classes')}"
         yield f"memory: {_divided(len(split.memory), split.held_out[1], of)}"
@@ -61,13 +62,19 @@ def _old_images(model: Classifier, split: DataSplit) -> Iterator[str]:
         if held_out:
             yield f"  only held-out images of: {some(sorted(held_out))}"
     if split.chosen_on == "pseudo":
-        without = "no old class has" if split.memory is None else "too few old classes have"
-        by = "held-out new images choose `balanced`, and " if model.has_linear_head else ""
+        held = "too few old classes have" if _old_held_out(model, split) else "no old class has"
+        by = "held-out new images choose `balanced`, and " if model.has_linear_head and dial else ""
         yield (
-            f"  base accuracy cannot be measured: {without} images to hold out; {by}pseudo-exemplars choose "
+            f"  base accuracy cannot be measured: {held} validation images; {by}pseudo-exemplars choose "
             f"{'other goals' if by else 'the operating point'}"
         )
-    yield f"validation: {_validation(split)}"
+    yield f"validation: {_validation(model, split)}"
+
+
+def _old_held_out(model: Classifier, split: DataSplit) -> set[str]:
+    """The old classes that have validation images and no new ones to train on."""
+    held = {*split.dev.classes, *split.test.classes}
+    return (held & set(model.space.classes)) - set(split.new.classes)
 
 
 def _divided(train: int, held_out: int, of: str = "") -> str:
@@ -77,7 +84,7 @@ def _divided(train: int, held_out: int, of: str = "") -> str:
     return f"{count(train + held_out, 'image')}{of}: {train:,} to train on, {held_out:,} held out"
 
 
-def _validation(split: DataSplit) -> str:
+def _validation(model: Classifier, split: DataSplit) -> str:
     """Where the validation images come from, and what each of them is for."""
     roles = {"to choose with": split.dev, "to test": split.test, "to calibrate pseudo-exemplars": split.calibration}
     counts = {role: len(samples) for role, samples in roles.items() if samples is not None}
@@ -85,7 +92,7 @@ def _validation(split: DataSplit) -> str:
     source = "held out" if new else "of --val, and held out from --memory" if kept else "of --val"
     few = ""
     if split.chosen_on == "pseudo":
-        few = "; none are of old classes" if split.memory is None else "; too few are of old classes"
+        few = "; too few are of old classes" if _old_held_out(model, split) else "; none are of old classes"
     by_role = ", ".join(f"{number:,} {role}" for role, number in counts.items())
     return f"{count(sum(counts.values()), 'image')} {source}: {by_role}{few}"
 

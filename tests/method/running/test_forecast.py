@@ -33,19 +33,41 @@ def test_classes_whose_only_images_are_held_out_are_not_called_missing(base: api
     assert "held-out" in about
 
 
+def told_of(split: DataSplit, base: api.Model, recipe: str = "branchout") -> list[str]:
+    prepared = Prepared(base.saved.classifier, split, ExtendConfig(recipe=recipe), ())
+    return list(forecast(prepared, Plan("last", SMALL_INPUTS, seconds=1.0), device=torch.device("cpu"), base_bytes=0))
+
+
+def memory_line(split: DataSplit, base: api.Model) -> str:
+    return next(line for line in told_of(split, base) if line.startswith("memory: "))
+
+
 def test_old_classes_are_those_of_memory_whether_their_images_train_or_are_held_out(
     base: api.Model, train: Samples, val: Samples
 ) -> None:
-    model, plan = base.saved.classifier, Plan("last", SMALL_INPUTS, seconds=1.0)
-
-    def memory_line(split: DataSplit) -> str:
-        told = forecast(Prepared(model, split, ExtendConfig(), ()), plan, device=torch.device("cpu"), base_bytes=0)
-        return next(line for line in told if line.startswith("memory: "))
-
-    new = train.of_classes(NEW)
-    of_val = DataSplit.of(model.space, new, exemplars(train, BASE[:3]), val.of_classes([*BASE, *NEW]), 0)
-    assert " of 3 old classes to train on" in memory_line(of_val)
-    kept = DataSplit.of(model.space, new, exemplars(train), None, 0)
+    space, new = base.saved.classifier.space, train.of_classes(NEW)
+    of_val = DataSplit.of(space, new, exemplars(train, BASE[:3]), val.of_classes([*BASE, *NEW]), 0)
+    assert " of 3 old classes to train on" in memory_line(of_val, base)
+    kept = DataSplit.of(space, new, exemplars(train), None, 0)
     assert kept.memory is not None
     fewer = replace(kept, memory=kept.memory.of_classes(BASE[1:]))  # the only image of a class may be held out
-    assert f" of {len(BASE)} old classes: " in memory_line(fewer)
+    assert f" of {len(BASE)} old classes: " in memory_line(fewer, base)
+
+
+def test_an_old_class_with_new_images_alone_is_none_of_memory(base: api.Model, train: Samples) -> None:
+    new = train.of_classes([*NEW, BASE[0]])
+    split = DataSplit.of(base.saved.classifier.space, new, exemplars(train, BASE[1:]), None, 0)
+    assert BASE[0] in {*split.dev.classes, *split.test.classes}
+    assert f" of {len(BASE) - 1} old classes: " in memory_line(split, base)
+    assert [line for line in told_of(split, base) if BASE[0] in line and "only held-out" in line] == []
+
+
+def test_why_old_accuracy_cannot_be_measured(base: api.Model, train: Samples, val: Samples) -> None:
+    space, new = base.saved.classifier.space, train.of_classes(NEW)
+    without = DataSplit.of(space, new, None, None, 0)
+    few = DataSplit.of(space, new, exemplars(train, BASE[:3]), None, 0)
+    for split, reason in ((without, "no old class has"), (few, "too few old classes have")):
+        assert split.chosen_on == "pseudo"
+        (line,) = [line for line in told_of(split, base) if "cannot be measured" in line]
+        assert reason in line
+        assert "pseudo-exemplars choose the operating point" in line
