@@ -289,6 +289,8 @@ def test_a_base_has_no_before(base: api.Model, val: Samples) -> None:
 def test_no_images_are_no_evaluation(base: api.Model, val: Samples) -> None:
     with pytest.raises(BranchoutError, match="no images to evaluate"):
         base.evaluate(val.select(np.zeros(0, dtype=np.int64)))
+    with pytest.raises(BranchoutError, match="no images to evaluate"):
+        base.report_data(val.select(np.zeros(0, dtype=np.int64)))
 
 
 @pytest.mark.parametrize("form", ["{}", "{}>=0.5"])
@@ -301,10 +303,12 @@ def test_a_goal_that_no_image_measures_is_refused_before_training(
         assert goal not in str(caught.value).rpartition("Choose one of")[2]
 
     both = train.of_classes([*NEW, BASE[0]])
-    refused("overlap", train.of_classes(NEW), "no class is both old and new")
-    refused("overlap", both, "no validation images measure 'overlap'", val=val.of_classes([*NEW, *BASE[1:]]))
-    refused("novel", train.of_classes(BASE[:2]), "no validation images measure 'novel'", memory=exemplars(train))
-    refused("base", train.of_classes(BASE), "no validation images measure 'base'")
+    refused("overlap", train.of_classes(NEW), "there are no classes that several branches know")
+    refused("overlap", both, "no validation image that chooses", val=val.of_classes([*NEW, *BASE[1:]]))
+    refused(
+        "novel", train.of_classes(BASE[:2]), "there are no classes that only new branches know", memory=exemplars(train)
+    )
+    refused("base", train.of_classes(BASE), "there are no classes that only the base knows")
     for goal in ("overlap", "novel", "base"):
         config = ExtendConfig(goal=form.format(goal))
         assert base.prepare(both, memory=exemplars(train), config=config).config.goal == config.goal
@@ -315,6 +319,8 @@ def test_a_goal_that_no_image_measures_is_refused_before_training(
 def test_what_cannot_be_trained_is_refused_before_training(base: api.Model, train: Samples) -> None:
     with pytest.raises(BranchoutError, match="too few images of new classes"):
         base.prepare(train.select(np.zeros(0, dtype=np.int64)))
+    with pytest.raises(BranchoutError, match="--memory has no images"):
+        base.prepare(train.of_classes(NEW), memory=train.select(np.zeros(0, dtype=np.int64)))
     with pytest.raises(BranchoutError, match="seed must be a whole number of at least 0 and at most"):
         base.extend(train.of_classes(NEW), seed=2**64)
 

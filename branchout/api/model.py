@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from warnings import warn as warn_python
 
 from branchout.api.predictor import Image, Predictor, Several, is_one_image, picture_of, some_of
-from branchout.api.sources import Source, Sources, samples_in
+from branchout.api.sources import Source, Sources, samples_in, test_samples
 from branchout.data.folders import images_in, unlabelled_images
 from branchout.data.preprocess import Picture
 from branchout.data.problems import Problems
@@ -101,11 +101,7 @@ class Model(Predictor):
 
     def evaluate(self, test: Source, *, flip: bool = False, on_progress: OnProgress = silent) -> Comparison:
         """Before and after the last step, on labelled images of known classes."""
-        samples = samples_in(test)
-        if not len(samples):
-            raise BranchoutError(
-                "There are no images to evaluate on. Give a folder with one folder of images per class"
-            )
+        samples = test_samples(test)
         check_classes(samples.classes, self.classifier.space)
         self._check_flip(flip)
         labels = self.classifier.space.index(samples.classes)[samples.labels]
@@ -169,7 +165,7 @@ class Model(Predictor):
         """
         return collect(
             self.saved,
-            None if test is None else samples_in(test),
+            None if test is None else test_samples(test),
             path=model_path or str(self.folder or "MODEL"),
             made=now()[:10],
             folder=self.folder,

@@ -48,6 +48,14 @@ def samples_in(
     return parts[0] if len(parts) == 1 else _joined(sources, parts, problems)
 
 
+def test_samples(test: Source) -> Samples:
+    """The images to measure accuracies on; none at all are an error."""
+    samples = samples_in(test)
+    if not len(samples):
+        raise BranchoutError("There are no images to evaluate on. Give a folder with one folder of images per class")
+    return samples
+
+
 def in_one_order(sources: Iterable[Source]) -> list[Source]:
     """Folders by their path, then samples: the order in which folders are named does not change a result.
 

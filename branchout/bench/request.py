@@ -17,7 +17,7 @@ from branchout.bench.rows import command, outdated
 from branchout.data.datasets import Dataset
 from branchout.data.samples import digest
 from branchout.data.scenarios import CLUSTERED, NAMES
-from branchout.errors import BranchoutError, unknown
+from branchout.errors import BranchoutError, unknown, whole_number
 from branchout.model.architectures import ARCHITECTURES
 
 EXEMPLARS = "-exemplars"
@@ -88,6 +88,7 @@ class Request:
             raise BranchoutError("--scale is for tables; a scenario takes --base-classes and --novel-classes")
         if self.exemplars is not None and self.memory_total:
             raise BranchoutError("--memory-total replaces --exemplars; leave --exemplars out, or --memory-total")
+        whole_number("--split", self.split, 0)
         for name in self.methods:
             method_named(name)
         for what, asked, known in (("scenario", self.scenario, NAMES), ("architecture", self.arch, ARCHITECTURES)):
@@ -276,8 +277,8 @@ def seed_numbers(text: str) -> tuple[int, ...]:
         numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
         raise BranchoutError(f"--seeds takes numbers separated by commas, such as 1,2,3; found {text!r}") from None
-    if min(numbers) < 0:
-        raise BranchoutError(f"--seeds takes numbers from 0 on; found {text!r}")
+    for number in numbers:
+        whole_number("each of --seeds", number, 0)
     if len(set(numbers)) < len(numbers):
         raise BranchoutError(f"--seeds names a seed twice, which would make the spread too small; found {text!r}")
     return numbers

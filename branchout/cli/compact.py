@@ -70,7 +70,8 @@ def compact(
     if val is None:
         say("The model was probably trained on images of --memory, so its accuracy before may be too high: use --val.")
     say(f"{len(small.classes):,} classes, as before; saved in {out}")
-    then(f"branchout tune {quoted(out)} --goal avg", f"branchout evaluate {quoted(out)} TEST/")
+    tuning = [f"branchout tune {quoted(out)} --goal avg"] if len(small.frontier) > 1 else []
+    then(*tuning, f"branchout evaluate {quoted(out)} TEST/")
 
 
 def comparison(found: CompactionOutcome) -> Table:

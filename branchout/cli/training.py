@@ -217,14 +217,13 @@ def _show_extension(
     """The end of an extension: the table of operating points, and what to run next with which images."""
     assert model.outcome is not None
     measured, chosen_on = model.outcome.measured, prepared.split.chosen_on
-    if chosen_on == "pseudo":
-        few = "no images of old classes" if prepared.split.memory is None else "images of too few old classes"
+    if prepared.split.unmeasured:
         on_new = ""
         if measured and measured.after.novel is not None:
             images = count(measured.parts["novel"], "held-out image")
             on_new = f"Accuracy on {images} of new classes: {percent(measured.after.novel)}%. "
         say(
-            f"{few} were given (--memory). The operating point was chosen with new images and pseudo-exemplars: "
+            f"{prepared.split.unmeasured}. The operating point was chosen with new images and pseudo-exemplars: "
             f"features of old classes, made from the base's weights. {on_new}"
             "To measure the accuracy on old classes, collect labelled images of them and run: "
             f"branchout evaluate {quoted(out)} FOLDER/",
@@ -257,7 +256,7 @@ def _show_extension(
     here = quoted(out)
     then(
         f"branchout predict {here} {quoted(photo)}",
-        f"branchout tune {here} --goal avg",
+        *([f"branchout tune {here} --goal avg"] if len(model.frontier) > 1 else []),
         f"branchout evaluate {here} {quoted(test)}",
         f"branchout report {here} {quoted(test)}",
         f"branchout serve {here} {quoted(test)} {served_with}".strip(),

@@ -190,9 +190,10 @@ def check_measurable(goal: str, space: LabelSpace, classes: Sequence[str]) -> No
     images = images_of_parts(space.index(classes), space)
     if images.get(metric, 1):
         return
-    reason = f"no validation images measure {metric!r} accuracy"
-    if metric == "overlap" and not space.overlap:
-        reason = "no class is both old and new"
+    measured = METRICS[metric].meaning.removeprefix("accuracy on ")
+    reason = f"no validation image that chooses the operating point is of {measured}"
+    if not images_of_parts(np.arange(len(space.classes)), space)[metric]:
+        reason = f"there are no {measured}"
     raise UnreachableGoal(
         f"The goal {goal!r} cannot be used: {reason}. "
         f"Choose one of {', '.join(name for name in GOALS if images.get(name, 1))}."

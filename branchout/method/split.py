@@ -34,6 +34,8 @@ class DataSplit:
     """Held-out test images. With old classes in `--val` they are used for nothing but measurement."""
     chosen_on: str
     """The images that the operating point is chosen on: a key of `goals.CHOSEN_ON`."""
+    unmeasured: str = ""
+    """Why the accuracy on old classes cannot be measured; empty where it can."""
     calibration: Samples | None = None
     """New images that calibrate pseudo-exemplars, where old classes have no images; they do not train."""
     notices: tuple[str, ...] = ()
@@ -102,8 +104,13 @@ class DataSplit:
         of_old = int(held.mask(old).sum())
         covered = len(set(held.classes) & old)
         # A few held-out images of a few old classes say little about the others. Images of --val are taken as given.
+        unmeasured = ""
         if not covered or (chosen_on == "held-out" and 2 * covered < len(old) and of_old < ENOUGH_OLD):
             chosen_on = "pseudo"
+            few = f"{covered:,} of {count(len(old), 'old class', 'old classes')}"
+            unmeasured = (
+                f"validation images are of {few}{' without new images' if len(old) < len(space.classes) else ''}"
+            )
         dev, test = _halve(held, new.classes, rng)
         calibration = None
         if chosen_on == "pseudo" or lacking:
@@ -111,7 +118,10 @@ class DataSplit:
         if memory is not None:
             memory = _with_origin(memory, space)
         new = new.placed(len(space.branches))
-        return cls(new, memory, dev, test, chosen_on, calibration, tuple(notices), grouped, held_out, val is not None)
+        return cls(
+            new, memory, dev, test, chosen_on, unmeasured, calibration, tuple(notices), grouped, held_out,
+            val is not None,
+        )  # fmt: skip
 
 
 def check_classes(
@@ -127,6 +137,8 @@ def check_classes(
             + did_you_mean(unknown, space.classes)
             + LIST_CLASSES
         )
+    if memory is not None and not len(memory):
+        raise BranchoutError("--memory has no images. Add some, or leave --memory out.")
     if val is None:
         return
     unknown = sorted(set(val.classes) - known - set(new.classes))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from branchout.errors import BranchoutError, first_line
 from branchout.model import checkpoint, huggingface
-from branchout.model.hub_connection import reason_of, unreachable_host
+from branchout.model.hub_connection import no_connection, offline_if_unreachable, reason_of
 from branchout.model.manifest import MANIFEST, is_saved_model
 
 PREFIX = "hf-hub:"
@@ -31,18 +31,17 @@ def fetch(name: str) -> Path:
 
     place, _, revision = name.removeprefix(PREFIX).partition("@")
     _check(place)
-    host = unreachable_host()
-    try:
-        downloaded = snapshot_download(
-            place, revision=revision or None, allow_patterns=[*FILES, *FOREIGN], local_files_only=bool(host)
-        )
-    except Exception as error:  # the hub client raises many kinds of errors
-        raise BranchoutError(
-            f"Download of {name} failed: {reason_of(error, host)}. Check the name and the network connection; "
-            "for a private model, log in first with `hf auth login`"
-        ) from error
-    folder = Path(downloaded)
+    with offline_if_unreachable() as host:
+        try:
+            folder = Path(snapshot_download(place, revision=revision or None, allow_patterns=[*FILES, *FOREIGN]))
+        except Exception as error:  # the hub client raises many kinds of errors
+            raise BranchoutError(
+                f"Download of {name} failed: {reason_of(error, host)}. Check the name and the network connection; "
+                "for a private model, log in first with `hf auth login`"
+            ) from error
     if not is_saved_model(folder) and not (folder / huggingface.CONFIG).is_file():
+        if host:  # a part of it that was downloaded earlier
+            raise BranchoutError(f"Download of {name} failed: {no_connection(host)}. Check the network connection")
         raise BranchoutError(
             f"{name} is neither a model saved by Branchout nor one of timm or transformers: the repository has no "
             f"{MANIFEST} and no {huggingface.CONFIG}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import socket
+import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Lock
 from urllib.parse import urlsplit
@@ -12,7 +13,9 @@ from urllib.request import getproxies, proxy_bypass
 from branchout.errors import first_line
 
 SECONDS = 5.0
-"""How long each of the hub's addresses may take to accept a connection."""
+"""How long the hub may take to accept a connection."""
+NEXT_ADDRESS = 0.25
+"""Seconds until a host's next address is tried beside those that have not answered."""
 _lock = Lock()
 
 
@@ -30,19 +33,26 @@ def unreachable_host() -> str:
     proxies = getproxies()
     if not host or ((address.scheme in proxies or "all" in proxies) and not proxy_bypass(host)):
         return ""
-    try:
-        socket.create_connection((host, port), timeout=SECONDS).close()
-    except (OSError, UnicodeError):  # the latter of a name that no host can have
-        return host
+    with ThreadPoolExecutor(1) as thread:  # the caller's may have an event loop of its own, as in a notebook
+        try:
+            thread.submit(asyncio.run, _connect(host, port)).result()
+        except (OSError, UnicodeError):  # the latter of a name that no host can have
+            return host
     return ""
+
+
+async def _connect(host: str, port: int) -> None:
+    connecting = asyncio.open_connection(host, port, happy_eyeballs_delay=NEXT_ADDRESS)
+    _, connection = await asyncio.wait_for(connecting, SECONDS)
+    connection.close()
 
 
 @contextmanager
 def offline_if_unreachable() -> Iterator[str]:
     """Inside, the hub's client reads only its cache if the hub cannot be reached. Gives `unreachable_host()`.
 
-    This is for timm, whose downloads take no such option. The client has one setting for the whole process, so one
-    download runs at a time; sessions are made anew because clients before version 1 keep the setting in them.
+    The client has one setting for the whole process, so one download runs at a time; sessions are made anew because
+    clients before version 1 keep the setting in them.
     """
     from huggingface_hub import constants, utils
 
@@ -63,12 +73,16 @@ def offline_if_unreachable() -> Iterator[str]:
 
 
 def reason_of(error: BaseException, host: str) -> str:
-    """Why a download failed, in one line; `host` is what `unreachable_host` gave before it."""
+    """Why a download failed, in one line; `host` is what `offline_if_unreachable` gave."""
     from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
     cause: BaseException | None = error
     while host and cause is not None:
         if isinstance(cause, LocalEntryNotFoundError | OfflineModeIsEnabled):
-            return f"there is no connection to {host}, and no complete earlier download"
+            return no_connection(host)
         cause = cause.__cause__ or cause.__context__
     return first_line(error).rstrip(".")
+
+
+def no_connection(host: str) -> str:
+    return f"there is no connection to {host}, and no complete earlier download"

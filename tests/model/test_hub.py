@@ -13,7 +13,7 @@ from helpers import refused, run, well
 from branchout import api
 from branchout.data.samples import Samples
 from branchout.errors import BranchoutError
-from branchout.model import hub
+from branchout.model import hub, hub_connection
 
 
 class Shelf:
@@ -34,10 +34,8 @@ class Shelf:
             if any(file.match(pattern) for pattern in allow_patterns):
                 shutil.copy(file, self.root / repo_id / file.name)
 
-    def snapshot_download(
-        self, repo_id: str, *, revision: str | None, allow_patterns: list[str], local_files_only: bool
-    ) -> str:
-        assert not local_files_only
+    def snapshot_download(self, repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        assert not huggingface_hub.constants.HF_HUB_OFFLINE
         self.calls.append(("download", {"repo_id": repo_id, "revision": revision}))
         if not (self.root / repo_id).is_dir():
             raise ConnectionError("the hub cannot be reached\nand a page of details")
@@ -54,7 +52,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
     made = Shelf(tmp_path / "hub")
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: made)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", made.snapshot_download)
-    monkeypatch.setattr(hub, "unreachable_host", lambda: "")
+    monkeypatch.setattr(hub_connection, "unreachable_host", lambda: "")
     return made
 
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
+import huggingface_hub
 import pytest
 import timm
 from huggingface_hub import constants
 
 from branchout.errors import BranchoutError
-from branchout.model import hub
+from branchout.model import hub, hub_connection
 from branchout.model.bases import open_base
-from branchout.model.hub_connection import offline_if_unreachable, unreachable_host
+from branchout.model.hub_connection import unreachable_host
 
 
 @pytest.fixture(autouse=True)
@@ -44,14 +47,15 @@ def refusing(listening: socket.socket) -> str:
 
 @pytest.fixture
 def attempts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether the client was set to work offline, at each network that timm was asked for; timm then fails."""
+    """Whether the client was set to work offline, at each download that was asked for; all of them fail."""
     seen = []
 
-    def create_model(*args: object, **options: object) -> None:
+    def fail(*args: object, **options: object) -> None:
         seen.append(constants.HF_HUB_OFFLINE)
         raise RuntimeError("the file is damaged.")
 
-    monkeypatch.setattr(timm, "create_model", create_model)
+    monkeypatch.setattr(timm, "create_model", fail)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     return seen
 
 
@@ -64,11 +68,30 @@ def test_a_host_that_refuses_or_does_not_exist_is_unreachable(refusing: str, mon
     assert unreachable_host() == ""
 
 
-def test_a_host_that_listens_is_reached(listening: socket.socket) -> None:
+def test_a_host_that_never_answers_is_unreachable_in_time(refusing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*args: object, **options: object) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(asyncio, "open_connection", never)
+    monkeypatch.setattr(hub_connection, "SECONDS", 0.05)
+    began = time.monotonic()
+    assert unreachable_host() == refusing
+    assert time.monotonic() - began < 30
+
+
+def test_a_host_that_listens_is_reached(listening: socket.socket, attempts: list[bool]) -> None:
     assert unreachable_host() == ""
-    with offline_if_unreachable() as host:
-        assert host == ""
-        assert not constants.HF_HUB_OFFLINE
+    with pytest.raises(BranchoutError, match=r"failed: the file is damaged\. Without"):
+        open_base("mobilenetv3_small_050")
+    assert attempts == [False]
+
+
+async def reached() -> str:
+    return unreachable_host()
+
+
+def test_a_caller_with_an_event_loop_may_ask(listening: socket.socket) -> None:
+    assert asyncio.run(reached()) == ""
 
 
 def test_only_a_proxy_for_the_hub_hides_whether_it_is_reached(refusing: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +104,7 @@ def test_only_a_proxy_for_the_hub_hides_whether_it_is_reached(refusing: str, mon
     assert unreachable_host() == refusing
 
 
-def test_an_unreachable_hub_is_named_and_asked_for_nothing(refusing: str) -> None:
+def test_an_unreachable_hub_is_named(refusing: str) -> None:
     told = rf"no connection to {re.escape(refusing)}, and no complete earlier download"
     with pytest.raises(BranchoutError, match=rf"{told}.*efficientnet_lite0"):
         open_base("mobilenetv3_small_050")
@@ -90,23 +113,43 @@ def test_an_unreachable_hub_is_named_and_asked_for_nothing(refusing: str) -> Non
     assert not constants.HF_HUB_OFFLINE
 
 
-def test_another_reason_is_not_hidden(refusing: str, attempts: list[bool]) -> None:
+def test_a_part_of_an_earlier_download_is_no_model(
+    refusing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **options: str(tmp_path))
+    with pytest.raises(BranchoutError, match="no complete earlier download"):
+        hub.fetch("hf-hub:anna/birds")
+
+
+def test_an_unreachable_hub_is_asked_for_nothing_and_another_reason_is_not_hidden(
+    refusing: str, attempts: list[bool]
+) -> None:
     with pytest.raises(BranchoutError, match=r"failed: the file is damaged\. Without"):
         open_base("mobilenetv3_small_050")
-    assert attempts == [True]
+    with pytest.raises(BranchoutError, match=r"failed: the file is damaged\. Check"):
+        hub.fetch("hf-hub:anna/birds")
+    assert attempts == [True, True]
     assert not constants.HF_HUB_OFFLINE
 
 
-def test_two_downloads_at_once_leave_the_setting_as_it_was(refusing: str, attempts: list[bool]) -> None:
-    together = Barrier(2)
+def test_two_downloads_at_once_take_turns(refusing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    together, inside, most = Barrier(2), [], []
+
+    def create_model(*args: object, **options: object) -> None:
+        inside.append(constants.HF_HUB_OFFLINE)
+        most.append(len(inside))
+        time.sleep(0.2)
+        inside.pop()
+        raise RuntimeError("the file is damaged")
 
     def load() -> None:
         together.wait()
         with pytest.raises(BranchoutError):
             open_base("mobilenetv3_small_050")
 
+    monkeypatch.setattr(timm, "create_model", create_model)
     with ThreadPoolExecutor(2) as threads:
         for done in [threads.submit(load) for _ in range(2)]:
             done.result()
-    assert attempts == [True, True]
+    assert most == [1, 1]
     assert not constants.HF_HUB_OFFLINE

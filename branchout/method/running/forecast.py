@@ -53,7 +53,7 @@ def _old_images(model: Classifier, split: DataSplit, *, dial: bool) -> Iterator[
         yield "memory: none. Pseudo-exemplars will be computed from the base's weights"
     else:
         untrained = set(model.space.classes) - set(split.memory.classes)
-        held_out = untrained & _old_held_out(model, split)
+        held_out = untrained & {*split.dev.classes, *split.test.classes} - set(split.new.classes)
         of_memory = {*split.memory.classes, *(held_out if split.held_out[1] else ())}  # else those are of --val
         of = f" of {count(len(of_memory), 'old class', 'old classes')}"
         yield f"memory: {_divided(len(split.memory), split.held_out[1], of)}"
@@ -61,20 +61,13 @@ def _old_images(model: Classifier, split: DataSplit, *, dial: bool) -> Iterator[
             yield f"  no image of: {some(sorted(untrained - held_out))}"
         if held_out:
             yield f"  only held-out images of: {some(sorted(held_out))}"
-    if split.chosen_on == "pseudo":
-        held = "too few old classes have" if _old_held_out(model, split) else "no old class has"
+    if split.unmeasured:
         by = "held-out new images choose `balanced`, and " if model.has_linear_head and dial else ""
         yield (
-            f"  base accuracy cannot be measured: {held} validation images; {by}pseudo-exemplars choose "
+            f"  base accuracy cannot be measured: {split.unmeasured}; {by}pseudo-exemplars choose "
             f"{'other goals' if by else 'the operating point'}"
         )
-    yield f"validation: {_validation(model, split)}"
-
-
-def _old_held_out(model: Classifier, split: DataSplit) -> set[str]:
-    """The old classes that have validation images and no new ones to train on."""
-    held = {*split.dev.classes, *split.test.classes}
-    return (held & set(model.space.classes)) - set(split.new.classes)
+    yield f"validation: {_validation(split)}"
 
 
 def _divided(train: int, held_out: int, of: str = "") -> str:
@@ -84,17 +77,14 @@ def _divided(train: int, held_out: int, of: str = "") -> str:
     return f"{count(train + held_out, 'image')}{of}: {train:,} to train on, {held_out:,} held out"
 
 
-def _validation(model: Classifier, split: DataSplit) -> str:
+def _validation(split: DataSplit) -> str:
     """Where the validation images come from, and what each of them is for."""
     roles = {"to choose with": split.dev, "to test": split.test, "to calibrate pseudo-exemplars": split.calibration}
     counts = {role: len(samples) for role, samples in roles.items() if samples is not None}
     new, kept = split.held_out
     source = "held out" if new else "of --val, and held out from --memory" if kept else "of --val"
-    few = ""
-    if split.chosen_on == "pseudo":
-        few = "; too few are of old classes" if _old_held_out(model, split) else "; none are of old classes"
     by_role = ", ".join(f"{number:,} {role}" for role, number in counts.items())
-    return f"{count(sum(counts.values()), 'image')} {source}: {by_role}{few}"
+    return f"{count(sum(counts.values()), 'image')} {source}: {by_role}"
 
 
 def added_bytes(model: Classifier, split: DataSplit, config: ExtendConfig, where: str) -> int:

@@ -66,8 +66,11 @@ def test_why_old_accuracy_cannot_be_measured(base: api.Model, train: Samples, va
     space, new = base.saved.classifier.space, train.of_classes(NEW)
     without = DataSplit.of(space, new, None, None, 0)
     few = DataSplit.of(space, new, exemplars(train, BASE[:3]), None, 0)
-    for split, reason in ((without, "no old class has"), (few, "too few old classes have")):
+    for split, reason in ((without, f"0 of {len(BASE)} old classes"), (few, f"3 of {len(BASE)} old classes")):
         assert split.chosen_on == "pseudo"
         (line,) = [line for line in told_of(split, base) if "cannot be measured" in line]
         assert reason in line
         assert "pseudo-exemplars choose the operating point" in line
+    both = DataSplit.of(space, train.of_classes([*NEW, BASE[0]]), exemplars(train, BASE[:1]), None, 0)
+    assert BASE[0] in {*both.dev.classes, *both.test.classes}
+    assert both.unmeasured.endswith(f"0 of {len(BASE) - 1} old classes without new images")
