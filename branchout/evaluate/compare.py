@@ -160,9 +160,7 @@ def compare(
         answers.append(_answers(model, seen))
         columns.append(torch.stack([model.fused.columns(h) for h in seen]).mean(0).cpu().double())
         if before is not None:
-            # The older model has the first of the same branches.
-            count = 1 + max(before.fused.feature_of)
-            old_answers.append(_answers(before, [h[:count] for h in seen]))
+            old_answers.append(_answers(before, seen))
         on_progress(Event("Evaluating images", int(order[-1]) + 1, len(images)))
     old = None
     if before is not None:

@@ -219,7 +219,11 @@ class FusedHead(nn.Module):
         return torch.cat(parts, dim=-1)
 
     def columns(self, features: Sequence[Tensor]) -> Tensor:
-        """z̃: logits of every column with deltas and class means, before the dial."""
+        """z̃: logits of every column with deltas and class means, before the dial.
+
+        Of the features of a model with later steps, the first ones are this model's.
+        """
+        features = features[: 1 + max(self.feature_of)]
         z = self.frozen_columns(features)
         delta = self.delta_columns(features)
         z = z if delta is None else z + delta

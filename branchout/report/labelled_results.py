@@ -139,7 +139,6 @@ def _answers_before(saved: SavedModel, features: torch.Tensor, device: torch.dev
     if not steps:
         return None
     earlier = saved.model(steps - 1).to(device)
-    # It uses the feature vectors of the base and of its own branches: the first ones of the newer model.
     answers: Ints = earlier.fused(features.unbind(1)).argmax(1).cpu().numpy()
     return answers
 

@@ -136,9 +136,7 @@ class Engine:
                 each["new"] = self.before is not None and each["class"] not in self._known_before
         results: list[Result] = [{"answers": answer, "before": None} for answer in answers]
         if self.before is not None:
-            # The branches of earlier steps come first: the earlier model uses the first features of the list.
-            count = 1 + max(self.before.feature_of)
-            earlier = _mean([self.before(h[:count]) for h in views])
+            earlier = _mean([self.before(h) for h in views])
             for each, before in zip(results, _top(earlier, self.before.space.classes, top), strict=True):
                 each["before"] = before
         for each, branches in zip(results, self._branches(_mean(columns), shift, head, top), strict=True):

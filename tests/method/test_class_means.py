@@ -160,6 +160,26 @@ def test_the_last_two_steps_keep_them(linear: api.Model, train: Samples, tmp_pat
     )
 
 
+@pytest.mark.usefixtures("half")
+def test_report_and_evaluate_agree_on_the_model_before_the_last_step(
+    linear: api.Model, train: Samples, val: Samples
+) -> None:
+    """It has means of its own features, which are the first ones of the newer model's."""
+    grown, known = linear, [*BASE, *NEW]
+    for names in (LATER[:1], LATER[1:]):
+        grown = grown.extend(train.of_classes(names), memory=exemplars(train, known), epochs=1, views=1)
+        known += names
+    before = grown.saved.model(2)
+    assert before.fused.class_means is not None
+    shown = grown.report_data(val, gallery=2).test.figures_before
+    found = grown.evaluate(val).before
+    assert {name: shown[name] for name in ("all", "base", "novel", "avg")} == {
+        name: getattr(found, name) for name in ("all", "base", "novel", "avg")
+    }
+    features = grown.classifier.features(grown.classifier.backbone.arrange(torch.randn(8, 1, 32, 32)))
+    torch.testing.assert_close(before.fused(features), before.fused(features[:-1]))
+
+
 def test_there_are_none_without_images_of_the_earlier_step(linear: api.Model, train: Samples) -> None:
     with pytest.warns(UserWarning, match="no images for 3 classes"):
         grown = linear.extend(train.of_classes(LATER), memory=exemplars(train, BASE), epochs=1, views=1)
