@@ -100,7 +100,7 @@ def test_a_base_is_opened_extended_and_saved(case: Callable[[Path], Case], tmp_p
         assert torch.equal(base.classifier(x), expected)
     base.save(tmp_path / "base")
     new, memory = pictures(("elm", "fir"), 4, 1), pictures(OLD, 3, 2)
-    grown = base.extend(new, memory=memory, out=tmp_path / "v2", branch="fc", epochs=1)
+    grown = base.extend(new, memory=memory, out=tmp_path / "v2", branch="fc")
     again, back = (api.load(tmp_path / name, device="cpu") for name in ("base", "v2"))
     assert back.classes == (*OLD, "elm", "fir")
     with torch.no_grad():

@@ -65,7 +65,7 @@ def compact(
     out: Path | None = None,
     on_progress: OnProgress,
     announce: Callable[[str], None] | None = None,
-    warn: Callable[[str], None] | None = None,
+    warn: Callable[[str], None],
 ) -> CompactionOutcome:
     """Compact a model and save it as `out`, if given; a run that was stopped resumes.
 
@@ -92,9 +92,8 @@ def compact(
         cache=cache_folder(),
         on_progress=on_progress,
     )  # outside of the work folder: what is refused here has not begun
-    if warn is not None:
-        for problem in (*warnings, *run.notices):
-            warn(problem)
+    for problem in (*warnings, *run.notices):
+        warn(problem)
     with working_on(out, settings) as work:
         with recorded(work, on_progress) as reported:
             run.work, run.on_progress = work, reported

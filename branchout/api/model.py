@@ -27,7 +27,7 @@ from branchout.method.extend import Extension
 from branchout.method.frontier import Frontier, check_measurable
 from branchout.method.recipes import recipe_named
 from branchout.method.results import Extended
-from branchout.method.running.effort import Plan
+from branchout.method.running.effort import Plan, check_head_alone
 from branchout.method.running.engine import engine_for, use_engine
 from branchout.method.running.plan import keep_plan, kept_plan, make_plan
 from branchout.method.running.prepared_extension import Prepared, now
@@ -209,6 +209,7 @@ class Model(Predictor):
         """Check the settings against this model, read the images and divide them into train, dev and test."""
         base = self.classifier
         branch_point(base.backbone, config.where)
+        check_head_alone(base, config)
         pooler = base.fused.pooler.kind
         if config.pooler not in (None, pooler):
             if base.steps:
@@ -247,6 +248,7 @@ class Model(Predictor):
         recipe: str = "branchout",
         fuse: bool = False,
         pooler: str | None = None,
+        classes_from: str | None = None,
         exemplars: int = 10,
         epochs: int | None = None,
         views: int | None = None,
@@ -267,7 +269,9 @@ class Model(Predictor):
             seed=seed, pooler=pooler, minutes=minutes, memory_limit=memory_limit,
         )  # fmt: skip
         place = check_out(out, (new, memory, val))
-        prepared = self.prepare(new, memory=memory, val=val, config=config, on_progress=on_progress)
+        prepared = self.prepare(
+            new, memory=memory, val=val, config=config, classes_from=classes_from, on_progress=on_progress
+        )
         for line in prepared.warnings:
             warn(line)
         return self.extend_prepared(prepared, out=place, on_progress=on_progress, announce=announce)
@@ -336,7 +340,7 @@ class Model(Predictor):
         seed: int = 0,
         on_progress: OnProgress = silent,
         announce: Callable[[str], None] | None = None,
-        warn: Callable[[str], None] | None = None,
+        warn: Callable[[str], None] = as_python_warning,
     ) -> Model:
         """A smaller model: the branches of all steps distilled into `branches` of them; `.compaction` compares both.
 
@@ -354,9 +358,8 @@ class Model(Predictor):
         problems += [f"{images}: {line}" for line in unread.summary()]
         kept = samples_in(memory, problems, self.classes, classes_from, on_progress)
         held = None if val is None else samples_in(val, problems, self.classes, classes_from, on_progress)
-        if warn is not None:
-            for problem in problems:
-                warn(problem)
+        for problem in problems:
+            warn(problem)
         made = compact(
             self,
             kept,

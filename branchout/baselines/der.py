@@ -75,7 +75,7 @@ def learn(before: Classifier | Network | Extractors, task: Task, *, published: b
     trained = nn.ModuleList([network, auxiliary])
     samples = whole_network.new_and_exemplars(task)
     redrawn = (network.head, auxiliary) if published else ()
-    whole_network.train(trained, task, samples, loss_of, work="train a new extractor", redrawn=redrawn)
+    whole_network.train(trained, task, samples, loss_of, work="Training a new extractor", redrawn=redrawn)
     relearn_head(network, task)
     return network
 

@@ -101,7 +101,7 @@ def boost(old: Network, task: Task, counts: np.ndarray, *, published: bool = Fal
 
     stage, alter = as_published(BOOST, task) if published else (None, None)
     images = whole_network.new_and_exemplars(task)
-    whole_network.train(boosted, task, images, loss_of, "train a new module", stage, alter=alter)
+    whole_network.train(boosted, task, images, loss_of, "Training a new module", stage, alter=alter)
     return boosted.requires_grad_(False)
 
 

@@ -59,7 +59,7 @@ def learn(before: Classifier | SharedEarly, task: Task) -> SharedEarly:
         return whole_network.with_auxiliary(network.head(h), auxiliary(h[:, -k:]), target, answers)
 
     trained = nn.ModuleList([network, auxiliary])
-    whole_network.train(trained, task, whole_network.new_and_exemplars(task), loss_of, work="train new late blocks")
+    whole_network.train(trained, task, whole_network.new_and_exemplars(task), loss_of, work="Training new late blocks")
     known = len(task.space.upto(task.step - 1).classes)
     align(network.head, torch.arange(len(task.space.classes), device=task.device) >= known)
     return network.requires_grad_(False)

@@ -75,7 +75,7 @@ def learn(before: Classifier | Network, task: Task, *, own_memory: bool = False)
         loss_of,
         optimisation,
         device=task.device,
-        work="train the network",
+        work="Training the network",
         on_progress=task.on_progress,
     )
     return network.eval()

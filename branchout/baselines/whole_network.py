@@ -109,7 +109,7 @@ def train(
     task: Task,
     samples: Samples,
     loss_of: Loss,
-    work: str = "train the network",
+    work: str = "Training the network",
     optimisation: Optimisation | None = None,
     *,
     statistics: bool = True,

@@ -94,9 +94,7 @@ class Job:
         recorded["seeds"] = _asked(row)
         differing = difference(recorded, wanted)
         if differing:
-            raise BranchoutError(
-                f"{path} was measured with {differing} is asked for now; delete it, or write elsewhere with --out"
-            )
+            raise BranchoutError(f"{path} was measured with {differing}. Delete it, or choose another --out")
         if (row.get("images") or self.images) != self.images:
             raise BranchoutError(
                 f"{path} was measured with other images of '{self.dataset}' than there are now; "

@@ -89,5 +89,5 @@ def difference(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
     """The first setting of a file that differs from the one asked for, in words; empty if all agree."""
     for name, value in flat(json.loads(json.dumps(asked))).items():
         if recorded.get(name) != value:
-            return f"{name} {recorded.get(name)}, and {value}"
+            return f"{name} = {recorded.get(name)}, and this run has {value}"
     return ""

@@ -68,7 +68,7 @@ class Request:
                 f"{' and '.join(given)} were given, and only one of them can be measured; leave one out"
             )
         if self.minutes is not None and not self.stale:
-            raise BranchoutError("--minutes goes with --stale only: the times of outdated rows tell what fits")
+            raise BranchoutError("--minutes needs --stale, because it uses the times in outdated rows")
         if self.stale and self.scale:
             raise BranchoutError("--stale measures every row at its own scale; leave --scale out, or name a table")
         for name in ("exemplars", "memory_total") if self.stale else ():
@@ -80,7 +80,7 @@ class Request:
                 f"--faithful means --schedule published, and --schedule {self.schedule} was given; leave one out"
             )
         if not self.scenario and self.base:
-            raise BranchoutError("a table has a base of its own, so --base goes with --scenario only")
+            raise BranchoutError("--base needs --scenario; a table defines its own base")
         for name in ("base_classes", "novel_classes", "overlap", "steps") if not self.scenario else ():
             if getattr(self, name) is not None:
                 raise BranchoutError(f"a table has sizes of its own, so {_option(name)} goes with --scenario only")

@@ -56,7 +56,6 @@ def draw_once(place: Path, plan: Plan, network: Mapping[str, Any], drawn: Callab
     differing = difference(flat(found), asked)
     if differing:
         raise BranchoutError(
-            f"{place} was drawn with {differing} is asked for now; "
-            "delete it and the rows below it, or write elsewhere with --out"
+            f"{place} was drawn with {differing}. Delete it and the rows below it, or choose another --out"
         )
     return scenario

@@ -39,8 +39,8 @@ def bases(
         return
     if not found:
         unfit = [family for family, names in refused.items() if any(str(text) in name for name in names)]
-        why = f"those of {', '.join(unfit)} cannot be split into stages and a linear head" if unfit else "none has it"
-        raise BranchoutError(f"No network that can be a base has {text!r} in its name: {why}")
+        why = f": those of {', '.join(unfit)} cannot be split into stages and a linear head" if unfit else ""
+        raise BranchoutError(f"No base network has {text!r} in its name{why}")
     ready = [base for base in found if base.status() in ("installed", "cached")]
     if len(found) <= MOST:
         _show(found)

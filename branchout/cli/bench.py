@@ -72,7 +72,7 @@ Stale = Annotated[
 ]
 Minutes = Annotated[
     float | None,
-    typer.Option(min=0, help="With --stale: start nothing that would end later; 0 lists the rows."),
+    typer.Option(min=0, help="With --stale: skip methods that would end later; 0 only lists them."),
 ]
 NewPhotos = Annotated[Path | None, typer.Option("--new", help="With 'photos': folder of the new classes.")]
 OldPhotos = Annotated[Path | None, typer.Option("--memory", help="With 'photos': folder of images of old classes.")]
@@ -292,8 +292,8 @@ def _warn_of_other_bases(folder: Path) -> None:
     if others:
         odd = ", ".join(path.stem for path in others)
         say(
-            f"these rows of {folder} were measured with another training of the base model than the rest: {odd}. To "
-            "measure all with one, delete all rows of that folder and run this again, or run it with another --out",
+            f"these rows of {folder} were measured on another training run of the base model than the others: {odd}. "
+            "To measure all with one, delete all rows of that folder and run this again, or run it with another --out",
             "warning:",
         )
 

@@ -31,7 +31,9 @@ def compact(
     branches: Annotated[int, typer.Option(min=1, help="How many branches remain.")] = 1,
     val: options.Val = None,
     images: Annotated[Path | None, typer.Option(help="More images to learn from; they need no labels.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of training, if not the default.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Training epochs. Default: computed from the number of images.")
+    ] = None,
     classes_from: options.ClassesFrom = None,
     seed: options.Seed = 0,
     device: options.Device = None,

@@ -159,7 +159,7 @@ def before_after(found: Comparison, images: str) -> Table:
     before, after, counts = found.before, found.after, found.parts
     steps = len(after.steps)
     headings = ("accuracy",) if before is None else (f"before step {steps}", "after")
-    table = new_table("split", "images", *headings, title=Text(f"accuracy in % on {images}"))
+    table = new_table("classes", "images", *headings, title=Text(f"accuracy in % on {images}"))
     table.min_width = 36
 
     def add(name: str, now: float | None, was: float | None) -> None:
@@ -181,4 +181,6 @@ def forgotten(found: Comparison) -> Table:
     """The ten classes whose accuracy fell most."""
     losses = [row for row in found.classes() if row.before is not None and row.after < row.before]
     rows = [(Text(row.name), str(row.images), percent(row.before), percent(row.after)) for row in losses[:10]]
-    return new_table("class", "images", "before", "after", rows=rows, title="forgotten, worst first")
+    return new_table(
+        "class", "images", "before", "after", rows=rows, title="classes that lost accuracy, largest loss first"
+    )

@@ -41,13 +41,13 @@ def explain(
             help="Labelled images: name those with the nearest features. May be given several times.",
         ),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many classes of each branch.")] = 3,
-    nearest: Annotated[int, typer.Option(min=1, help="How many images of --memory.")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="Number of classes to show for each branch.")] = 3,
+    nearest: Annotated[int, typer.Option(min=1, help="Number of nearest images of --memory to show.")] = 5,
     classes_from: options.ClassesFrom = None,
     as_json: options.AsJson = False,
     device: options.Device = None,
 ) -> None:
-    """Explain a prediction: logits of each branch, what others and the dial add."""
+    """Explain a prediction: each branch's own logits, and what other branches and the dial add to them."""
     from branchout.data.folders import images_in
 
     check_order(model, images)
@@ -108,9 +108,9 @@ def _show(file: str, why: Explanation, images: int | None, *, has_dial: bool) ->
     if why.expected is not None:
         say(_why_not(why.expected, winner.name, has_dial))
     if why.own_answer != winner.name:
-        say(f"from the branches' own logits alone it would be: {why.own_answer}")
+        say(f"prediction from the branches' own logits alone: {why.own_answer}")
     if why.without_dial not in (winner.name, why.own_answer):
-        say(f"without the dial it would be: {why.without_dial}")
+        say(f"prediction without the dial: {why.without_dial}")
     if images is not None:
         listed = "\n  ".join(f"{n.cosine:.3f}  {n.name}: {n.file}" for n in why.nearest)
         among = f"{count(images, 'image')} to {branch_name(winner.branch)}"

@@ -38,7 +38,7 @@ def export(
         f"images (N × {sizes.channels} × {sizes.size} × {sizes.size}) in, logits and probabilities out"
         + (", averaged over the mirror image" if flip else "")
     )
-    say("the file's metadata holds the class names and the preprocessing: classes, preprocessing")
+    say("The file's metadata has two keys: classes (the class names) and preprocessing.")
 
 
 @app.command(epilog="Example: branchout push v2/ owner/birds --private")

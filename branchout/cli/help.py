@@ -17,7 +17,7 @@ OPTION_GROUPS = {
     "--plan",
     "Scenario": "bench --scenario, --base-classes, --novel-classes, --overlap, --steps, --scale, --exemplars, "
     "--memory-total, --split, --seeds, --all-seeds, scenario --base, --novel, scenario --classes",
-    "Decisions": "inbox --name, --dismiss, --undo",
+    "Decisions": "inbox --name, --new-class, --dismiss, --undo",
     "Teaching": "--teach, --resume, --accept, --discard, inbox --epochs",
     "Inbox": "--inbox, serve --memory",
     "Address": "--host, --port, --public, --token, --name",

@@ -46,11 +46,14 @@ def inbox(
         ),
     ] = None,
     threshold: Annotated[
-        float | None, typer.Option(help="The score (energy) above which a photo is unknown; else from known images.")
+        float | None,
+        typer.Option(help="Energy score above which a photo is unknown. Default: computed from known images."),
     ] = None,
     false_alarms: Annotated[
         float | None,
-        typer.Option(min=0.001, max=0.999, help="Share of known images that may count as unknown; it is kept."),
+        typer.Option(
+            min=0.001, max=0.999, help="Share of known images that may count as unknown; saved for later calls."
+        ),
     ] = None,
     classes_from: options.ClassesFrom = None,
     name: Named = None,
@@ -60,7 +63,7 @@ def inbox(
     ] = False,
     undo: Undone = None,
     teach: Annotated[
-        Path | None, typer.Option("--teach", metavar="OUT", help="Extend the model by all named photos.")
+        Path | None, typer.Option("--teach", metavar="OUT", help="Extend the model with all named photos.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume a run of --teach that was stopped.")] = False,
     accept: Annotated[bool, typer.Option("--accept", help="Use the new model from now on.")] = False,
@@ -69,7 +72,7 @@ def inbox(
     as_json: options.AsJson = False,
     device: options.Device = None,
 ) -> None:
-    """Group new photos, name them, and extend the model by them.
+    """Group new photos, name them, and extend the model with them.
 
     Without another option it lists the photos that fit no class, in groups. Decisions are small files in
     PHOTOS/.inbox; the photos stay as they are. The same on a page: branchout serve MODEL --inbox PHOTOS.
@@ -217,7 +220,7 @@ def _decide(
         say(f"undone: {_counted(photos)}")
     _, waiting = ready(box, known)
     for name, found in waiting.items():
-        say(f"{name} has {len(found)} photo{'s' if len(found) > 1 else ''}; it is taught once it has {FEWEST}")
+        say(f"{name} has {len(found)} photo{'s' if len(found) > 1 else ''}; it can be taught once it has {FEWEST}")
     _suggest(box, listed(box) if has_list(box) else None, model, teaching)
 
 

@@ -192,14 +192,14 @@ def evaluate(
 def _show_comparison(model: Model, found: Comparison, test: Path) -> None:
     console.print(before_after(found, f"{count(len(found.labels), 'image')} of {printable(test)}"))
     shown = [name for name in METRICS if getattr(found.after, name) is not None]
-    say("split: " + "; ".join(f"{name} = {METRICS[name].meaning.removeprefix('accuracy on ')}" for name in shown))
+    say("classes: " + "; ".join(f"{name} = {METRICS[name].meaning.removeprefix('accuracy on ')}" for name in shown))
     point = _operating_point(model)
     if point is not None:
         place = setting([value for value in point.values() if isinstance(value, float)])
         own = any(model.saved.step_points[-1].offsets)
-        added = f"the number added to all new logits{', beside a constant for each step' if own else ''}"
+        added = f"the number added to all new logits{', together with a constant for each step' if own else ''}"
         dial = f", {added if 'b' in point else 'a point of the trained grid'}"
-        say(f"operating point: goal {point['goal']}, {place}{dial}; branchout tune changes it")
+        say(f"operating point: goal {point['goal']}, {place}{dial}. To change it: branchout tune")
     if found.before is not None:
         say(f"before: the model before step {len(model.classifier.steps)}, on the classes it knew")
     table = forgotten(found)

@@ -42,7 +42,7 @@ Val = Annotated[
     typer.Option(help="Validation images, one folder per class; without them a fifth of the images is held out."),
 ]
 Saved = Annotated[str, typer.Argument(metavar="MODEL", help="A saved model: a folder, or hf-hub:owner/name.")]
-Opened = Annotated[str, typer.Argument(metavar="MODEL", help="A saved model, or what --base takes.")]
+Opened = Annotated[str, typer.Argument(metavar="MODEL", help="A saved model, or any base that --base accepts.")]
 Pictures = Annotated[list[Path], typer.Argument(metavar="IMAGES", help="Image files, or folders of them.")]
 Labelled = typer.Argument(metavar="TEST", help="Labelled images: one folder per class.")
 ClassesFrom = Annotated[
@@ -56,20 +56,26 @@ ClassesFrom = Annotated[
 _GOAL = typer.Option(help=f"{', '.join(GOALS)}, or a minimum: 'novel>=0.80' ('novel>=80%').")
 Goal = Annotated[str, _GOAL]
 GoalOrNone = Annotated[str | None, _GOAL]
-Recipe = Annotated[
-    str, typer.Option(help="branchout, paper (as the paper says) or reference (as its authors' code does).")
-]
+Recipe = Annotated[str, typer.Option(help="branchout, paper (the paper's text) or reference (its authors' code).")]
 Where = Annotated[
     str | None,
-    typer.Option("--branch", help="What is cloned and trained: last (the default), a stage, a module, or fc (a head)."),
+    typer.Option(
+        "--branch",
+        help="What is cloned and trained: last (the last stage), a stage, a module, or fc (a new head only). Default: "
+        "last, or what fits the time.",
+    ),
 ]
 Minutes = Annotated[
     float | None,
-    typer.Option(min=0.1, help="Time limit; chooses branch, views and epochs. Default for photos on a CPU: 7."),
+    typer.Option(
+        min=0.1, help="Time limit in minutes: what fits it is trained. Default: 7 for photos on a CPU, else none."
+    ),
 ]
 MemoryLimit = Annotated[
     float | None,
-    typer.Option(min=0.001, help="GB of memory for images, frozen features and stage II each; the rest is on disk."),
+    typer.Option(
+        min=0.001, help="GB of memory for images, frozen features and stage II each. The first two continue on disk."
+    ),
 ]
 Arch = Annotated[
     str | None, typer.Option(help="The architecture of a checkpoint file: resnet18, torchvision:resnet18.")
@@ -80,7 +86,7 @@ HeadFile = Annotated[
 ClassNames = Annotated[
     Path | None, typer.Option("--classes", help="The base's class names: one on each line, or a JSON list.")
 ]
-Flip = Annotated[bool, typer.Option("--flip", help="Average over the image and its mirror image: twice the time.")]
+Flip = Annotated[bool, typer.Option("--flip", help="Average over the image and its mirror image. Takes twice as long.")]
 TensorBoard = Annotated[
     Path | None, typer.Option("--tensorboard", metavar="DIR", help="Also write TensorBoard event files here.")
 ]

@@ -171,10 +171,12 @@ def _warn_of_other_model(photos: Path, place: str) -> None:
 
 def _reading() -> OnProgress:
     """Print how far the labelled images are read: at the start, every few seconds, and at the end."""
+    from branchout.report.labelled_results import THUMBNAILS
+
     last = [float("-inf")]
 
     def on_progress(event: Event) -> None:
-        now, finished = time.monotonic(), event.work == "thumbnails" and event.done == event.total
+        now, finished = time.monotonic(), event.work == THUMBNAILS and event.done == event.total
         if finished:
             say("The labelled images are read: the page has accuracies, tables and images.")
         elif now > last[0] + QUIET_SECONDS:

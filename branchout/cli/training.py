@@ -73,7 +73,7 @@ def pretrain(
         )
         found = model.validation
         if found is not None:
-            kept(Event("validation", 1, 1, {"accuracy": found.after.all}))
+            kept(Event("Validation", 1, 1, {"accuracy": found.after.all}))
     accuracy = (
         f"{100 * found.after.all:.1f}% accuracy on {count(len(found.labels), 'validation image')}"
         if found is not None
@@ -231,27 +231,29 @@ def _show_extension(
         )
     elif measured:
         if chosen_on == "held-out":
+            held = "--val has no images of old classes, so some of --memory were"
             say(
-                "A fifth of the images was held out from training: they chose the operating point and give the "
-                "accuracies in the table. The base was probably trained on the images of --memory, so on images that "
-                "it has not seen its accuracy may be lower. If you have labelled images that the base was not trained "
-                "on, give them with --val FOLDER/: they then choose and measure, and all others train."
+                f"{held if prepared.split.val_given else 'A fifth of the images was'} held out from training: they "
+                "chose the operating point and give the accuracies in the table. The base was probably trained on the "
+                "images of --memory, so on images that it has not seen its accuracy may be lower. If you have labelled "
+                "images that the base was not trained on, give them with --val FOLDER/: they then choose and measure, "
+                "and all others train."
             )
         console.print(operating_points(measured, prepared.config.goal))
         if len(measured.after.steps) > 1:
             say(steps_line(measured))
         say(
-            "branchout evaluate and branchout report will print other accuracies: they measure on the images of "
-            f"{test}, not on those of this table."
+            f"branchout evaluate and branchout report measure on the images of {test}, so their accuracies differ from "
+            "this table."
         )
     if model.frontier.single_point_reason():
         say(model.frontier.single_point_reason())
     counts = model.classifier.parameter_counts()
     branches = sum(count for name, count in counts.items() if name not in ("heads", "deltas"))
+    branch = counts[f"step {len(model.classifier.steps)}"]
     say(
-        f"saved in {out}: {len(model.classes):,} classes; without heads {parameters(branches)} parameters, of which "
-        f"the base has {parameters(counts['base'])} and the branch of this step "
-        f"{parameters(counts[f'step {len(model.classifier.steps)}'])}"
+        f"saved in {out}: {len(model.classes):,} classes, {parameters(branches)} parameters without heads (base "
+        f"{parameters(counts['base'])}, branch of this step {parameters(branch)})"
     )
     here = quoted(out)
     then(

@@ -106,7 +106,7 @@ class Analyzer:
                 batch = classifier.preprocessing.normalise(torch.stack(list(pixels.values())).to(self.model.device))
                 found = torch.stack(in_parts(classifier.features, classifier.backbone.arrange(batch)), dim=1).float()
                 self._features.update(zip(pixels, found, strict=True))
-            on_progress(Event("Looking at photos", min(start + BATCH, len(new)), len(new)))
+            on_progress(Event("Computing features of photos", min(start + BATCH, len(new)), len(new)))
 
 
 def known_scores(
@@ -115,8 +115,8 @@ def known_scores(
     """The scores of labelled images of known classes."""
     samples = samples_in(known, known=model.classes, classes_from=classes_from)
     classifier = model.classifier
+    check_classes(samples.classes, classifier.space)
     images = open_images(samples, classifier.preprocessing, model.device, cache=cache_folder())
     features = extract(classifier, images, device=model.device, cache=cache_folder(),
                        fingerprint=samples.fingerprint(), on_progress=on_progress)[0]  # fmt: skip
-    check_classes(samples.classes, classifier.space)
     return energy(Outputs.of(classifier, features).logits)

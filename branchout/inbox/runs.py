@@ -199,8 +199,8 @@ def check_free(inbox: Inbox, photos: Iterable[Photo], known: Collection[str] | N
     run = open_run(inbox)
     if run is not None and (count := len(chosen & set(run.settings.photos))):
         raise BranchoutError(
-            f"{count} of these photos are part of run {run.number} into {run.out.name}. Go live with its model or "
-            "throw it away first."
+            f"{count} of these photos are part of run {run.number} into {run.out.name}. Use its model "
+            "(--accept) or discard it (--discard) first."
         )
     if count := len(chosen & taught(inbox, known)):
         raise BranchoutError(f"{count} of these photos were taught already; their class cannot be changed here.")
@@ -266,8 +266,8 @@ def plan(
                     _write(unfinished)
                 return unfinished
             raise BranchoutError(
-                f"Run {unfinished.number} into {unfinished.out} is {unfinished.state()}. Go live with its model "
-                "(--accept), throw it away (--discard) or resume it (--resume) first."
+                f"Run {unfinished.number} into {unfinished.out} is {unfinished.state()}. Use its model "
+                "(--accept), discard it (--discard) or resume it (--resume) first."
             )
         enough, waiting = ready(inbox, known_classes(model))
         if not enough:
@@ -332,7 +332,7 @@ def stop(run: Run) -> None:
 def accept(run: Run) -> Run:
     """Record that the new model is the one to use. Its photos count as taught."""
     if run.state() != "finished":
-        raise BranchoutError(f"Run {run.number} is {run.state()}, not finished. Its model cannot go live.")
+        raise BranchoutError(f"Run {run.number} is {run.state()}, not finished, so its model cannot be used.")
     return _decided(run, "live")
 
 

@@ -47,6 +47,11 @@ class ExtendConfig:
         return self.branch or "last"
 
     @property
+    def replays(self) -> bool:
+        """Whether stage I trains with exemplars, as our recipe does. Only then can a plan change what is trained."""
+        return recipe_named(self.recipe).stage_one.replay
+
+    @property
     def memory_bytes(self) -> int | None:
         return None if self.memory_limit is None else int(self.memory_limit * 1e9)
 
@@ -84,6 +89,10 @@ class ExtendConfig:
         ):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _positive(getattr(self, name), what, example))
+        if self.minutes is not None and not self.replays:
+            raise BranchoutError(
+                f"The recipe {self.recipe!r} always trains the same, so --minutes has no effect; leave it out"
+            )
         if self.pooler not in (None, *POOLERS):
             raise unknown("pooler", str(self.pooler), POOLERS)
 

@@ -68,8 +68,8 @@ class Extension:
         self.base, self.split, self.config = self.data.base, split, config
         self.device, self.work, self.on_progress = device, work, on_progress
         self.earlier_biases = base.fused.bias[1:].tolist() if earlier_biases is None else earlier_biases
-        replay = recipe_named(config.recipe).stage_one.replay
-        self.plan = plan or Plan(config.where, usual_effort(base, config.where, device, replay=replay))
+        usual = usual_effort(base, config.where, device, replay=config.replays)
+        self.plan = plan or Plan.of(base, config.where, usual)
         self.recipe = config.full_recipe(self.plan.effort.epochs, self.plan.effort.batch)
 
     def run(self) -> Extended:

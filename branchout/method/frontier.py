@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from branchout.errors import UnreachableGoal
-from branchout.goals import GOALS, METRICS, check_goal
+from branchout.goals import CHOSEN_ON, GOALS, METRICS, check_goal
 from branchout.labels import Floats, Ints, LabelSpace
 from branchout.method.recipes import BEATEN_BY, TIE
 from branchout.metrics import from_counts, images_of_parts, part_of_class
+from branchout.units import count
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,19 @@ class Frontier:
 
     def __len__(self) -> int:
         return len(self.settings)
+
+    def __str__(self) -> str:
+        """A table of the points that the goals choose, in %."""
+        measured = [name for name in METRICS if not np.isnan(self.accuracies[name]).all()]
+        names = ("α", "β") if self.kind == "grid" else ("b",)
+        lines = ["".join(f"{word:>10}" for word in ("goal", *names, *measured))]
+        for goal in self.possible_goals():
+            point = self.choose(goal)
+            values = [f"{value:.2f}" for value in self.settings[point]]
+            values += [f"{100 * self.accuracies[name][point]:.1f}" for name in measured]
+            lines.append("".join(f"{word:>10}" for word in (goal, *values)))
+        images = f"{self.images:,} {CHOSEN_ON[self.chosen_on]}"
+        return "\n".join([f"{count(len(self), 'operating point')}, accuracy in % on {images}", *lines])
 
     def score(self, goal: str) -> Floats:
         """What a goal maximises, for every point."""

@@ -85,7 +85,7 @@ class OperatingPoints:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What `extend` or `compact` measured on images that neither trained nor chose anything."""
+    """What `extend` or `compact` measured on images that it did not train with."""
 
     images: int
     before: Mapping[str, float | None]

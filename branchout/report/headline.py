@@ -36,8 +36,8 @@ def compared(before: float | None, after: float | None) -> str:
         return ""
     points = change(before, after)
     if points == "±0":
-        return ", as many as before"
-    return f", {points[1:]} {'more' if points[0] == '+' else 'less'} than before"
+        return ", the same as before"
+    return f", {points[1:]} points {'higher' if points[0] == '+' else 'lower'} than before"
 
 
 def headline(report: ReportData, counts: Counts | None) -> Headline:

@@ -23,6 +23,8 @@ from branchout.report.answers_by_point import PointValues, answers_by_point
 from branchout.report.gallery import KINDS, members, select, thumbnail
 from branchout.training.loop import Event, OnProgress
 
+THUMBNAILS = "Making thumbnails"
+"""What progress calls the last part of the work."""
 THUMBNAIL_BYTES = 1_500_000
 """Above this, no further thumbnails are made for other points than the saved one."""
 
@@ -103,6 +105,7 @@ def labelled_results(
         }
         here = {kind: members(kind, answers.at(point), labels, were_right) for kind in KINDS}
         thumbnails = _thumbnails(samples, galleries, here, model, features, on_progress)
+    on_progress(Event(THUMBNAILS, len(thumbnails) or 1, len(thumbnails) or 1))  # even if there are none
     return LabelledResults(
         labels=labels.tolist(),
         known=known,
@@ -172,5 +175,5 @@ def _thumbnails(
             shares = branch_shares(model.fused, model.fused.columns(features[image : image + 1].unbind(1)))
             rounded = [round(share, 3) for share in shares[0].tolist()]
             found[image] = Thumbnail(copy, printable(str(samples.ids[image])), rounded)
-        on_progress(Event("thumbnails", number + 1, len(wanted)))
+        on_progress(Event(THUMBNAILS, number + 1, len(wanted)))
     return found

@@ -97,7 +97,7 @@ class ServedInbox:
         """The classes of the served model."""
         return frozenset(() if (model := self.service.model) is None else model.classes)
 
-    # Looking at photos.
+    # Grouping photos.
 
     def _watch(self) -> None:
         model, analyzer, before, kept = None, None, None, None
@@ -270,7 +270,9 @@ class ServedInbox:
             beside = runs.next_name(model)
             out = beside if wanted.out is None else beside.with_name(class_name(wanted.out))  # a name, never a path
             if runs.open_run(self.inbox) is not None:
-                raise Refused(409, "A run is not decided about yet. Go live with its model or throw it away first.")
+                raise Refused(
+                    409, "A model is taught that is neither in use nor discarded. Use it or discard it first."
+                )
             asked = self.settings
             run = runs.plan(self.inbox, model, out, asked.memory, asked.epochs, asked.classes_from, asked.known)
             self._process = runs.start(self.inbox, run, device=self.service.device)

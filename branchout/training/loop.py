@@ -133,7 +133,7 @@ def fit(
     optimisation: Optimisation,
     *,
     device: torch.device,
-    work: str = "train",
+    work: str = "Training",
     checkpoint: Path | None = None,
     save_every: int = 1,
     held_out_loss: Callable[[], float] | None = None,

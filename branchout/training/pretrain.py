@@ -46,8 +46,8 @@ def only_fast(arch: str, name: str) -> None:
     """Refuse schedules that were made for ResNets for a transformer, which would hardly learn with them."""
     if architectures.is_transformer(arch) and name != "fast":
         raise BranchoutError(
-            f"the schedule {name!r} is stochastic gradient descent as made for ResNets, by which {arch} hardly learns; "
-            f"take --schedule fast, which is AdamW for {TRANSFORMER.epochs} epochs there; --epochs sets another number"
+            f"The schedule {name!r} has settings of SGD for ResNets, with which {arch} hardly learns. Use --schedule "
+            f"fast: AdamW for {TRANSFORMER.epochs} epochs, or as many as --epochs says"
         )
 
 

@@ -626,9 +626,9 @@ def test_only_what_is_missing_is_made_again(experiment: Experiment, folder: Path
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"exemplars": 3}, "with exemplars 4, and 3"),
-        ({"epochs": 2}, "with epochs 1, and 2"),
-        ({"network": Optimisation(epochs=5, lr=0.03, batch=16)}, "with network.epochs 1, and 5"),
+        ({"exemplars": 3}, "exemplars = 4, .*has 3"),
+        ({"epochs": 2}, "epochs = 1, .*has 2"),
+        ({"network": Optimisation(epochs=5, lr=0.03, batch=16)}, r"network\.epochs = 1, .*has 5"),
     ],
 )
 def test_a_row_made_otherwise_is_not_taken_for_the_one_asked_for(
@@ -638,7 +638,7 @@ def test_a_row_made_otherwise_is_not_taken_for_the_one_asked_for(
     run(asked, {(str(folder), PLAN): experiment})
     for other, words in (
         (replace(asked, plan=replace(PLAN, **change)), said),
-        (replace(asked, seeds=(2,)), r"seeds \[1\], and \[2\]"),
+        (replace(asked, seeds=(2,)), r"seeds = \[1\], .*has \[2\]"),
     ):
         with pytest.raises(BranchoutError, match=words):
             run(other, {})
@@ -654,9 +654,7 @@ def test_rows_of_another_plan_get_no_new_ones_beside_them(
     other = job(folder, tmp_path, "fecam", replace(PLAN, **change))
     elsewhere = job(folder, tmp_path / "else", "fecam", replace(PLAN, **change))
     for pool in (None, ThreadPoolExecutor(1)):
-        with pytest.raises(
-            BranchoutError, match=r"ncm-dial-all\.json was measured with .*delete it, or write elsewhere"
-        ):
+        with pytest.raises(BranchoutError, match=r"ncm-dial-all\.json was measured with .*Delete it, .*--out"):
             run_all([elsewhere, other], executor=pool)
     assert not elsewhere.folder.exists()
     assert job(folder, tmp_path, "fecam", seeds=(1, 2)).missing()  # other seeds, the same plan
@@ -671,9 +669,7 @@ def test_a_row_of_another_recipe_is_not_taken_for_todays(
     stage_one = replace(PAPER.stage_one, optimisation=replace(PAPER.stage_one.optimisation, lr=0.5))
     with monkeypatch.context() as changed:
         changed.setitem(RECIPES, "paper", replace(PAPER, stage_one=stage_one))
-        with pytest.raises(
-            BranchoutError, match=r"with recipe\.stage_one\.optimisation\.lr 0\.1, and 0\.5 is asked for"
-        ):
+        with pytest.raises(BranchoutError, match=r"recipe\.stage_one\.optimisation\.lr = 0\.1, .*has 0\.5"):
             asked.missing()
         row = json.loads(asked.files()["all"].read_text())
         for path in asked.files().values():
@@ -682,7 +678,7 @@ def test_a_row_of_another_recipe_is_not_taken_for_todays(
     for name, value in (("branch", "layer3"), ("pooler", "average")):
         for path in asked.files().values():
             path.write_text(json.dumps({**row, "settings": {**row["settings"], name: value}}))
-        with pytest.raises(BranchoutError, match=f"with {name} {value}, and"):
+        with pytest.raises(BranchoutError, match=f"with {name} = {value}, and"):
             asked.missing()
 
 
@@ -778,7 +774,7 @@ def test_a_row_from_before_a_setting_existed_was_made_with_its_default(
         assert row["settings"].pop("augmentation") is None
         path.write_text(json.dumps(row))
     assert asked.missing() == []
-    with pytest.raises(BranchoutError, match="augmentation None, and padded"):
+    with pytest.raises(BranchoutError, match=r"augmentation = None, .*has padded"):
         replace(asked, plan=replace(PLAN, augmentation="padded")).missing()
 
 
@@ -888,15 +884,15 @@ def clustered(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"scenario": "overlap-domain-clustered"}, "scenario overlap-random-clustered, and overlap-domain-clustered"),
-        ({"scenario": "overlap-full"}, "scenario overlap-random-clustered, and overlap-full"),
-        ({"base": 7}, "base 8, and 7"),
-        ({"novel": 2}, r"novel \[3\], and \[2\]"),
-        ({"overlap": 2}, "overlap 1, and 2"),
-        ({"split": 3}, "split 1, and 3"),
-        ({"pretraining": Optimisation(epochs=3, lr=0.03, batch=32)}, r"network\.optimisation\.epochs 2, and 3"),
-        ({"width": 5}, r"network\.width 8, and 5"),
-        ({"augmentation": "padded"}, r"network\.augmentation None, and"),
+        ({"scenario": "overlap-domain-clustered"}, ".*clustered, .*has overlap-domain-clustered"),
+        ({"scenario": "overlap-full"}, ".*clustered, .*has overlap-full"),
+        ({"base": 7}, "base = 8, .*has 7"),
+        ({"novel": 2}, r"novel = \[3\], .*has \[2\]"),
+        ({"overlap": 2}, "overlap = 1, .*has 2"),
+        ({"split": 3}, "split = 1, .*has 3"),
+        ({"pretraining": Optimisation(epochs=3, lr=0.03, batch=32)}, r"network\.optimisation\.epochs = 2, .*has 3"),
+        ({"width": 5}, r"network\.width = 8, .*has 5"),
+        ({"augmentation": "padded"}, r"network\.augmentation = None, "),
     ],
 )
 def test_a_clustered_scenario_that_another_plan_drew_is_not_taken(
@@ -904,7 +900,7 @@ def test_a_clustered_scenario_that_another_plan_drew_is_not_taken(
 ) -> None:
     plan, place = clustered
     experiment = Experiment(replace(plan, **change), resolve(str(folder)), device=CPU, scenario_file=place)
-    with pytest.raises(BranchoutError, match=rf"scenario\.json was drawn with {said}.* delete it .*--out"):
+    with pytest.raises(BranchoutError, match=rf"scenario\.json was drawn with {said}.* Delete it .*--out"):
         assert experiment.scenario
 
 
@@ -924,7 +920,7 @@ def test_a_clustered_scenario_fits_plans_that_differ_otherwise_and_one_from_befo
     before.write_text(json.dumps(kept))
     longer = replace(plan, pretraining=Optimisation(epochs=3, lr=0.03, batch=32))
     assert Experiment(longer, dataset, device=CPU, scenario_file=before).scenario.sides == drawn.sides
-    with pytest.raises(BranchoutError, match="drawn with overlap 1, and 2"):
+    with pytest.raises(BranchoutError, match=r"drawn with overlap = 1, .*has 2"):
         assert Experiment(replace(plan, overlap=2), dataset, device=CPU, scenario_file=before).scenario
 
 

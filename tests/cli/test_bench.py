@@ -88,7 +88,7 @@ def test_a_transformer_from_scratch_is_a_base_for_all_who_take_part_in_its_table
     assert {path.stem: json.loads(path.read_text()) for path in tmp_path.rglob("vit_tiny/*.json")} == rows
     status, _, complained = run(*words, "--schedule", "paper")
     assert status == 1
-    assert "take --schedule fast, which is AdamW for 60 epochs there" in complained
+    assert "--schedule fast: AdamW for 60 epochs" in complained
 
 
 def test_all_tables_are_run_at_sizes_that_fit_but_for_those_that_cannot_be_drawn(folder: Path, tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_methods_from_a_base_of_ones_own(folder: Path, base: api.Model, tmp_path
         (["--scenario", "disjoint", "--base", "glyphs"], "of the base's 800 classes have no training images in"),
         (["--scenario", "disjoint", "--base", "nowhere"], "There is no saved model nowhere"),
         (["--scenario", "disjoint", "--base-classes", "8"], "the model given with --base decides --base-classes"),
-        (["sota"], "a table has a base of its own, so --base goes with --scenario only"),
+        (["sota"], "--base needs --scenario"),
     ],
 )
 def test_a_base_that_does_not_go_with_what_is_asked_for(
@@ -214,8 +214,8 @@ def test_rows_on_another_training_of_the_base_are_named(folder: Path, tmp_path: 
     lost.write_text(json.dumps({**json.loads(lost.read_text()), "base_weights": "of before"}))
     status, told, _ = run(*words, "--method", "ncm")
     assert status == 0
-    assert f"warning: these rows of {lost.parent} were measured with another training of the base model" in told
-    assert "than the rest: ncm-plain. To measure all with one, delete all rows" in told
+    assert f"warning: these rows of {lost.parent} were measured on another training run of the base model" in told
+    assert "than the others: ncm-plain. To measure all with one, delete all rows" in told
     assert "another --out" in told
 
 

@@ -340,7 +340,7 @@ def test_pretrain_writes_event_files_too(photos: Path, tmp_path: Path) -> None:
                     "--out", tmp_path / "base", "--tensorboard", tmp_path / "board"))  # fmt: skip
     found = scalars(tmp_path / "board")
     assert [step for step, _ in found["Training_the_base_model/loss"]] == [1, 2]
-    [(_, accuracy)] = found["validation/accuracy"]
+    [(_, accuracy)] = found["Validation/accuracy"]
     assert f"{100 * accuracy:.1f}% accuracy" in told
 
 

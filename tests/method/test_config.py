@@ -63,3 +63,9 @@ def test_tuning_and_predicting_refuse_them_too(extended: api.Model, val: Samples
         extended.tune(3)  # type: ignore[arg-type]
     with pytest.raises(BranchoutError, match="top must be a whole number"):
         extended.predict(val.read(0), top="3")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("recipe", ["paper", "reference"])
+def test_minutes_are_refused_where_nothing_depends_on_them(recipe: str) -> None:
+    with pytest.raises(BranchoutError, match=f"'{recipe}'.*--minutes has no effect"):
+        ExtendConfig(recipe=recipe, minutes=3)

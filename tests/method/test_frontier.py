@@ -48,6 +48,17 @@ def test_a_condition_takes_the_best_overall_accuracy_that_meets_it() -> None:
     assert Frontier.from_dict(frontier.to_dict()).choose("novel>=0.4") == 1
 
 
+def test_printed_it_is_a_table_of_goals() -> None:
+    figures = {name: np.array([0.6, 0.7, 0.65]) for name in ("all", "base", "novel", "avg")}
+    figures |= {"overlap": np.full(3, np.nan), "novel": np.array([0.1, 0.5, 0.8])}
+    frontier = Frontier("dial", np.array([[-1.0], [0.0], [1.25]]), figures, 100)
+    first, heading, *lines = str(frontier).splitlines()
+    assert first.startswith("3 operating points")
+    assert heading.split() == ["goal", "b", "all", "base", "novel", "avg"]
+    assert [line.split()[0] for line in lines] == frontier.possible_goals()
+    assert lines[frontier.possible_goals().index("novel")].split() == ["novel", "1.25", "65.0", "65.0", "80.0", "65.0"]
+
+
 @pytest.mark.parametrize(
     ("goal", "understood"),
     [

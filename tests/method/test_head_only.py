@@ -1,5 +1,7 @@
 """A head alone is trained to the minimum of its loss."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 from branchout import api
 from branchout.data.images import open_images
 from branchout.data.samples import Samples
+from branchout.errors import BranchoutError
 from branchout.method import extend as pipeline
 from branchout.method import head_only
 from branchout.method.config import ExtendConfig
@@ -21,6 +24,7 @@ from branchout.method.recipes import BRANCHOUT, HEAD_DECAY, PAPER
 from branchout.method.split import DataSplit
 from branchout.method.stage1 import train_branch
 from branchout.method.trunk_cache import TrunkOutputs
+from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier
 from branchout.progress import Event
 
@@ -118,6 +122,17 @@ def test_fc_uses_it_for_linear_heads_of_our_recipe_alone(base: api.Model, train:
     assert not trains_head(model)
     assert not trains_head(model, branch="fc", recipe="paper")
     assert not trains_head(base.saved.classifier, branch="fc")
+
+
+def test_epochs_and_views_are_refused_where_a_head_alone_would_ignore_them(base: api.Model, train: Samples) -> None:
+    model = api.Model(SavedModel(with_linear_head(base), (), ({"what": "opened"},)), None, CPU)
+    for setting in ({"epochs": 3}, {"views": 2}):
+        with pytest.raises(BranchoutError, match=f"--{next(iter(setting))} has no effect"):
+            model.extend(train.of_classes(NEW), branch="fc", **setting)  # type: ignore[arg-type]
+        config = ExtendConfig(branch="fc", **setting)  # type: ignore[arg-type]
+        assert base.prepare(train.of_classes(NEW), config=config).config == config  # a cosine head has both
+        for other in (replace(config, branch="last"), replace(config, recipe="paper")):
+            assert model.prepare(train.of_classes(NEW), config=other).config == other
 
 
 @pytest.mark.parametrize("branch", ["fc", "last"])

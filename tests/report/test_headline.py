@@ -27,6 +27,6 @@ def test_without_labelled_images_held_out_ones_tell_of_earlier_steps(extended_tw
     before = {"all": 0.9, "base": 0.9, "novel": 0.8, "steps": [0.8, None], "overlap": None, "avg": 0.85}
     after = {"all": 0.8, "base": 0.95, "novel": 0.3, "steps": [0.2, 1.0], "overlap": None, "avg": 0.7}
     report = replace(report, held_out=HeldOut(40, before, after, {}))
-    assert "step 1 20.0%, 60.0 less than before" in headline(report, None).worse
-    assert "60.0 less than before" in render(report)
+    assert "step 1 20.0%, 60.0 points lower than before" in headline(report, None).worse
+    assert "60.0 points lower than before" in render(report)
     assert headline(replace(report, held_out=HeldOut(40, before, before, {})), None).worse == ""

@@ -133,7 +133,7 @@ def test_the_title_says_what_happened(
     assert points < 0
     assert titles_of(pages["once"]) == (
         f"v2 knows {len(NEW)} more classes; of {old.images} images of old classes it answers "
-        f"{percent(old.after / old.images)}% right, {-points} less than before."
+        f"{percent(old.after / old.images)}% right, {-points} points lower than before."
     )
     assert "knows 3 more classes; of" in titles_of(pages["twice"])
     measured = extended.saved.history[-1]["measured"]

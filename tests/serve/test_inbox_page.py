@@ -112,7 +112,7 @@ def test_from_ten_photos_to_a_model_that_knows_both_classes(
         assert "worse" in said  # got worse, or did not
         heads = page.locator("#result tbody th").all_inner_texts()
         assert heads == ["base classes", f"new classes: {', '.join(sorted(UNKNOWN_GLYPHS))}"]
-        page.get_by_role("button", name="Go live").click()
+        page.get_by_role("button", name="Use this model").click()
         until(page, "document.getElementById('run').hidden", 30)
         assert "v2 is served now" in page.locator("#summary").inner_text()
     model = api.load(case.root / "v2")

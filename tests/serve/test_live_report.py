@@ -16,6 +16,7 @@ from serving import Caller, File, glyph_files, running, wait_for
 
 from branchout import api
 from branchout.data.samples import Samples
+from branchout.report.labelled_results import THUMBNAILS
 from branchout.report.page import parts
 from branchout.serve import schema
 from branchout.serve.app import create_app
@@ -87,8 +88,14 @@ def test_progress_of_reading_is_reported(copied: api.Model, tested: Samples) -> 
     seen: list[Event] = []
     with running(create_app(copied, test=tested, on_progress=seen.append)) as caller:
         is_read(caller)
-    assert {event.work for event in seen} >= {"thumbnails"}
-    assert seen[-1].done == seen[-1].total
+    assert (seen[-1].work, seen[-1].done) == (THUMBNAILS, seen[-1].total)
+
+
+def test_the_end_of_reading_is_reported_where_no_image_is_shown(base: api.Model, val: Samples) -> None:
+    seen: list[Event] = []
+    with running(create_app(base, test=val.of_classes(base.classes), on_progress=seen.append)) as caller:
+        is_read(caller)
+    assert (seen[-1].work, seen[-1].done) == (THUMBNAILS, seen[-1].total)
 
 
 def test_a_model_that_is_awaited_is_loaded_on_the_wanted_device(

@@ -20,7 +20,7 @@ def test_a_schedule_goes_with_the_network() -> None:
     assert schedule_for("resnet10") == schedule_for("resnet50", "fast") == FAST
     assert schedule_for("resnet10", "paper") == PAPER
     assert schedule_for("vit_tiny") == TRANSFORMER
-    with pytest.raises(BranchoutError, match="by which vit_tiny hardly learns; take --schedule fast"):
+    with pytest.raises(BranchoutError, match=r"vit_tiny hardly learns.*--schedule fast"):
         schedule_for("vit_tiny", "paper")
     with pytest.raises(BranchoutError, match="no schedule is called 'slow'; known are: paper, fast"):
         schedule_for("vit_tiny", "slow")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from branchout.data.images import SMALL
 from branchout.method.compact import Compaction
 from branchout.method.distil import merged_steps
+from branchout.method.running.forecast import described_validation
 from branchout.method.running.measure_speed import measure_speeds
 from branchout.method.running.speeds import Speeds
 from branchout.model.checkpoint import SavedModel, weight_bytes
@@ -28,13 +29,8 @@ def plan_lines(run: Compaction, saved: SavedModel, on_progress: OnProgress) -> I
     )
     without_labels = 0 if run.unlabelled is None else len(run.unlabelled)
     more = f" and {without_labels:,} without labels from --images" if without_labels else ""
-    learned = f"it learns from {count(len(run.learned) - without_labels, 'image')} of --memory{more}"
-    dev, test = len(run.split.dev), len(run.split.test)
-    if run.split.val_given:
-        yield f"{learned}; of --val {dev:,} images choose the operating point, and {test:,} measure it"
-    else:
-        held = sum(map(len, run.split.held_out_images))
-        yield f"{learned}; {held:,} others choose and measure the operating point"
+    yield f"it learns from {count(len(run.learned) - without_labels, 'image')} of --memory{more}"
+    yield f"validation: {described_validation(run.split)}"
     left_out = ["deltas"] if any(points.deltas for points in saved.step_points) else []
     left_out += ["class means"] if any(step.class_means is not None for step in run.old.steps) else []
     without = f" without {' and '.join(left_out)}" if left_out else ""

@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from branchout.data.images import SMALL
+from branchout.errors import BranchoutError
+from branchout.method.config import ExtendConfig
 from branchout.model.classifier import Classifier
+from branchout.model.staged import branch_point
 from branchout.units import count, duration
 
 VIEWS = {"cuda": 15, "cpu": 4}
@@ -81,6 +84,18 @@ def trains_head_alone(base: Classifier, branch: str) -> bool:
     return branch == "fc" and base.has_linear_head
 
 
+def check_head_alone(base: Classifier, config: ExtendConfig) -> None:
+    """Refuse epochs and views for a head that has none: it is trained to convergence, on the views of a plan."""
+    if not (config.replays and trains_head_alone(base, config.where)):
+        return
+    for name in ("epochs", "views"):
+        if getattr(config, name) is not None:
+            raise BranchoutError(
+                f"With --branch fc beside a linear head only a head is trained, until its loss is minimal, so "
+                f"--{name} has no effect; leave it out. --minutes limits the time"
+            )
+
+
 @dataclass(frozen=True)
 class Plan:
     """What will be trained, and how long it should take."""
@@ -95,6 +110,12 @@ class Plan:
     """A sentence about what more time would train."""
     too_short: str = ""
     """A sentence about a time limit that this plan exceeds."""
+    module: bool = False
+    """Whether the branch is one module instead of a stage and all later ones."""
+
+    @classmethod
+    def of(cls, base: Classifier, branch: str, effort: Effort) -> Plan:
+        return cls(branch, effort, module=branch_point(base.backbone, branch).only is not None)
 
     def lines(self) -> Iterator[str]:
         """The plan in words; nothing where nothing was measured."""
@@ -103,6 +124,7 @@ class Plan:
             yield from (line for line in (self.too_short, self.more) if line)
 
     def described(self) -> str:
-        what = {"fc": "a new head", "last": "the last stage"}.get(self.branch, f"the network from {self.branch} on")
+        other = f"the module {self.branch}" if self.module else f"the network from {self.branch} on"
+        what = {"fc": "a new head", "last": "the last stage"}.get(self.branch, other)
         epochs = f", {count(self.effort.epochs, 'epoch')}" if self.effort.epochs and self.branch != "fc" else ""
         return f"{what} with {count(self.effort.views, 'view')} of each new image{epochs}"

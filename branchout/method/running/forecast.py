@@ -67,7 +67,7 @@ def _old_images(model: Classifier, split: DataSplit, *, dial: bool) -> Iterator[
             f"  base accuracy cannot be measured: {split.unmeasured}; {by}pseudo-exemplars choose "
             f"{'other goals' if by else 'the operating point'}"
         )
-    yield f"validation: {_validation(split)}"
+    yield f"validation: {described_validation(split)}"
 
 
 def _divided(train: int, held_out: int, of: str = "") -> str:
@@ -77,7 +77,7 @@ def _divided(train: int, held_out: int, of: str = "") -> str:
     return f"{count(train + held_out, 'image')}{of}: {train:,} to train on, {held_out:,} held out"
 
 
-def _validation(split: DataSplit) -> str:
+def described_validation(split: DataSplit) -> str:
     """Where the validation images come from, and what each of them is for."""
     roles = {"to choose with": split.dev, "to test": split.test, "to calibrate pseudo-exemplars": split.calibration}
     counts = {role: len(samples) for role, samples in roles.items() if samples is not None}

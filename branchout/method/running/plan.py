@@ -17,7 +17,6 @@ import torch
 from branchout.errors import BranchoutError
 from branchout.files import read_json, write_json
 from branchout.method.config import ExtendConfig
-from branchout.method.recipes import recipe_named
 from branchout.method.running.effort import (
     BRANCHES,
     HEADS,
@@ -57,12 +56,11 @@ def make_plan(
 ) -> Plan:
     """The best that fits the time, from a few seconds of measurement where there is a limit, or with `timed`."""
     large = effort_for(device, base.preprocessing.size) == LARGE_INPUTS
-    replay = recipe_named(config.recipe).stage_one.replay
-    usual = usual_effort(base, config.where, device, replay=replay)
+    usual = usual_effort(base, config.where, device, replay=config.replays)
     counts = Counts.of(base, split, config)
     engine = engine_for(base, device, frozen_passes(usual, counts))
-    limited = (config.minutes is not None or large) and replay
-    choices = options(base, config, device) if limited else [Plan(config.where, _with_given(usual, config))]
+    limited = (config.minutes is not None or large) and config.replays
+    choices = options(base, config, device) if limited else [Plan.of(base, config.where, _with_given(usual, config))]
     if not limited and not timed:
         return replace(choices[0], engine=engine)
     branches = sorted({plan.branch for plan in choices})
@@ -94,7 +92,7 @@ def options(base: Classifier, config: ExtendConfig, device: torch.device) -> lis
     head = ["fc"] if config.epochs is None and base.has_linear_head else []  # a head alone has no epochs
     branches = [*head, "last", *deeper] if config.branch is None else [config.branch]
     found = [
-        Plan(branch, _with_given(effort, config))
+        Plan.of(base, branch, _with_given(effort, config))
         for branch in branches
         for effort in (HEADS if trains_head_alone(base, branch) else efforts)
     ]
@@ -122,7 +120,7 @@ def choose_plan(timed: list[Plan], config: ExtendConfig) -> Plan:
     asked = 0.0 if config.minutes is None else 60 * minutes
     needed = math.ceil(max(60, asked, _seconds(chosen), min(map(_seconds, better))) / 60)
     following = [plan for plan in timed if _seconds(plan) <= 60 * needed][-1]
-    more = f"to train more: --minutes {needed} ({following.described()}: about {duration(_seconds(following))})"
+    more = f"with --minutes {needed}: {following.described()} (about {duration(_seconds(following))})"
     if following not in allowed:
         more += "; without --minutes, no branch deeper than the last stage is trained"
     return replace(chosen, too_short=too_short, more=more)
@@ -134,8 +132,8 @@ def _too_short(shortest: Plan, config: ExtendConfig) -> str:
         return f"This is the shortest plan; none fits into the default limit of {DEFAULT_MINUTES:g} minutes"
     needed = _seconds(shortest)
     return (
-        f"--minutes {config.minutes:g} is too short: this is the shortest plan, and it takes more, about "
-        f"{duration(needed)} by the forecast. It is trained anyway; it fits --minutes {math.ceil(needed / 60)}"
+        f"--minutes {config.minutes:g} is too short. The shortest plan is trained anyway and takes about "
+        f"{duration(needed)}; it fits --minutes {math.ceil(needed / 60)}"
     )
 
 

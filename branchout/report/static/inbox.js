@@ -175,9 +175,9 @@ function work(each) {
 
 const RUN = {
   running: ["Teaching", "This goes on when you close the page.", [["Stop", "stop"]]],
-  stopped: ["Teaching was stopped", "Nothing that was trained is lost.", [["Resume", "resume"], ["Throw away", "discard"]]],
-  failed: ["Teaching failed", "", [["Try again", "resume"], ["Throw away", "discard"]]],
-  finished: ["Taught", "Use the new model, or keep the one you have.", [["Go live", "accept"], ["Throw away", "discard"]]],
+  stopped: ["Teaching was stopped", "Nothing that was trained is lost.", [["Resume", "resume"], ["Discard it", "discard"]]],
+  failed: ["Teaching failed", "", [["Try again", "resume"], ["Discard it", "discard"]]],
+  finished: ["Taught", "Use the new model, or keep the one you have.", [["Use this model", "accept"], ["Discard it", "discard"]]],
 };
 
 function showRun(run) {

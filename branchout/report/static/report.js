@@ -195,7 +195,7 @@ const showReport = (data, { start, imageAddress, onMove, explain } = {}) => {
     if (!old.images) return;
     const points = change(old.before / old.images, old.after / old.images);
     set("share", percent(old.after / old.images));
-    set("change", points === "±0" ? ", as many as before" : `, ${points.slice(1)} ${points[0] === "+" ? "more" : "less"} than before`);
+    set("change", points === "±0" ? ", the same as before" : `, ${points.slice(1)} points ${points[0] === "+" ? "higher" : "lower"} than before`);
     const lost = parts.map((part, step) => [part.lost - part.gained, part.images, step]).slice(1, -2).filter(([images]) => images > 0);
     set("worse", lost.map(([images, of, step]) => `; step ${step} lost ${grouped(images)} of ${counted(of, "image")}`).join(""));
     set("after", grouped(old.after));

@@ -105,7 +105,7 @@ def test_more_minutes_never_train_less(linear: Classifier, minutes: float) -> No
 def test_what_more_time_would_train_is_what_it_trains(linear: Classifier) -> None:
     config = ExtendConfig(minutes=4)
     chosen = choose_plan(timed(linear, config), config)
-    advised = float(chosen.more.split("--minutes ")[1].split()[0])
+    advised = float(chosen.more.split("--minutes ")[1].split(":")[0])
     assert advised > 4
     better = choose_plan(timed(linear, config), replace(config, minutes=advised))
     assert better.described() in chosen.more
@@ -119,7 +119,7 @@ def test_without_minutes_a_cpu_gets_seven_and_clones_the_last_stage_at_most(line
         chosen = choose_plan(timed(linear, config, slower), config)
         assert chosen.branch in ("fc", "last")
         assert (chosen.seconds or 0) <= 420 or slower == 10
-        advised = float(chosen.more.split("--minutes ")[1].split()[0])
+        advised = float(chosen.more.split("--minutes ")[1].split(":")[0])
         assert 60 * advised >= (chosen.seconds or 0)
     assert choose_plan(timed(linear, config, 0.01), config).effort == BRANCHES[-1]
 
@@ -309,3 +309,13 @@ def test_what_a_step_keeps_is_counted_once() -> None:
 def test_weights_are_not_counted_as_kept_for_each_image() -> None:
     layer, x = nn.Linear(3, 1000, bias=False), torch.ones(10, 3, requires_grad=True)
     assert measure_speed.kept_bytes(lambda: layer(x).sum().backward(), [layer]) == 10 * 3 * 4
+
+
+def test_a_plan_says_what_is_cloned(base: api.Model) -> None:
+    def described(branch: str) -> str:
+        return Plan.of(base.classifier, branch, SMALL_INPUTS).described()
+
+    assert described("last").startswith("the last stage")
+    assert described("fc").startswith("a new head")
+    assert described("layer3").startswith("the network from layer3 on")
+    assert described("layer4.0.conv2").startswith("the module layer4.0.conv2")
