@@ -129,9 +129,7 @@ GOALS = (
         "server-{device}",
         ratio,
         {"cuda": 1.0, "cpu": 1.0},
-        reason="Clients and server share the machine's cores. A profile of the server with 16 clients "
-        "(py-spy, a pilot without a file; threads that hold Python's lock): 72% HTTP, routing and JSON "
-        "(uvicorn, FastAPI), 25% the model, 3% decoding.",
+        reason="Clients and server share the machine's cores.",
         script="inference",
     ),
 )

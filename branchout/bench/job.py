@@ -68,12 +68,12 @@ class Job:
 
     def _fewer(self, row: Mapping[str, Any]) -> bool:
         """Whether a row has only the first of the seeds that are asked for: it is measured again with all."""
-        asked = tuple(_asked(row))
+        asked = results.asked_seeds(row)
         return asked != self.seeds and asked == self.seeds[: len(asked)]
 
     def _more(self, row: Mapping[str, Any]) -> bool:
         """Whether a row has further seeds than are asked for: it stays, unless it would have to be measured again."""
-        return tuple(_asked(row)[: len(self.seeds)]) == self.seeds and not row.get("outdated")
+        return results.asked_seeds(row)[: len(self.seeds)] == self.seeds and not row.get("outdated")
 
     def _checked(self, path: Path, *, own: bool) -> dict[str, Any] | None:
         """A row, checked for being of this plan, and with `own` of these seeds and recipe; None if it was deleted."""
@@ -91,7 +91,7 @@ class Job:
             wanted |= {} if row.get("outdated") else method_named(self.method).settings()
         # Older rows do not name every setting: those had their defaults. An optimiser is named only if it is not SGD.
         recorded = flat(asdict(Plan("", None, 0))) | flat(row["settings"])
-        recorded["seeds"] = _asked(row)
+        recorded["seeds"] = list(results.asked_seeds(row))
         differing = difference(recorded, wanted)
         if differing:
             raise BranchoutError(f"{path} was measured with {differing}. Delete it, or choose another --out")
@@ -101,10 +101,6 @@ class Job:
                 "delete it, or write elsewhere with --out"
             )
         return row
-
-
-def _asked(row: Mapping[str, Any]) -> list[int]:
-    return list(row.get("asked_seeds", row["seeds"]))
 
 
 @dataclass(frozen=True)

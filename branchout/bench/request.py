@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ from branchout.bench import tables
 from branchout.bench.base_model import SavedBase, open_base
 from branchout.bench.experiment import Experiment
 from branchout.bench.job import Job
+from branchout.bench.measure import uses_seeds
 from branchout.bench.methods import method_named
 from branchout.bench.plan import Plan
-from branchout.bench.rows import command, outdated
+from branchout.bench.rows import asked_seeds, command, rows_in
 from branchout.data.datasets import Dataset
 from branchout.data.samples import digest
 from branchout.data.scenarios import CLUSTERED, NAMES
@@ -117,16 +118,19 @@ class Request:
         return {"schedule": schedule, "epochs": self.epochs, "branch_epochs": self.branch_epochs}
 
     def _of_stale(self, dataset: Dataset) -> list[Job]:
-        """The jobs of all rows of a dataset that are marked as outdated and belong to a table; of the methods and the
-        network that are named, if any are."""
+        """The jobs of all rows of a dataset that are marked as outdated and belong to a table, and with `all_seeds` of
+        those with fewer seeds too; of the methods and the network that are named, if any are."""
         jobs: list[Job] = []
         if not self.out.is_dir():
             raise BranchoutError(f"there is no folder {self.out} with rows; give --out, or type this where results/ is")
         known = {table.experiment: table for table in (tables.tables() | tables.figures()).values()}
-        for path, row in outdated(self.out / dataset.name).items():
+        for path, row in rows_in(self.out / dataset.name).items():
             experiment, _, exemplars = row["table"].partition(EXEMPLARS)
             name = tables.BY_BASE if experiment.startswith(tables.BY_BASE) else experiment
             method = method_named(path.stem.removesuffix(f"-{row['point']}")).name
+            seeds = self._seeds_again(row, method)
+            if not row.get("outdated") and seeds == asked_seeds(row):
+                continue
             wanted = {method_named(each).name for each in self.methods} or {method}
             if name not in known or method not in wanted or self.arch not in (None, row["arch"]):
                 continue
@@ -135,14 +139,22 @@ class Request:
             changes["exemplars"] = int(exemplars) if exemplars else None
             changes["total"] = row["settings"].get("total")
             plans = tables.experiments_of(known[name], dataset, **changes)
+            if experiment not in plans and not row.get("outdated"):
+                continue
             if experiment not in plans:
                 raise BranchoutError(
                     f"{path} is of {row['table']}, and '{dataset.name}' has {', '.join(plans)}; it was measured at "
                     "another scale: delete it, or measure it with its table and --scale"
                 )
-            own_seeds = replace(self, seeds=row.get("asked_seeds", row["seeds"]), all_seeds=True)
+            own_seeds = replace(self, seeds=seeds, all_seeds=True)
             jobs += own_seeds.jobs_of(dataset, row["table"], plans[experiment], [method])
         return list(dict.fromkeys(jobs))
+
+    def _seeds_again(self, row: Mapping[str, Any], method: str) -> tuple[int, ...]:
+        """The seeds to measure a row with: its own, or with `all_seeds` those asked for, if they continue its own."""
+        own = asked_seeds(row)
+        continued = self.all_seeds and uses_seeds(method_named(method)) and own == self.seeds[: len(own)]
+        return self.seeds if continued else own
 
     def _of_table(self, dataset: Dataset) -> list[Job]:
         every = tables.tables() | tables.figures()

@@ -144,11 +144,15 @@ def on_another_base(rows: Mapping[Path, Mapping[str, Any]]) -> list[Path]:
     return found
 
 
-def outdated(folder: Path) -> dict[Path, dict[str, Any]]:
-    """The rows of a dataset's folder that are marked as outdated, because their method has changed since."""
+def rows_in(folder: Path) -> dict[Path, dict[str, Any]]:
+    """All rows of a dataset's folder."""
     # TABLE/NETWORK/ROW.json: other files, such as a scenario or a demo, are no rows and lie higher.
-    rows = {path: read_row(path) for path in sorted(folder.glob("*/*/*.json"))}
-    return {path: row for path, row in rows.items() if row.get("outdated")}
+    return {path: read_row(path) for path in sorted(folder.glob("*/*/*.json"))}
+
+
+def asked_seeds(row: Mapping[str, Any]) -> tuple[int, ...]:
+    """The seeds that a row was asked for; a method that does not depend on them has one of them."""
+    return tuple(row.get("asked_seeds", row["seeds"]))
 
 
 def read_row(path: Path) -> dict[str, Any]:

@@ -68,7 +68,11 @@ AllSeeds = Annotated[
 ]
 Stale = Annotated[
     bool,
-    typer.Option("--stale", help="Measure the rows of this dataset again that are marked as outdated, cheapest first."),
+    typer.Option(
+        "--stale",
+        help="Measure the rows of this dataset again that are marked as outdated, cheapest first; with --all-seeds "
+        "also those with fewer seeds than --seeds.",
+    ),
 ]
 Minutes = Annotated[
     float | None,
@@ -169,7 +173,8 @@ def _measure(request: Request, workers: int, dask: str | None, began: float) -> 
         say(reason, "left out:")
     if not jobs:
         named = ", for the methods and network given" if request.methods or request.arch else ""
-        say(f"No outdated rows of '{dataset.name}' in {request.out}{named}.")
+        kind = "outdated rows, nor rows with fewer seeds," if request.all_seeds else "outdated rows"
+        say(f"No {kind} of '{dataset.name}' in {request.out}{named}.")
         return
     check_output(request.out, folder=True)
     request.out.mkdir(parents=True, exist_ok=True)

@@ -159,6 +159,26 @@ def test_outdated_rows_of_tables_are_measured_again(folder: Path, tmp_path: Path
     assert all(path.read_bytes() == before[path] for path in before if path != place)
 
 
+def test_rows_with_fewer_seeds_get_the_others(folder: Path, tmp_path: Path) -> None:
+    words = ["bench", "--data", folder, *BRIEF[: BRIEF.index("--seeds")], "--arch", "resnet10", "--out", tmp_path]
+    methods = ["--method", "wa", "--method", "ncm", "--method", "pretrained"]
+    assert run(*words, "disjoint-40", "--exemplars", "4", *methods, "--seeds", "1,2")[0] == 0
+    rows = {path.stem: path for path in tmp_path.rglob("*-plain.json")}
+    before = {name: path.read_bytes() for name, path in rows.items()}
+    assert json.loads(before["wa-plain"])["seeds"] == [1]  # it trains a whole network
+    status, told, _ = run(*words, "--stale", "--all-seeds", "--seeds", "2,1")
+    assert status == 0
+    assert "fewer seeds" in told  # none has only the first of these seeds
+    status, told, _ = run(*words, "--stale", "--all-seeds", "--seeds", "1,2", "--minutes", "0")
+    assert status == 0
+    assert "not started: 1 of 1" in told
+    assert run(*words, "--stale", "--all-seeds", "--seeds", "1,2")[0] == 0
+    after = {name: json.loads(path.read_text()) for name, path in rows.items()}
+    assert after["wa-plain"]["seeds"] == [1, 2]
+    assert after["wa-plain"]["per_seed"][0] == json.loads(before["wa-plain"])["per_seed"][0]
+    assert all(rows[name].read_bytes() == before[name] for name in ("ncm-plain", "pretrained-plain"))
+
+
 def test_methods_from_a_base_of_ones_own(folder: Path, base: api.Model, tmp_path: Path) -> None:
     assert base.folder is not None
     words = ["bench", "--data", folder, "--scenario", "disjoint", "--base", base.folder, "--novel-classes", "2"]
