@@ -47,6 +47,7 @@ def check(audit: Audit, pages: Sequence[Path]) -> None:
     recipe(audit, audit.docs / "results" / "recipe.md")
     speed(audit, audit.docs / "results" / "speed.md")
     definitions(audit, audit.docs / "results" / "definitions.md")
+    one_seed(audit, audit.docs / "results" / "definitions.md")
     screen(audit, audit.docs / "results.md")
     margins(audit, audit.docs / "results" / "margins.md")
 
@@ -62,6 +63,24 @@ def definitions(audit: Audit, page: Path) -> None:
         entry = audit.paper[name]
         start = [entry["what"].split(":")[0], entry["backbone"].replace("resnet", "ResNet"), *rest]
         audit.same(page.name, str(f"- {', '.join(start)}: {told}\n" in text), "True")
+
+
+def one_seed(audit: Audit, page: Path) -> None:
+    """The list of lines with one seed: those of the table pages, whose tables it names by their numbers."""
+    expected = set()
+    for path in page.parent.glob("table-*.md"):
+        for title, _, lines in tables_of(path):
+            for line in lines:
+                row = audit.rows[audit.file_of(path, LINK.findall(line[0])[0][1])] if LINK.search(line[0]) else None
+                if row and row["method"] != "pretrained":
+                    shared = " (one stage I for all exemplar seeds)" if row.get("stage1_per_seed") is False else ""
+                    where = title.split(", samples")[0], path.stem.split("-")[1]
+                    if shared or len(row["seeds"]) == 1:
+                        expected.add((*where, row["label"] + shared))
+    text = page.read_text(encoding="utf-8").replace("\\", "")
+    listed = re.findall(r"^- (.+), Table (\d+)[ab]?: (.+)\.$", text, re.MULTILINE)
+    found = {(where, number, name) for where, number, names in listed for name in names.split("; ")}
+    audit.same(f"{page.name}, one seed", str(sorted(found)), str(sorted(expected)))
 
 
 def table_page(audit: Audit, page: Path) -> None:
@@ -235,7 +254,8 @@ def screen(audit: Audit, page: Path) -> None:
         sentence = re.search(rf"{words} (.+?)\.$", text, re.MULTILINE)
         audit.same(f"{page.name}, sentence on {key}", sentence[1] if sentence else "", lead(audit, pairs[key]))
     rest = [each["other"] for name in NOT_SHOWN if "other" in (each := unmarked(audit, *who(audit, name)))]
-    sentence = re.search(r"Not shown\]\(\S+\): above the best other method in (.+?)\. \[", text)
+    told = r"not shown\]\(\S+\), Branchout is above the best other method in (.+?)\.$"
+    sentence = re.search(told, text, re.MULTILINE)
     audit.same(f"{page.name}, scenarios not shown", sentence[1] if sentence else "", lead(audit, rest))
     numbered = re.findall(r"^(\d)\. ", text, re.MULTILINE)
     audit.same(page.name, "".join(numbered), "12345")

@@ -38,6 +38,7 @@ def table_page(name: str, shown: Sequence[Section]) -> str:
         facts = f"{section.facts()}; base model {number(section.about.data.get('base_model'))}%."
         missing = f". Not measured: {plain('; '.join(section.missing))}." if section.missing else "."
         parts += [f"## {heading}", f"{facts} `{section.command}`{missing}", lines_table(write, section.lines)]
+    parts.append("[What the columns mean](definitions.md). *paper*: the numbers of the paper, on ImageNet.")
     return footnotes("\n\n".join(parts))
 
 
@@ -166,8 +167,23 @@ def definitions_page(rows: Rows) -> str:
     ordered = sorted(found.items(), key=lambda each: -each[1])
     listed = [f"- {count} row{'s' if count > 1 else ''}: {plain(reason)}." for reason, count in ordered]
     text = write.text("definitions").replace("SUPERSEDED", "\n".join(listed) or "- No row is marked.")
+    text = text.replace("ONE_SEED", one_seed_list(rows))
     corrected = "\n".join(f"- {plain(where)}: {plain(told)}" for where, told in misprints())
     return "\n\n".join([text, "## Misprints of the paper, corrected here", corrected]) + "\n"
+
+
+def one_seed_list(rows: Rows) -> str:
+    """The lines of the tables that rest on one seed. The pre-trained model, which has none, is not among them."""
+    listed = []
+    for section in (each for dataset in DATASETS for each in sections(dataset, rows)):
+        names: dict[str, None] = {}
+        for row in (line.row for line in section.lines if line.row and len(line.row.by_seed("all")) == 1):
+            if row.data["method"] != "pretrained":
+                shared = " (one stage I for all exemplar seeds)" if len(row.data["seeds"]) > 1 else ""
+                names[plain(row.label) + shared] = None
+        if names:
+            listed.append(f"- {section.heading}, Table {section.number}: {'; '.join(names)}.")
+    return "\n".join([*listed, "- Figure 2: all.", "- [The recipe](recipe.md): the paper's stage I without deltas."])
 
 
 def speed_page(results: Path) -> str:

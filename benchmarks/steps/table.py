@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from benchmarks.steps.ladder import LADDER, NO_CORRECTIONS, RUNGS, label_of
 from branchout.bench.rows import number, read_row
 from branchout.errors import BranchoutError
-from branchout.files import read_json, write_text
+from branchout.files import write_text
 from branchout.goals import PAPER_GOALS
 
 PAGE = Path("docs/research.md")
@@ -54,10 +55,10 @@ def lines(results: Path, experiment: str) -> Iterator[str]:
     )
     yield f"### {experiment}"
     yield ""
-    yield (
+    yield _wrapped(
         f"{first['base_classes']} + {first['steps']} × {first['novel_classes'] // first['steps']} classes, "
         f"{first['settings']['exemplars']} exemplars a class{f', width {width}' if width else ''}; "
-        f"base {number(first['base_model'])}%. Rows: `results/steps/{experiment}/`; {'; '.join(made)}."
+        f"base {number(first['base_model'])}%. Measured with {'; '.join(made)}."
     )
     yield ""
     yield "| | all | balanced | avg | against ours |"
@@ -65,22 +66,27 @@ def lines(results: Path, experiment: str) -> Iterator[str]:
     without = rows.get(f"ours{NO_CORRECTIONS}")
     compared = rows.get(ours or "")
     shown = [
-        _line(label_of(name), row, without if name.endswith(NO_CORRECTIONS) and row is not without else compared)
+        _line(
+            _link(label_of(name), folder / f"{name}.json", results),
+            row,
+            without if name.endswith(NO_CORRECTIONS) and row is not without else compared,
+        )
         for name, row in rows.items()
     ]
-    joint = _joint(results, first)
-    if joint is not None:
-        place = sum(name in LADDER or name == ours for name in rows)
-        shown.insert(place, _line("joint training with the same dial", joint, compared))
+    place = _joint(results, first)
+    if place is not None:
+        after = sum(name in LADDER or name == ours for name in rows)
+        linked = _link("joint training with the same dial", place, results)
+        shown.insert(after, _line(linked, read_row(place), compared))
     yield from shown
     yield ""
     reasons = dict.fromkeys(row["outdated"] for row in rows.values() if "outdated" in row)
     if reasons:
-        yield f"† To be measured again: {'; '.join(reasons)}."
+        yield _wrapped(f"† To be measured again: {'; '.join(reasons)}.")
         yield ""
     missing = [rung.label for name, rung in LADDER.items() if not {name, name + NO_CORRECTIONS} & rows.keys()]
     if missing:
-        yield f"Not measured: {'; '.join(missing)}."
+        yield _wrapped(f"Not measured: {'; '.join(missing)}.")
         yield ""
 
 
@@ -89,17 +95,24 @@ def _line(label: str, row: Mapping[str, Any], ours: Mapping[str, Any] | None) ->
     cells = [number(folds[goal]) for goal in PAPER_GOALS]
     against = ""
     if ours is not None and row is not ours:
-        against = " / ".join(f"{folds[goal] - ours['two_fold'][goal]:+.1f}" for goal in PAPER_GOALS)
+        against = " / ".join(f"{folds[goal] - ours['two_fold'][goal]:+.1f}" for goal in PAPER_GOALS).replace("-", "−")
     mark = " †" if "outdated" in row else ""
     return f"| {label}{mark} | {' | '.join(cells)} | {against} |"
 
 
-def _joint(results: Path, like: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The row of joint training in Table 2, or in Table 1 for one step, if it is of the same classes."""
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def _link(label: str, row: Path, results: Path) -> str:
+    return f"[{label}](../results/{row.relative_to(results).as_posix()})"
+
+
+def _joint(results: Path, like: Mapping[str, Any]) -> Path | None:
+    """The file of joint training in Table 2, or in Table 1 for one step, if it is of the same classes."""
     table = "multistep" if like["steps"] > 1 else "disjoint-40"
     path = results / like["dataset"] / table / like["arch"] / "joint-dial-balanced.json"
-    found = read_json(path) if path.exists() else None
-    same = ("base_classes", "novel_classes", "steps")
-    if found is None or like["settings"]["split"] != 1 or any(found[key] != like[key] for key in same):
+    if like["settings"]["split"] != 1 or not path.exists():
         return None
-    return {"two_fold": found["two_fold"]}
+    found = read_row(path)
+    return path if all(found[key] == like[key] for key in ("base_classes", "novel_classes", "steps")) else None
