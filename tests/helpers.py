@@ -109,7 +109,7 @@ def fixed_batch(count: int = 12, seed: int = 5) -> Tensor:
 
 @torch.no_grad()
 def logits(model: Classifier, pictures: Tensor) -> Tensor:
-    return model.placed(torch.device("cpu"))(model.backbone.arrange(pictures))
+    return model.on_device(torch.device("cpu"))(model.backbone.arrange(pictures))
 
 
 def snapshot(module: nn.Module) -> dict[str, Tensor]:

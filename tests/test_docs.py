@@ -26,8 +26,8 @@ from branchout.bench import tables
 from branchout.bench.rows import number as rounded
 from branchout.cli import app
 from branchout.goals import check_goal
+from branchout.labels import POOLERS
 from branchout.method.recipes import PAPER, recipe_named
-from branchout.model.heads import POOLERS
 from branchout.model.resnet import build
 from branchout.model.staged import Branch, branch_point
 from branchout.model.timm_adapters import SPLITTERS

@@ -81,7 +81,7 @@ def mixed(pooler: str, b: float = 0.7) -> SavedModel:
     model.kind = "photo"
     deltas = [
         torch.randn(len(sources) * model.backbone.features, len(names), generator=generator) * 0.3
-        for sources, names in zip(model.fused.sources, model.space.branches, strict=True)
+        for sources, names in zip(model.fused.delta_inputs, model.space.branches, strict=True)
     ]
     return SavedModel(model, (points(0.1), points(b, deltas)))
 

@@ -47,7 +47,7 @@ def model_with(branches: int, device: torch.device) -> Classifier:
         for step in range(branches)
     ]
     old = [f"old {n}" for n in range(OLD)]
-    return Classifier(arch, backbone, CosineHead(features, OLD), old, SIZES, steps=steps).placed(device)
+    return Classifier(arch, backbone, CosineHead(features, OLD), old, SIZES, steps=steps).on_device(device)
 
 
 def batched(model: Classifier) -> Callable[[Tensor], Tensor]:

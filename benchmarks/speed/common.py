@@ -100,7 +100,7 @@ def base_model(arch: str, classes: int, device: torch.device, size: int = 64, wi
     described = architectures.describe(arch, sizes, width=width)
     backbone, _ = rebuild(described)
     head = CosineHead(backbone.features, classes)
-    return Classifier(described, backbone, head, [f"old {n}" for n in range(classes)], sizes).placed(device)
+    return Classifier(described, backbone, head, [f"old {n}" for n in range(classes)], sizes).on_device(device)
 
 
 def random_images(count: int, model: Classifier, device: torch.device, seed: int = 0) -> ResidentImages:

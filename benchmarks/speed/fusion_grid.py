@@ -104,7 +104,7 @@ def extended(network: Network, model: Classifier, old: int) -> Classifier:
     base = Classifier(model.arch, network.backbone, heads[0], names[:old], model.preprocessing)
     point = branch_point(base.backbone)
     step = Step(names[old:], "last", point.start, Branch.clone(base.backbone, point), heads[1])
-    return base.extended(step).placed(network.head.weight.device).eval().requires_grad_(False)
+    return base.extended(step).on_device(network.head.weight.device).eval().requires_grad_(False)
 
 
 def one_pass(task: Task) -> TrainedDeltas:

@@ -58,13 +58,13 @@ class Images:
         sizes = model.classifier.preprocessing
         opened = open_images(drawn, sizes, torch.device("cpu"))
         self.images = torch.cat(list(opened.plain(in_order(len(drawn), 256))))
-        self.labels = model.classifier.space.index(drawn.classes)[drawn.labels]
+        self.labels = drawn.labels_in(model.classifier.space)
 
 
 def engines(settings: Settings) -> tuple[str, Row]:
     device = settings.device
     model = api.Model(api.load("glyphs").saved, None, device)
-    classifier = model.classifier.placed(device).eval()
+    classifier = model.classifier.on_device(device).eval()
     test = Images(model, settings.pick(800, 20), "val")
     usual: Run = lambda images: logits(classifier, images.to(device)).cpu()  # noqa: E731
     found: dict[str, Run] = {"torch eager": usual}

@@ -129,7 +129,7 @@ class Run:
         train = self.experiment.train
         return self.step(
             self.experiment.base.rebuilt(()),
-            train.select(train.origin > 0).placed(1),
+            train.select(train.origin > 0).with_origin(1),
             train.select(train.origin == 0),
             branch,
             self.one_branch_epochs,

@@ -73,14 +73,16 @@ def lines(results: Path, experiment: str) -> Iterator[str]:
         )
         for name, row in rows.items()
     ]
+    told = list(rows.values())
     place = _joint(results, first)
     if place is not None:
         after = sum(name in LADDER or name == ours for name in rows)
+        told.append(read_row(place))
         linked = _link("joint training with the same dial", place, results)
-        shown.insert(after, _line(linked, read_row(place), compared))
+        shown.insert(after, _line(linked, told[-1], compared))
     yield from shown
     yield ""
-    reasons = dict.fromkeys(row["outdated"] for row in rows.values() if "outdated" in row)
+    reasons = dict.fromkeys(row["outdated"] for row in told if "outdated" in row)
     if reasons:
         yield _wrapped(f"† To be measured again: {'; '.join(reasons)}.")
         yield ""

@@ -140,7 +140,7 @@ def _event(
 
 
 def _stats(saved: SavedModel, found: Accuracies | None, device: torch.device) -> ModelStats:
-    speed = images_per_second(saved.model().placed(device), device)
+    speed = images_per_second(saved.model().on_device(device), device)
     return ModelStats(**_sizes(saved), images_per_second=speed, accuracies=found)
 
 

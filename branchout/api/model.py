@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from os import PathLike
@@ -49,9 +50,13 @@ if TYPE_CHECKING:
 
 
 def as_python_warning(message: str) -> None:
-    """Warn at the line that called the function of the API which calls this."""
-    if processes.is_main():
-        warn_python(message, stacklevel=3)
+    """Warn at the line of the user's program that called into this package."""
+    if not processes.is_main():
+        return
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__.partition(".")[0]:
+        level, frame = level + 1, frame.f_back
+    warn_python(message, stacklevel=level)
 
 
 class Model(Predictor):
@@ -104,7 +109,7 @@ class Model(Predictor):
         samples = test_samples(test)
         check_classes(samples.classes, self.classifier.space)
         self._check_flip(flip)
-        labels = self.classifier.space.index(samples.classes)[samples.labels]
+        labels = samples.labels_in(self.classifier.space)
         use_engine(self.classifier, engine_for(self.classifier, self.device, len(samples) * (1 + flip)))
         try:
             return compare(
@@ -231,7 +236,7 @@ class Model(Predictor):
             names = some(f"{new_name} / {old_name}" for new_name, old_name in near)
             warnings.append(f"almost the name of an old class: {names}. If both are one class, use the old name")
         split = DataSplit.of(base.space, fresh, kept, held, config.seed)
-        choosing = split.classes_that_choose(base.space, both_halves=recipe_named(config.recipe).dial)
+        choosing = split.classes_that_choose(base.space, dial=recipe_named(config.recipe).dial)
         check_measurable(config.goal, base.space.extend(fresh.classes), choosing)
         warnings += split.notices
         return Prepared(base, split, config, tuple(warnings))

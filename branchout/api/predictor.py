@@ -56,7 +56,7 @@ class Predictor:
         self.saved = saved
         self.folder = folder
         self.device = device or best_device()
-        self.classifier = saved.model().placed(self.device)
+        self.classifier = saved.model().on_device(self.device)
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -89,7 +89,7 @@ class Task:
 
     def labels(self, samples: Samples) -> Ints:
         """Class numbers of `space`."""
-        return self.space.index(list(samples.classes))[samples.labels]
+        return samples.labels_in(self.space)
 
     def labelled(self, samples: Samples) -> Labelled:
         return Labelled(self.images(samples), self.labels(samples))

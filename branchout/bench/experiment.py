@@ -223,7 +223,7 @@ class Experiment:
         if self.saved_base is None or self.plan.kept is not None:
             return self.trained(self.training_images(0))
         self.scenario  # noqa: B018 – fails here if the model does not fit the data
-        return self.saved_base.classifier.placed(self.device)
+        return self.saved_base.classifier.on_device(self.device)
 
     @cached_property
     def base_weights(self) -> str:
@@ -282,7 +282,7 @@ class Experiment:
         saved = checkpoint.load(kept)
         if not fresh:
             self._reused_seconds += float(saved.history[0]["seconds"])
-        return saved.model().placed(self.device)
+        return saved.model().on_device(self.device)
 
     def _training(self, arch: str | None = None, seed: int = 1) -> dict[str, Any]:
         """All that a network trained from scratch depends on, but its images."""

@@ -79,8 +79,8 @@ class Case:
         model = self.base.classifier
         return Task(
             space=model.space.extend(self.new.classes),
-            new=self.new.placed(len(model.space.branches)),
-            memory=self.old.placed(0),
+            new=self.new.with_origin(len(model.space.branches)),
+            memory=self.old.with_origin(0),
             images=Gallery(model.preprocessing, self.base.device).images,
             kind=model.kind,
             size=model.preprocessing.size,
@@ -233,7 +233,7 @@ def chosen_bias(case: Case, split: DataSplit, columns: Callable[[Samples], Float
     """The balanced operating point on the images held out from training, as `extend` chooses it, and its score."""
     space = case.task.space
     held = concatenate([part for part in (split.dev, split.test, split.calibration) if part is not None and len(part)])
-    z, labels = columns(held), space.index(held.classes)[held.labels]
+    z, labels = columns(held), held.labels_in(space)
     curve = dial_frontier(z, labels, space, by_class=True)
     point = curve.choose("balanced")
     bias = balanced_without_old(z, labels, space) if split.chosen_on == "pseudo" else None

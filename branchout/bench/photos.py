@@ -94,7 +94,7 @@ def before(case: Case) -> float:
     """Accuracy of the base on test images of classes that only it knows, in percent."""
     base = case.base.classifier
     old = case.test.of_classes([name for name in case.test.classes if name not in case.new.classes])
-    return _percent(predictions(base, case.features(base, old)) == base.space.index(old.classes)[old.labels])
+    return _percent(predictions(base, case.features(base, old)) == old.labels_in(base.space))
 
 
 def figures(case: Case, predicted: Ints, reference: float) -> dict[str, float]:

@@ -231,20 +231,24 @@ def _show_extension(
         )
     elif measured:
         if chosen_on == "held-out":
-            held = "--val has no images of old classes, so some of --memory were"
+            held = (
+                "--val has no images of old classes without new images, so some of --memory were held out from "
+                "training. With those of --val they"
+                if prepared.split.val_given
+                else "A fifth of the images was held out from training. They"
+            )
             say(
-                f"{held if prepared.split.val_given else 'A fifth of the images was'} held out from training: they "
-                "chose the operating point and give the accuracies in the table. The base was probably trained on the "
-                "images of --memory, so on images that it has not seen its accuracy may be lower. If you have labelled "
-                "images that the base was not trained on, give them with --val FOLDER/: they then choose and measure, "
-                "and all others train."
+                f"{held} chose the operating point and give the accuracies in the table. The base was probably trained "
+                "on the images of --memory, so on images that it has not seen its accuracy may be lower. If you have "
+                "labelled images that the base was not trained on, give them with --val FOLDER/: they then choose and "
+                "measure, and all others train."
             )
         console.print(operating_points(measured, prepared.config.goal))
         if len(measured.after.steps) > 1:
             say(steps_line(measured))
         say(
-            f"branchout evaluate and branchout report measure on the images of {test}, so their accuracies differ from "
-            "this table."
+            f"branchout evaluate and branchout report measure on the images of {test}, so their accuracies will not be "
+            "those of this table."
         )
     if model.frontier.single_point_reason():
         say(model.frontier.single_point_reason())

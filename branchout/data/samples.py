@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from branchout.errors import BranchoutError
-from branchout.labels import Ints
+from branchout.labels import Ints, LabelSpace
 
 if TYPE_CHECKING:
     from branchout.data.preprocess import Picture
@@ -220,13 +220,17 @@ class Samples:
         """The samples of the classes named, in table order."""
         return self.select(self.mask(names))
 
+    def labels_in(self, space: LabelSpace) -> Ints:
+        """The class number of every sample in a label space."""
+        return space.index(self.classes)[self.labels]
+
     def rename(self, new_names: Mapping[str, str]) -> Samples:
         """Other names for some classes; two classes given one name become one class."""
         renamed = np.array([new_names.get(name, name) for name in self.classes], dtype=np.str_)
         classes, merged = np.unique(renamed, return_inverse=True)
         return replace(self, classes=tuple(str(n) for n in classes), labels=merged[self.labels].astype(np.int64))
 
-    def placed(self, origin: int | Ints) -> Samples:
+    def with_origin(self, origin: int | Ints) -> Samples:
         """The same samples with another origin: the base (0) or step t."""
         return replace(self, origin=np.broadcast_to(np.asarray(origin, dtype=np.int64), len(self)).copy())
 

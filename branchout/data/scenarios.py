@@ -83,7 +83,7 @@ class Scenario:
         for origin, classes in enumerate(self.branches):
             of_branch = np.isin(merged.labels, [i for i, name in enumerate(merged.classes) if name in set(classes)])
             on_side = (side == -1) | (side == (0 if origin == 0 else 1))
-            given.append(merged.select(of_branch & on_side).placed(origin))
+            given.append(merged.select(of_branch & on_side).with_origin(origin))
         return concatenate(given)
 
     def dev(self, dataset: Dataset, step: int | None = None) -> Samples:
@@ -98,7 +98,7 @@ class Scenario:
         self._check(dataset)
         half = dataset.val.select(digits(dataset.val, self.dev_or_test) == digit).rename(self.merged)
         space = self.space if step is None else self.space.upto(step)
-        return half.of_classes(space.classes).placed(UNASSIGNED)
+        return half.of_classes(space.classes).with_origin(UNASSIGNED)
 
     def _check(self, dataset: Dataset) -> None:
         found = sample_digest(dataset, self.dev_or_test)

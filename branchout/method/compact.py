@@ -140,7 +140,7 @@ class Compaction:
         on_progress: OnProgress = silent,
     ) -> None:
         """`unlabelled` images are distilled on too; `cache` is for decoded images."""
-        self.old, self.points = saved.model().placed(device), saved.step_points[-1]
+        self.old, self.points = saved.model().on_device(device), saved.step_points[-1]
         self.config, self.device, self.cache, self.on_progress = config, device, cache, on_progress
         self.work: Path | None = None
         """For checkpoints: set once the work folder is locked."""
@@ -158,7 +158,7 @@ class Compaction:
         split = DataSplit.of(LabelSpace.of(branches[0]), memory.select(added), known, val, config.seed, "added classes")
         step_of = dict(zip(memory.rows.tolist(), origins.tolist(), strict=True))
         steps = [step_of[row] for row in split.new.rows.tolist()]
-        self.split = replace(split, new=split.new.placed(self.new_branches(split.new, steps)))
+        self.split = replace(split, new=split.new.with_origin(self.new_branches(split.new, steps)))
         self.notices = list(split.notices)
         lacking = [] if val is None else sorted(set(split.new.classes) - set(val.classes))
         if lacking:
@@ -322,4 +322,4 @@ class Compaction:
         return extract(model, self.images(samples), device=self.device, on_progress=self.on_progress)[0]
 
     def labels(self, samples: Samples) -> np.ndarray:
-        return self.space.index(samples.classes)[samples.labels]
+        return samples.labels_in(self.space)

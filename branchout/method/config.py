@@ -9,10 +9,8 @@ from typing import Any
 
 from branchout.errors import BranchoutError, shortened, unknown, whole_number
 from branchout.goals import check_goal
+from branchout.labels import POOLERS
 from branchout.method.recipes import Recipe, recipe_named
-
-POOLERS = ("max", "average")
-"""Those of `model.heads`, which imports torch."""
 
 
 @dataclass(frozen=True)

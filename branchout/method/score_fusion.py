@@ -17,7 +17,7 @@ from torch import Tensor
 
 from branchout.labels import LabelSpace
 from branchout.model.classifier import Classifier
-from branchout.model.heads import Pooler, head_bias, sources, to_norm
+from branchout.model.heads import Pooler, delta_inputs, head_bias, to_norm
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def fused_columns(
     is_base = (batch.origin == 0)[:, :, None]  # (seeds, n, 1)
     scale = torch.where(is_base, beta, torch.ones_like(beta))[..., None]  # (seeds, n, points, 1)
     parts = []
-    for d, (delta, read) in enumerate(zip(deltas, sources(layout.feature_of), strict=True)):
+    for d, (delta, read) in enumerate(zip(deltas, delta_inputs(layout.feature_of), strict=True)):
         own = layout.space.slice_of(d)
         z = batch.z[:, :, None, own]
         if d == 0:

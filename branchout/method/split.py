@@ -53,13 +53,16 @@ class DataSplit:
         parts = [part for part in (self.dev, self.test, self.calibration) if part is not None]
         return [] if self.val_given else parts
 
-    def classes_that_choose(self, space: LabelSpace, *, both_halves: bool) -> list[str]:
-        """The classes of the images that choose the operating point; `space` is the label space before this step.
+    @property
+    def halves_cross(self) -> bool:
+        """Whether both halves choose where the recipe has a dial: images held out from training are few. Validation
+        images that were given choose with one half and measure with the other."""
+        return self.chosen_on == "held-out" and len(self.test) > 0
 
-        Where images were held out, both halves choose if the recipe has a dial.
-        """
+    def classes_that_choose(self, space: LabelSpace, *, dial: bool) -> list[str]:
+        """The classes of the images that choose the operating point; `space` is the label space before this step."""
         names = set(self.dev.classes)
-        if self.chosen_on == "held-out" and both_halves:
+        if self.halves_cross and dial:
             names |= set(self.test.classes)
         return sorted(names | set(space.classes) if self.chosen_on == "pseudo" else names)
 
@@ -117,7 +120,7 @@ class DataSplit:
             dev, calibration = _take_calibration(dev, new.classes, rng)
         if memory is not None:
             memory = _with_origin(memory, space)
-        new = new.placed(len(space.branches))
+        new = new.with_origin(len(space.branches))
         return cls(
             new, memory, dev, test, chosen_on, unmeasured, calibration, tuple(notices), grouped, held_out,
             val is not None,
@@ -291,4 +294,4 @@ def _with_origin(memory: Samples, space: LabelSpace) -> Samples:
     first = {name: d for d in reversed(range(len(space.branches))) for name in space.branches[d]}
     by_class = np.array([first[name] for name in memory.classes])[memory.labels]
     known = (memory.origin >= 0) & (memory.origin < len(space.branches))
-    return memory.placed(np.where(known, memory.origin, by_class))
+    return memory.with_origin(np.where(known, memory.origin, by_class))

@@ -143,7 +143,7 @@ def train_branch(
     )  # fmt: skip
     labels = [torch.from_numpy(source.labels).to(device) for source in sources]
     sizes = [len(source.labels) for source in sources]
-    optimisation, in_batch = schedule(trained, settings, sizes, exemplar_share)
+    optimisation, in_batch = training_settings(trained, settings, sizes, exemplar_share)
 
     def epoch_batches(epoch: int) -> Iterator[Batch]:
         orders = epoch_orders(sizes, in_batch, seed, epoch)
@@ -208,7 +208,7 @@ class HeldOut:
         return loss
 
 
-def schedule(
+def training_settings(
     trained: NewBranch, settings: Stage1, sizes: Sequence[int], exemplar_share: float
 ) -> tuple[Optimisation, list[int]]:
     """How a branch is trained with so many new images and exemplars, and how many of each a batch has."""

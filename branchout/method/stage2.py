@@ -23,7 +23,7 @@ from branchout.errors import BranchoutError
 from branchout.method.recipes import Stage2
 from branchout.method.score_fusion import HeadLayout, Stage2Data, fused_columns, stage2_loss
 from branchout.model.classifier import Classifier
-from branchout.model.heads import Pooler, sources, to_norm
+from branchout.model.heads import Pooler, delta_inputs, to_norm
 from branchout.training import processes
 from branchout.training.loop import learning_rate, seed_for
 from branchout.training.out_of_memory import in_parts
@@ -55,7 +55,7 @@ def grid_predictions(model: Classifier, features: Tensor, trained: TrainedDeltas
     answers = []
     for point in range(len(trained.grid)):
         deltas = trained.at(0, point)
-        change = [u[:, read].flatten(1) @ delta for read, delta in zip(model.fused.sources, deltas, strict=True)]
+        change = [u[:, read].flatten(1) @ delta for read, delta in zip(model.fused.delta_inputs, deltas, strict=True)]
         answers.append(model.fused.pooler(z + torch.cat(change, dim=1)).argmax(1))
     return torch.stack(answers)
 
@@ -99,7 +99,7 @@ def _points_per_pass(
     """How many grid points fit into the memory of one pass."""
     batch = min(settings.optimisation.batch, per_class * len(layout.space.classes))
     floats = layout.space.columns * batch * len(data) * 12  # logits, their gradients, and what autograd keeps
-    floats += sum(len(layout.space.branches[d]) * len(f) for d, f in enumerate(sources(layout.feature_of))) * (
+    floats += sum(len(layout.space.branches[d]) * len(f) for d, f in enumerate(delta_inputs(layout.feature_of))) * (
         data[0].u.shape[-1] * len(data) * 3  # deltas, gradients, momentum
     )
     most = MEMORY_LIMIT.get(data[0].u.device.type, 2 << 30)
@@ -117,7 +117,7 @@ def initial_deltas(
     # them all, as in the authors' code.
     branches = len(layout.space.branches)
     inputs = k if branches == 2 else k * branches
-    for names, read in zip(layout.space.branches, sources(layout.feature_of), strict=True):
+    for names, read in zip(layout.space.branches, delta_inputs(layout.feature_of), strict=True):
         shape = (seeds, len(read) * k, 1, len(names))
         start = (
             torch.zeros(shape)

@@ -132,9 +132,8 @@ class StepChoice:
 
     @property
     def halves_cross(self) -> bool:
-        """Whether both halves choose, and each is measured at the point that the other half chooses: images held out
-        from training are few. Validation images that were given choose with one half and measure with the other."""
-        return self.split.chosen_on == "held-out" and self.recipe.dial and len(self.split.test) > 0
+        """Whether both halves choose, and each is measured at the point that the other half chooses."""
+        return self.split.halves_cross and self.recipe.dial
 
     def halves(self, model: Classifier) -> list[HeldOutFeatures]:
         """The images that choose: dev images, and test images where both do."""

@@ -53,7 +53,7 @@ class StepImages:
 
     def labels(self, samples: Samples) -> np.ndarray:
         """Class numbers of the label space after this step."""
-        return self.space.index(samples.classes)[samples.labels]
+        return samples.labels_in(self.space)
 
     def labelled(self, samples: Samples) -> Labelled:
         return Labelled(self.images(samples), self.labels(samples))

@@ -32,7 +32,7 @@ from branchout.model.bases import rebuild
 from branchout.model.card import describe, with_point
 from branchout.model.class_means import ClassMeans
 from branchout.model.classifier import Classifier, Step
-from branchout.model.heads import Correction, CosineHead, Head, sources
+from branchout.model.heads import Correction, CosineHead, Head, delta_inputs
 from branchout.model.manifest import (
     BASE_FILE,
     FORMAT,
@@ -349,7 +349,7 @@ def _new_head(manifest: Manifest, branch: int, features: int, tensors: Tensors) 
 def _read_deltas(model: Classifier, step: int, sets: int, read: Callable[[str], Tensors]) -> list[Deltas]:
     """The deltas of one step: for each set a matrix (features of the other branches × classes) for each branch."""
     features = model.backbone.features
-    rows = [features * len(others) for others in sources(model.fused.feature_of[: step + 1])]
+    rows = [features * len(others) for others in delta_inputs(model.fused.feature_of[: step + 1])]
     widths = [len(names) for names in model.space.branches[: step + 1]]
     shapes = {
         f"{point}/{branch}": torch.empty(shape, device="meta")

@@ -96,7 +96,7 @@ class Classifier(nn.Module):
         """How many steps have a branch with weights of its own; a head on the base's features has none."""
         return sum(step.branch.parameter_count > 0 for step in self.steps)
 
-    def placed(self, device: torch.device) -> Self:
+    def on_device(self, device: torch.device) -> Self:
         """This model, moved to a device in the memory layout it runs in there."""
         return self.to(device, memory_format=self.backbone.layout(device))  # type: ignore[call-overload, no-any-return]
 

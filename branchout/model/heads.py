@@ -15,13 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.errors import BranchoutError, unknown
-from branchout.labels import LabelSpace, branch_name
+from branchout.labels import POOLERS, LabelSpace, branch_name
 from branchout.model.class_means import ClassMeans
 
 NORM = 4.0
 """Features and class weights are scaled to this length, so that a logit is 16·cos."""
-
-POOLERS = ("max", "average")
 
 
 def to_norm(vectors: Tensor) -> Tensor:
@@ -114,7 +112,7 @@ class Pooler(nn.Module):
         return (spread * counted).sum(-1) / counted.sum(-1)
 
 
-def sources(feature_of: Sequence[int]) -> list[list[int]]:
+def delta_inputs(feature_of: Sequence[int]) -> list[list[int]]:
     """For each branch d the feature vectors that its deltas use: those of all other branches.
 
     `feature_of[d]` is the feature vector that branch d's own head uses. Branches that clone nothing share the base's,
@@ -148,7 +146,7 @@ class FusedHead(nn.Module):
         self.space = space
         self.heads = nn.ModuleList(heads)
         self.feature_of = tuple(feature_of)
-        self.sources = sources(feature_of)
+        self.delta_inputs = delta_inputs(feature_of)
         self.pooler = Pooler(space, pooler)
         self.class_means = class_means
         for number in range(len(heads)):  # buffers, so that they move with the module
@@ -161,7 +159,7 @@ class FusedHead(nn.Module):
 
     @property
     def deltas(self) -> list[Tensor | None]:
-        """For each branch d a matrix (Σk_d' over its sources × |Y_d|), or None where none was trained."""
+        """For each branch d a matrix (Σk_d' over its `delta_inputs` × |Y_d|), or None where none was trained."""
         return [getattr(self, f"delta_{number}") for number in range(len(self.heads))]
 
     @deltas.setter
@@ -215,7 +213,7 @@ class FusedHead(nn.Module):
             if delta is None:
                 parts.append(u[0].new_zeros(*u[0].shape[:-1], width))
             else:
-                parts.append(torch.cat([u[f] for f in self.sources[d]], dim=-1) @ delta.to(u[0]))
+                parts.append(torch.cat([u[f] for f in self.delta_inputs[d]], dim=-1) @ delta.to(u[0]))
         return torch.cat(parts, dim=-1)
 
     def columns(self, features: Sequence[Tensor]) -> Tensor:

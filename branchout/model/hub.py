@@ -39,9 +39,10 @@ def fetch(name: str) -> Path:
                 f"Download of {name} failed: {reason_of(error, host)}. Check the name and the network connection; "
                 "for a private model, log in first with `hf auth login`"
             ) from error
-    if not is_saved_model(folder) and not (folder / huggingface.CONFIG).is_file():
-        if host:  # a part of it that was downloaded earlier
-            raise BranchoutError(f"Download of {name} failed: {no_connection(host)}. Check the network connection")
+    described = is_saved_model(folder) or (folder / huggingface.CONFIG).is_file()
+    if host and not (described and any(folder.glob("*.safetensors"))):  # a part of it was downloaded earlier
+        raise BranchoutError(f"Download of {name} failed: {no_connection(host)}. Check the network connection")
+    if not described:
         raise BranchoutError(
             f"{name} is neither a model saved by Branchout nor one of timm or transformers: the repository has no "
             f"{MANIFEST} and no {huggingface.CONFIG}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from threading import Lock
+from contextlib import contextmanager, suppress
+from threading import Event, Lock, Thread
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -33,12 +33,24 @@ def unreachable_host() -> str:
     proxies = getproxies()
     if not host or ((address.scheme in proxies or "all" in proxies) and not proxy_bypass(host)):
         return ""
-    with ThreadPoolExecutor(1) as thread:  # the caller's may have an event loop of its own, as in a notebook
-        try:
-            thread.submit(asyncio.run, _connect(host, port)).result()
-        except (OSError, UnicodeError):  # the latter of a name that no host can have
-            return host
-    return ""
+    return "" if _accepts(host, port) else host
+
+
+def _accepts(host: str, port: int) -> bool:
+    """Whether a host accepts a connection in time. The thread may have to be left behind: where no name server
+    answers, a lookup takes longer and cannot be stopped. The caller's thread may have an event loop of its own."""
+    accepted = Event()
+
+    def connect() -> None:
+        with suppress(OSError, UnicodeError):  # the latter of a name that no host can have
+            socket.getaddrinfo(host, port)  # here, because asyncio would wait for the thread of its own lookup
+            asyncio.run(_connect(host, port))
+            accepted.set()
+
+    thread = Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    return accepted.is_set()
 
 
 async def _connect(host: str, port: int) -> None:

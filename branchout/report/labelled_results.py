@@ -77,10 +77,10 @@ def labelled_results(
     on_progress: OnProgress,
 ) -> LabelledResults:
     """Evaluate the model at all `points` operating points; `point` is the saved one."""
-    model = saved.model().placed(device)
+    model = saved.model().on_device(device)
     space: LabelSpace = model.space
     check_classes(samples.classes, space)
-    labels = space.index(samples.classes)[samples.labels]
+    labels = samples.labels_in(space)
     images = open_images(samples, model.preprocessing, device, cache=cache)
     # Features are cached: a report after `tune`, or on images that `extend` has seen, runs no network.
     features = extract(
@@ -105,7 +105,8 @@ def labelled_results(
         }
         here = {kind: members(kind, answers.at(point), labels, were_right) for kind in KINDS}
         thumbnails = _thumbnails(samples, galleries, here, model, features, on_progress)
-    on_progress(Event(THUMBNAILS, len(thumbnails) or 1, len(thumbnails) or 1))  # even if there are none
+    if not any(galleries.values()):
+        on_progress(Event(THUMBNAILS, 1, 1))  # whoever waits for the end is told, though there is nothing to make
     return LabelledResults(
         labels=labels.tolist(),
         known=known,

@@ -126,11 +126,11 @@ def later_test(drawings: tuple[Samples, Samples]) -> Samples:
 @pytest.fixture(scope="session")
 def first_step(classifier: Classifier, drawings: tuple[Samples, Samples]) -> FirstStep:
     """Makes the task of a first step that brings these samples."""
-    old = drawings[0].of_classes(KNOWN).placed(0)
+    old = drawings[0].of_classes(KNOWN).with_origin(0)
     gallery = Gallery(classifier.preprocessing, CPU)
 
     def make(new: Samples) -> Task:
-        new = new.placed(1)
+        new = new.with_origin(1)
         return Task(
             space=LabelSpace.of(KNOWN, new.classes),
             new=new,
@@ -169,7 +169,7 @@ def next_task(drawings: tuple[Samples, Samples]) -> NextTask:
         new = drawings[0].of_classes(names)
         if again:
             new = concatenate([new, mirrored(drawings[0].of_classes(again))])
-        new = new.placed(task.step + 1)
+        new = new.with_origin(task.step + 1)
         assert task.everything is not None
         return replace(
             task,

@@ -33,7 +33,7 @@ def transformer(classifier: Classifier) -> Classifier:
 def short(task: Task) -> Task:
     """The first step's classes, as tiles."""
     everything = tiles(task.space.classes, 20, seed=0)
-    old, new = (everything.of_classes(names).placed(n) for n, names in enumerate(task.space.branches))
+    old, new = (everything.of_classes(names).with_origin(n) for n, names in enumerate(task.space.branches))
     return replace(task, network=replace(task.network, epochs=8), new=new, memory=keep(old, per_class=5))
 
 
@@ -87,7 +87,7 @@ def test_it_learns_and_takes_a_second_step(
     test = tiles(short.space.classes, 5, seed=1)
     assert all(accuracy_of(learned, short, test.of_classes(names)) > 0.8 for names in short.space.branches)
     known = [*short.space.classes, "one more", "another"]
-    new = tiles(known, 20, seed=2).of_classes(known[-2:]).placed(2)
+    new = tiles(known, 20, seed=2).of_classes(known[-2:]).with_origin(2)
     later = replace(short, space=short.space.extend(new.classes), new=new)
     held = snapshot(learned)
     second = aper.learn(learned, later)

@@ -56,7 +56,7 @@ def test_uncertainty_spreads_from_certain_to_doubtful() -> None:
 
 
 def test_a_class_from_two_origins_is_kept_from_each() -> None:
-    both = concatenate([table({"a": 9}).placed(0), table({"a": 9, "b": 9}).placed(1)])
+    both = concatenate([table({"a": 9}).with_origin(0), table({"a": 9, "b": 9}).with_origin(1)])
     kept = memory.keep(both, per_class=2)
     assert sorted(zip(kept.names.tolist(), kept.origin.tolist(), strict=True)) == [
         *[("a", 0)] * 2, *[("a", 1)] * 2, *[("b", 1)] * 2,

@@ -111,9 +111,9 @@ def test_swapped_names_are_swapped() -> None:
 def test_an_origin_is_given_to_all_or_to_each() -> None:
     samples = table(["ant", "bee", "ant"])
     assert samples.origin.tolist() == [UNASSIGNED] * 3
-    assert samples.placed(2).origin.tolist() == [2, 2, 2]
+    assert samples.with_origin(2).origin.tolist() == [2, 2, 2]
     each = np.array([0, 1, 2])
-    placed = samples.placed(each)
+    placed = samples.with_origin(each)
     each[:] = 9
     assert placed.origin.tolist() == [0, 1, 2]  # a copy
     assert samples.origin.tolist() == [UNASSIGNED] * 3
@@ -134,7 +134,7 @@ def test_one_table_after_the_other_with_pixels_shared_or_not(
         if shared:
             rows = np.arange(len(names)) + starts[step]
             whole = Samples.build(pixels, names, whole.ids, rows=rows, attributes=whole.attributes)
-        tables.append(whole.select(np.array(order)).placed(step))
+        tables.append(whole.select(np.array(order)).with_origin(step))
     joined = concatenate(tables)
     require_sound(joined)
     assert as_rows(joined) == [row for part in tables for row in as_rows(part)]
@@ -167,7 +167,7 @@ def test_an_empty_table_answers_too() -> None:
     assert none.classes == ()
     assert none.names.tolist() == []
     assert none.counts() == {}
-    assert len(none.of_classes(["ant"])) == len(none.rename({"ant": "bee"})) == len(none.placed(1)) == 0
+    assert len(none.of_classes(["ant"])) == len(none.rename({"ant": "bee"})) == len(none.with_origin(1)) == 0
     assert as_rows(concatenate([none, table(["bee"])])) == as_rows(table(["bee"]))
 
 

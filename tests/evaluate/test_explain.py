@@ -29,12 +29,12 @@ def mixed(pooler: str, where: tuple[str, ...] = ("last", "last"), *, deltas: boo
     if deltas:
         trained: list[torch.Tensor | None] = [
             torch.randn(len(sources) * model.backbone.features, len(names), generator=generator) * 0.3
-            for sources, names in zip(model.fused.sources, BRANCHES, strict=True)
+            for sources, names in zip(model.fused.delta_inputs, BRANCHES, strict=True)
         ]
         trained[1] = None  # no deltas were trained for step 1
         model.fused.deltas = trained
     model.fused.set_bias([0.7, -0.4])
-    return model.placed(torch.device("cpu"))
+    return model.on_device(torch.device("cpu"))
 
 
 def every_class(model: Classifier, image: torch.Tensor) -> Explanation:
@@ -56,7 +56,7 @@ def slowly(model: Classifier, image: torch.Tensor) -> dict[tuple[int, str], tupl
             own = sum(x * 4 * w / length for x, w in zip(h, weights[row], strict=True))
             delta = 0.0
             if model.fused.deltas[branch] is not None:
-                inputs = [x for source in model.fused.sources[branch] for x in unit[source]]
+                inputs = [x for source in model.fused.delta_inputs[branch] for x in unit[source]]
                 matrix = model.fused.deltas[branch].double().tolist()
                 delta = sum(x * line[row] for x, line in zip(inputs, matrix, strict=True))
             column = next(numbers)

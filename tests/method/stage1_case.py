@@ -20,7 +20,7 @@ def settings_of(recipe: Stage1, **changes: object) -> Stage1:
 
 def labelled(model: Classifier, names: tuple[str, ...], samples: Samples) -> Labelled:
     space = model.space.extend(names)
-    return Labelled(open_images(samples, SIZES, CPU), space.index(samples.classes)[samples.labels])
+    return Labelled(open_images(samples, SIZES, CPU), samples.labels_in(space))
 
 
 def trained(

@@ -244,7 +244,9 @@ def test_settings_that_are_no_whole_numbers_are_refused_at_once(
 
 
 def test_classes_without_images_keep_their_columns(extended_twice: api.Model, memory: Samples, val: Samples) -> None:
-    small = extended_twice.compact(memory.of_classes([*BASE, *NEW]), val=val, epochs=1)
+    with pytest.warns(UserWarning, match="3 classes") as caught:
+        small = extended_twice.compact(memory.of_classes([*BASE, *NEW]), val=val, epochs=1)
+    assert {warning.filename for warning in caught} == {__file__}  # the line that can be changed
     assert small.classes == extended_twice.classes
     assert small.compaction is not None
     assert any("3 classes" in line for line in small.compaction.warnings)
@@ -273,7 +275,7 @@ def test_a_last_step_that_added_no_class_of_its_own(train: Samples) -> None:
     old = three_steps(NEW, LATER, NEW[:1])
     kept = exemplars(train, ALL, per_class=8)
     for origin in (1, 3, -1):  # all of the first step, all of the last, unknown
-        placed = kept.placed(np.where(kept.mask(NEW[:1]), origin, -1))
+        placed = kept.with_origin(np.where(kept.mask(NEW[:1]), origin, -1))
         run = Compaction(old, placed, CompactConfig(branches=2), device=CPU)
         for number, names in ((1, {*NEW, *LATER}), (2, set(NEW[:1]))):
             assert set(run.split.new.select(run.split.new.origin == number).classes) <= names
@@ -287,7 +289,7 @@ def test_several_branches_of_one_class_share_its_images(train: Samples) -> None:
     one = NEW[:1]
     old = SavedModel(untrained(BASE, LATER, LATER[:1], one, NEW[:2], one), (StepPoints(curve, [], 0, "balanced"),) * 5)
     kept = exemplars(train, [*BASE, *LATER, *one], per_class=8)
-    placed = kept.placed(np.where(kept.mask(one), 4, -1))
+    placed = kept.with_origin(np.where(kept.mask(one), 4, -1))
     run = Compaction(old, placed, CompactConfig(branches=4), device=CPU)
     assert set(run.split.new.origin.tolist()) == {1, 2, 3, 4}
 
@@ -318,7 +320,7 @@ def test_shared_classes_are_divided_by_the_larger_logit(
         owners = [d for d, names in enumerate(space.branches) if name in names]
         logit = {d: columns[n, space.slice_of(d)][space.branches[d].index(name)] + offsets[d] for d in owners}
         assert found[images.ids[n]] == max(logit, key=logit.__getitem__)
-    told = images.placed(2)
+    told = images.with_origin(2)
     assert compaction.origins(told).tolist() == [2] * len(images)
 
 

@@ -155,7 +155,7 @@ def test_a_head_is_trained_however_little_memory_there_is(
     model = with_linear_head(base)
     space = model.space.extend(NEW)
     new, old = (
-        Labelled(open_images(part, SIZES, CPU), space.index(part.classes)[part.labels])
+        Labelled(open_images(part, SIZES, CPU), part.labels_in(space))
         for part in (train.of_classes(NEW), exemplars(train))
     )
     used: list[list[int]] = []

@@ -45,7 +45,7 @@ def random_deltas(model: Classifier, step: int, seed: int) -> list[Tensor]:
     fused = model.rebuilt(model.steps[:step]).fused
     shapes = [
         (model.backbone.features * len(read), len(names))
-        for read, names in zip(fused.sources, fused.space.branches, strict=True)
+        for read, names in zip(fused.delta_inputs, fused.space.branches, strict=True)
     ]
     return [torch.randn(*shape, generator=generator) * 0.3 for shape in shapes]
 

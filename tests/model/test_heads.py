@@ -9,7 +9,7 @@ from torch import nn
 
 from branchout.errors import BranchoutError
 from branchout.labels import LabelSpace
-from branchout.model.heads import Correction, CosineHead, FusedHead, Pooler, new_head, sources, to_norm
+from branchout.model.heads import Correction, CosineHead, FusedHead, Pooler, delta_inputs, new_head, to_norm
 
 NAMES = [f"c{n}" for n in range(7)]
 SPACES = st.lists(st.lists(st.sampled_from(NAMES), min_size=1, unique=True), min_size=1, max_size=4).map(
@@ -62,7 +62,7 @@ def random_head(
     heads = [CosineHead(k, len(names)) for names in space.branches]
     head = FusedHead(space, heads, feature_of, pooler, corrections=corrections).double()
     if len(space.branches) > 1:
-        head.deltas = [torch.randn(k * len(head.sources[d]), len(n)).double() for d, n in enumerate(space.branches)]
+        head.deltas = [torch.randn(k * len(head.delta_inputs[d]), len(n)).double() for d, n in enumerate(space.branches)]
     return head, [torch.randn(4, k).double() for _ in range(max(feature_of) + 1)], corrections
 
 
@@ -150,9 +150,9 @@ def test_a_new_head_is_of_the_base_heads_kind_and_scale() -> None:
 
 
 def test_branches_that_share_features_read_them_once() -> None:
-    assert sources([0, 1, 2]) == [[1, 2], [0, 2], [0, 1]]
-    assert sources([0, 0]) == [[0], [0]]
-    assert sources([0, 1, 0]) == [[0, 1], [0], [0, 1]]
+    assert delta_inputs([0, 1, 2]) == [[1, 2], [0, 2], [0, 1]]
+    assert delta_inputs([0, 0]) == [[0], [0]]
+    assert delta_inputs([0, 1, 0]) == [[0, 1], [0], [0, 1]]
 
 
 def test_an_unknown_pooler_is_answered_with_the_known_ones() -> None:

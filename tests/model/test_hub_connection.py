@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 
 import huggingface_hub
 import pytest
@@ -79,6 +79,17 @@ def test_a_host_that_never_answers_is_unreachable_in_time(refusing: str, monkeyp
     assert time.monotonic() - began < 30
 
 
+def test_a_name_that_no_server_looks_up_is_unreachable_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = Event()
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.example")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: answer.wait(60) and [])
+    monkeypatch.setattr(hub_connection, "SECONDS", 0.05)
+    began = time.monotonic()
+    assert unreachable_host() == "hub.example"
+    assert time.monotonic() - began < 30
+    answer.set()  # so that the thread ends
+
+
 def test_a_host_that_listens_is_reached(listening: socket.socket, attempts: list[bool]) -> None:
     assert unreachable_host() == ""
     with pytest.raises(BranchoutError, match=r"failed: the file is damaged\. Without"):
@@ -117,8 +128,13 @@ def test_a_part_of_an_earlier_download_is_no_model(
     refusing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **options: str(tmp_path))
-    with pytest.raises(BranchoutError, match="no complete earlier download"):
-        hub.fetch("hf-hub:anna/birds")
+    for downloaded in (None, hub.MANIFEST, "config.json"):  # small files come first
+        if downloaded:
+            (tmp_path / downloaded).write_text("{}")
+        with pytest.raises(BranchoutError, match="no complete earlier download"):
+            hub.fetch("hf-hub:anna/birds")
+    (tmp_path / "base.safetensors").touch()
+    assert hub.fetch("hf-hub:anna/birds") == tmp_path
 
 
 def test_an_unreachable_hub_is_asked_for_nothing_and_another_reason_is_not_hidden(

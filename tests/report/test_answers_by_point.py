@@ -80,7 +80,7 @@ def test_every_point_answers_as_the_model_moved_there(which: str, val: Samples, 
     model: api.Model = request.getfixturevalue(which)
     samples = val.of_classes(model.classes)
     space = model.classifier.space
-    labels = space.index(samples.classes)[samples.labels]
+    labels = samples.labels_in(space)
     images = open_images(samples, model.classifier.preprocessing, torch.device("cpu"))
     features = extract(model.classifier, images, device=torch.device("cpu"))[0]
     answers, branches = answers_by_point(model.saved, model.saved.model(), features, labels)

@@ -46,7 +46,7 @@ def two_steps(where: list[str], pooler: str = "max") -> api.Model:
         torch.manual_seed(step)
         deltas = [
             torch.randn(width * len(sources), len(names)) / width
-            for sources, names in zip(fused.sources, fused.space.branches, strict=True)
+            for sources, names in zip(fused.delta_inputs, fused.space.branches, strict=True)
         ]
         step_points.append(StepPoints(dial([0.3 * step, -2.0]), [deltas], 0, "all"))
     return api.Model(SavedModel(classifier, tuple(step_points), ({"what": "made"},)), None, torch.device("cpu"))

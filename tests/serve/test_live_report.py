@@ -89,6 +89,7 @@ def test_progress_of_reading_is_reported(copied: api.Model, tested: Samples) -> 
     with running(create_app(copied, test=tested, on_progress=seen.append)) as caller:
         is_read(caller)
     assert (seen[-1].work, seen[-1].done) == (THUMBNAILS, seen[-1].total)
+    assert sum(event.work == THUMBNAILS and event.done == event.total for event in seen) == 1
 
 
 def test_the_end_of_reading_is_reported_where_no_image_is_shown(base: api.Model, val: Samples) -> None:

@@ -17,7 +17,7 @@ from branchout.method.running.effort import Plan
 from branchout.method.running.prepared_extension import Prepared
 from branchout.method.split import DataSplit
 from branchout.model.classifier import Classifier
-from branchout.model.heads import sources
+from branchout.model.heads import delta_inputs
 from branchout.model.staged import Branch, branch_point
 from branchout.units import count, duration, parameters, size
 
@@ -67,7 +67,7 @@ def _old_images(model: Classifier, split: DataSplit, *, dial: bool) -> Iterator[
             f"  base accuracy cannot be measured: {split.unmeasured}; {by}pseudo-exemplars choose "
             f"{'other goals' if by else 'the operating point'}"
         )
-    yield f"validation: {described_validation(split)}"
+    yield f"validation: {described_validation(split, dial=dial)}"
 
 
 def _divided(train: int, held_out: int, of: str = "") -> str:
@@ -77,14 +77,20 @@ def _divided(train: int, held_out: int, of: str = "") -> str:
     return f"{count(train + held_out, 'image')}{of}: {train:,} to train on, {held_out:,} held out"
 
 
-def described_validation(split: DataSplit) -> str:
+def described_validation(split: DataSplit, *, dial: bool) -> str:
     """Where the validation images come from, and what each of them is for."""
+    if split.halves_cross and dial:
+        halves = f"{len(split.dev):,} and {len(split.test):,}, each tested at the point that the others choose"
+        return f"{count(len(split.dev) + len(split.test), 'image')} {_source(split)}: {halves}"
     roles = {"to choose with": split.dev, "to test": split.test, "to calibrate pseudo-exemplars": split.calibration}
     counts = {role: len(samples) for role, samples in roles.items() if samples is not None}
-    new, kept = split.held_out
-    source = "held out" if new else "of --val, and held out from --memory" if kept else "of --val"
     by_role = ", ".join(f"{number:,} {role}" for role, number in counts.items())
-    return f"{count(sum(counts.values()), 'image')} {source}: {by_role}"
+    return f"{count(sum(counts.values()), 'image')} {_source(split)}: {by_role}"
+
+
+def _source(split: DataSplit) -> str:
+    new, kept = split.held_out
+    return "held out" if new else "of --val, and held out from --memory" if kept else "of --val"
 
 
 def added_bytes(model: Classifier, split: DataSplit, config: ExtendConfig, where: str) -> int:
@@ -102,6 +108,6 @@ def added_bytes(model: Classifier, split: DataSplit, config: ExtendConfig, where
         # the base's.
         feature_of = model.fused.feature_of
         new = 0 if point.start == len(model.backbone.names) else max(feature_of) + 1
-        reads = sources([*feature_of, new])
+        reads = delta_inputs([*feature_of, new])
         more += 4 * width * sum(len(read) * len(of) for read, of in zip(reads, space.branches, strict=True))
     return more

@@ -89,7 +89,8 @@ def options(base: Classifier, config: ExtendConfig, device: torch.device) -> lis
     efforts = ON_GPU if device.type == "cuda" else BRANCHES
     names = base.backbone.names
     deeper = [names[-2]] if len(names) > 1 else []
-    head = ["fc"] if config.epochs is None and base.has_linear_head else []  # a head alone has no epochs
+    given = config.epochs is not None or config.views is not None  # a head alone has neither
+    head = ["fc"] if base.has_linear_head and not given else []
     branches = [*head, "last", *deeper] if config.branch is None else [config.branch]
     found = [
         Plan.of(base, branch, _with_given(effort, config))

@@ -144,6 +144,17 @@ def test_outdated_rows_are_marked_with_the_reason(measured: Path, tmp_path: Path
     assert "it learned too little" in text
 
 
+def test_an_outdated_row_of_joint_training_is_marked_with_the_reason(measured: Path, tmp_path: Path) -> None:
+    folder, beside = tmp_path / "steps" / "glyphs-resnet10", tmp_path / "glyphs" / "multistep" / "resnet10"
+    row = json.loads((measured / "results/steps/glyphs-resnet10/ours.json").read_text())
+    for place, told in ((folder / "ours.json", {}), (beside / "joint-dial-balanced.json", {"outdated": "its rate"})):
+        place.parent.mkdir(parents=True)
+        place.write_text(json.dumps({**row, **told}))
+    text = table.tables(tmp_path)
+    assert "(../results/glyphs/multistep/resnet10/joint-dial-balanced.json) † |" in text
+    assert "† To be measured again: its rate." in text
+
+
 def test_where_ours_is_measured_without_corrections_only_that_is_compared_with(measured: Path, tmp_path: Path) -> None:
     folder = tmp_path / "steps" / "glyphs-resnet10"
     folder.mkdir(parents=True)

@@ -38,6 +38,18 @@ def told_of(split: DataSplit, base: api.Model, recipe: str = "branchout") -> lis
     return list(forecast(prepared, Plan("last", SMALL_INPUTS, seconds=1.0), device=torch.device("cpu"), base_bytes=0))
 
 
+def test_held_out_halves_choose_for_each_other_where_there_is_a_dial(
+    base: api.Model, train: Samples, val: Samples
+) -> None:
+    space, new = base.saved.classifier.space, train.of_classes(NEW)
+    held = DataSplit.of(space, new, exemplars(train), None, 0)
+    given = DataSplit.of(space, new, exemplars(train), val.of_classes([*BASE, *NEW]), 0)
+    for split, recipe, cross in ((held, "branchout", True), (held, "paper", False), (given, "branchout", False)):
+        (line,) = [line for line in told_of(split, base, recipe) if line.startswith("validation: ")]
+        assert ("each tested at the point that the others choose" in line) == cross
+        assert ("to choose with" in line) != cross
+
+
 def memory_line(split: DataSplit, base: api.Model) -> str:
     return next(line for line in told_of(split, base) if line.startswith("memory: "))
 
