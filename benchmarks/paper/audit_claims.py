@@ -222,9 +222,8 @@ def summary(audit: Audit, cases: Mapping[str, list[Line]]) -> None:
             audit.same(f"{where}, worst case", str(bool(fitting)), str(bool(measured)))
         if title == "Tiny-ImageNet":
             counts = [verdicts.count(each) for each in ("holds", "does not hold", "too close to tell")]
-            told = "Of the paper's {} claims, {} hold on Tiny-ImageNet, {} do not, and {} are".format(
-                len(verdicts), *counts
-            )
+            told = "Of the paper's [{} claims](results/claims.md), {} hold on Tiny-ImageNet, {} do not, and {} are"
+            told = told.format(len(verdicts), *counts)
             first = (audit.docs / "results.md").read_text(encoding="utf-8")
             audit.same("results.md, last sentence", str(told in first), "True")
 

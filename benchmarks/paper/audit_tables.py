@@ -28,9 +28,29 @@ SCREEN = {
 }
 NOT_SHOWN = {
     "180 + 20, vision transformer": "disjoint-40/vit_tiny",
-    "180 + 15 new, 5 old, other domain, halves at random": "overlap-domain-shuffled/resnet10",
-    "180 + 15 new, 5 old, other domain, halves by cluster": "overlap-domain-clustered/resnet10",
+    "180 + 20, split 2": "disjoint-40-split2/resnet10",
+    "180 + 20, split 3": "disjoint-40-split3/resnet10",
+    "180 + 20, no exemplars": "disjoint-40-exemplars0/resnet10",
+    "180 + 20, 5 exemplars": "disjoint-40-exemplars5/resnet10",
+    "180 + 20, 20 exemplars": "disjoint-40-exemplars20/resnet10",
+    "141 objects + 15 animals, 5 old, halves at random": "overlap-domain-shuffled/resnet10",
+    "141 objects + 15 animals, 5 old, halves by cluster": "overlap-domain-clustered/resnet10",
     "180 + 20 old, halves by cluster, ResNet18": "overlap-full/resnet18",
+}
+CHARACTERS = {
+    "800 + 40 characters": "disjoint-40/resnet10",
+    "800 + 40 characters, no exemplars": "disjoint-40-exemplars0/resnet10",
+    "800 + 40 characters, 5 exemplars": "disjoint-40-exemplars5/resnet10",
+    "800 + 40 characters, 20 exemplars": "disjoint-40-exemplars20/resnet10",
+    "800 + 200 characters": "disjoint-200/resnet10",
+    "893 + 40 characters of another domain": "branch-depth/resnet10",
+    "500 + 10 × 50 characters": "multistep/resnet10",
+    "800 + 35 new, 5 old characters in a new style": "overlap-style/resnet10",
+    "800 + 35 new, 5 old characters, halves at random": "overlap-random-shuffled/resnet10",
+    "800 + 35 new, 5 old characters, halves by cluster": "overlap-random-clustered/resnet10",
+    "893 + 35 new, 5 old characters of another domain, halves at random": "overlap-domain-shuffled/resnet10",
+    "893 + 35 new, 5 old characters of another domain, halves by cluster": "overlap-domain-clustered/resnet10",
+    "800 + 40 old characters, halves by cluster": "overlap-full/resnet10",
 }
 PAPER_NAMES = {
     "score-fusion-reference": "score fusion", "score-fusion-fc-reference": "score fusion fc-only",
@@ -249,14 +269,23 @@ def screen(audit: Audit, page: Path) -> None:
     place = "two CPU cores" if first["hardware"].endswith("threads") else "a GPU"
     told = "1. On {} a network with {} learns {} from 15 photos each: ".format(place, *classes)
     told += "new classes reach {}%, old ones go from {}% to {}%.".format(*map(rounded, figures))
-    audit.same(f"{page.name}, first sentence", str(told in text), "True")
-    for words, key in (("the paper's recipe in", "recipe"), ("possible, in", "other"), ("above Branchout in", "joint")):
-        sentence = re.search(rf"{words} (.+?)\.$", text, re.MULTILINE)
+    audit.same(f"{page.name}, first sentence", str(told in LINK.sub(r"\1", text)), "True")
+    bases = [audit.rows[path]["base_model"] for name in SCREEN if (path := who(audit, name)[0])]
+    told = f"to {rounded(min(bases))}–{rounded(max(bases))}% (flowers: {rounded(first['before'])}%)"
+    audit.same(f"{page.name}, bases", str(told in " ".join(text.split())), "True")
+    for words, key in (
+        (r"^2\. .+ the paper's recipe in", "recipe"), (r"\), in", "other"), ("above Branchout in", "joint"),
+    ):  # fmt: skip
+        sentence = re.search(rf"{words} (.+?)(?: \(\[margins\]\(.+\))?\.$", text, re.MULTILINE)
         audit.same(f"{page.name}, sentence on {key}", sentence[1] if sentence else "", lead(audit, pairs[key]))
-    rest = [each["other"] for name in NOT_SHOWN if "other" in (each := unmarked(audit, *who(audit, name)))]
-    told = r"not shown\]\(\S+\), Branchout is above the best other method in (.+?)\.$"
-    sentence = re.search(told, text, re.MULTILINE)
-    audit.same(f"{page.name}, scenarios not shown", sentence[1] if sentence else "", lead(audit, rest))
+    not_shown = " ".join(text.partition("\nNot shown: ")[2].split("\n\n")[0].split())
+    leads = re.findall(r"(?:recipe|method) in (.+?) excludes zero", not_shown)
+    rest = [
+        lead(audit, [each[key] for name in names if key in (each := unmarked(audit, *who(audit, name)))])
+        for names in (NOT_SHOWN, CHARACTERS)
+        for key in ("recipe", "other")
+    ]
+    audit.same(f"{page.name}, scenarios not shown", str([f"{each} excludes zero" for each in leads]), str(rest))
     numbered = re.findall(r"^(\d)\. ", text, re.MULTILINE)
     audit.same(page.name, "".join(numbered), "12345")
 
@@ -275,11 +304,13 @@ def unmarked(
 
 def margins(audit: Audit, page: Path) -> None:
     """Every margin with its interval: of the scenarios on the first screen, and of the others."""
-    (_, _, lines), (_, _, others) = tables_of(page)
+    found_lines = [line for _, _, lines in tables_of(page) for line in lines]
     ((_, _, shown),) = tables_of(audit.docs / "results.md")
-    names = [LINK.findall(line[0])[0][0] for line in [*lines, *others]]
-    audit.same(page.name, str(names), str([*(LINK.findall(line[0])[0][0] for line in shown), *NOT_SHOWN]))
-    for name, line in zip(names, [*lines, *others], strict=True):
+    names = [LINK.findall(line[0])[0][0] for line in found_lines]
+    expected_names = [*(LINK.findall(line[0])[0][0] for line in shown), *NOT_SHOWN, *CHARACTERS]
+    audit.same(page.name, str(names), str(expected_names))
+    near = 0
+    for name, line in zip(names, found_lines, strict=True):
         found = unmarked(audit, *who(audit, name))
         for key, cell in zip(("recipe", "other", "joint"), line[1:], strict=True):
             expected = "–"
@@ -288,7 +319,18 @@ def margins(audit: Audit, page: Path) -> None:
                 margin, low, high = compared(first, second, "balanced")
                 shown_margin = f"**{with_sign(margin)}**" if low > 0 else with_sign(margin)
                 expected = f"{shown_margin} ({with_sign(low)} to {with_sign(high)})"
+                near += 0 < low < 0.05
+            if key == "other" and key in found:
+                rival = found[key][1]
+                label = audit.rows[rival].get("label") or audit.rows[rival]["method"].replace("-", " ")
+                audit.same(f"{page.name}, {name}, best", str(files_of(audit, page, cell)), str([rival]))
+                cell, expected = LINK.sub(r"\1", cell).replace("\\", ""), f"{expected} {label}"
             audit.same(f"{page.name}, {name}, {key}", cell, expected)
+    audit.same(page.name, str(f" {near} of the bold intervals start" in page.read_text(encoding="utf-8")), "True")
+
+
+def files_of(audit: Audit, page: Path, cell: str) -> list[Path]:
+    return [audit.file_of(page, target) for _, target in LINK.findall(cell)]
 
 
 def flowers(audit: Audit) -> Path:
@@ -299,13 +341,14 @@ def flowers(audit: Audit) -> Path:
 
 def who(audit: Audit, name: str) -> list[Path | None]:
     """Whose files a line of the first screen must show."""
-    if name not in SCREEN | NOT_SHOWN:
+    if name not in SCREEN | NOT_SHOWN | CHARACTERS:
         folder = Path("imagenet-flowers")
         others = [
             path for path in audit.rows if path.parent == folder and audit.rows[path]["method"] not in OURS_ON_PHOTOS
         ]
         return [flowers(audit), None, best(audit, others), None]
-    folder = Path("tiny-imagenet-200", (SCREEN | NOT_SHOWN)[name])
+    dataset = "glyphs" if name in CHARACTERS else "tiny-imagenet-200"
+    folder = Path(dataset, (SCREEN | NOT_SHOWN | CHARACTERS)[name])
     others = []
     for path, row in audit.rows.items():
         method = path.stem.removesuffix(f"-{row.get('point')}")

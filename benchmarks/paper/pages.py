@@ -167,9 +167,30 @@ def definitions_page(rows: Rows) -> str:
     ordered = sorted(found.items(), key=lambda each: -each[1])
     listed = [f"- {count} row{'s' if count > 1 else ''}: {plain(reason)}." for reason, count in ordered]
     text = write.text("definitions").replace("SUPERSEDED", "\n".join(listed) or "- No row is marked.")
-    text = text.replace("ONE_SEED", one_seed_list(rows))
+    text = text.replace("ONE_SEED", one_seed_list(rows)).replace("OTHER_BASE", other_bases(rows))
+    above = paper_above_reference(rows)
+    text = text.replace("PAPER_ABOVE", number(max(above, default=0.0))).replace("PAPER_COUNT", str(len(above)))
     corrected = "\n".join(f"- {plain(where)}: {plain(told)}" for where, told in misprints())
     return "\n\n".join([text, "## Misprints of the paper, corrected here", corrected]) + "\n"
+
+
+def other_bases(rows: Rows) -> str:
+    """The marked methods of each folder."""
+    found: dict[str, dict[str, None]] = {}
+    for row in rows.values():
+        if row.other_base:
+            found.setdefault("/".join(row.path.parts[:3]), {})[plain(row.label)] = None
+    return "; ".join(f"{', '.join(names)} (`{folder}`)" for folder, names in found.items())
+
+
+def paper_above_reference(rows: Rows) -> list[float]:
+    """By how much `paper` is above `reference` in balanced accuracy, in scenarios of Tiny-ImageNet where it is."""
+    found = []
+    for path, row in rows.items():
+        if path.name == "score-fusion-paper-balanced.json" and path.parts[0] == "tiny-imagenet-200":
+            other = rows.get(path.with_name("score-fusion-reference-balanced.json"))
+            found.append((row.value("balanced") or 0.0) - (other.value("balanced") or 0.0) if other else 0.0)
+    return [margin for margin in found if margin > 0]
 
 
 def one_seed_list(rows: Rows) -> str:
@@ -179,11 +200,13 @@ def one_seed_list(rows: Rows) -> str:
         names: dict[str, None] = {}
         for row in (line.row for line in section.lines if line.row and len(line.row.by_seed("all")) == 1):
             if row.data["method"] != "pretrained":
-                shared = " (one stage I for all exemplar seeds)" if len(row.data["seeds"]) > 1 else ""
+                shared = " (one stage I for all exemplar seeds)" if row.data.get("stage1_per_seed") is False else ""
                 names[plain(row.label) + shared] = None
         if names:
             listed.append(f"- {section.heading}, Table {section.number}: {'; '.join(names)}.")
-    return "\n".join([*listed, "- Figure 2: all.", "- [The recipe](recipe.md): the paper's stage I without deltas."])
+    listed.append("- Figure 2: all. Figure 5: its curves.")
+    listed.append("- [The recipe](recipe.md): the paper's stage I without deltas.")
+    return "\n".join(listed)
 
 
 def speed_page(results: Path) -> str:

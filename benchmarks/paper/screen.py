@@ -11,6 +11,9 @@ from benchmarks.paper.rows import Rows
 from benchmarks.paper.tables import Scenario, scenarios, scenarios_not_shown
 from branchout.bench.rows import number
 
+NEAR = 0.05
+"""Intervals that end nearer to zero than this, in points, are counted."""
+
 
 def screen(rows: Rows) -> str:
     write = Writer("../results")
@@ -27,48 +30,51 @@ def screen(rows: Rows) -> str:
         ]
         for each in shown
     ]
-    others = [_against(each)[1] for each in scenarios_not_shown(rows)]
     parts = [
         "# Results",
         "\n".join(f"{place}. {told}" for place, told in enumerate(sentences(rows, shown), 1)),
         "![Balanced accuracy of Branchout, the paper's recipe, the best other method and joint training in each "
         "scenario, with 95% intervals](figures/overview.svg)",
         table(heading, body),
-        "Balanced accuracy in %: the mean of `all`, where images count alike, and `avg`, where old and new "
-        "classes each count as one group; ± standard deviation over seeds. *180 + 20*: a network with 180 classes "
-        "learns 20 more. [Dial](operating-points.md): one number added to all new logits. Network: ResNet10 unless "
-        "named (flowers: EfficientNet-Lite0). Each number links to its file. Intervals: of the unmarked "
-        "[margins](results/margins.md). Branchout's recipe was [selected](results/recipe.md) on *180 + 20 classes*; on "
-        "Tiny-ImageNet the others share one untuned schedule. Methods that train a whole network are measured in "
-        "[some scenarios](results/definitions.md#caveats) only.",
-        "In scenarios that are [not shown](results/margins.md#scenarios-that-the-summary-does-not-show), Branchout is "
-        f"above the best other method in {_lead(others)}.",
-        "[Other classes and exemplars](results/table-3-variants.md) · "
-        "[definitions and caveats](results/definitions.md) · [the paper's claims](results/claims.md) · "
-        "[all rows](results/rows.html) ([CSV](results/rows.csv))",
+        _caption(rows, shown),
     ]
     return footnotes("\n\n".join(parts)).replace("](definitions.md", "](results/definitions.md")
+
+
+def _caption(rows: Rows, shown: Sequence[Scenario]) -> str:
+    """What the columns mean, and the scenarios that are not shown."""
+    text = Writer("../results").text("screen")
+    bases = [float(each.ours.data["base_model"]) for each in shown[1:]]
+    found = {"WEAKEST": number(min(bases)), "STRONGEST": number(max(bases))}
+    found["FLOWERS"] = number(shown[0].ours.data["before"])
+    for name, of in zip(("MORE", "CHARACTERS"), scenarios_not_shown(rows).values(), strict=True):
+        recipe, other, _ = zip(*map(_against, of), strict=True) if of else ((), (), ())
+        found |= {f"{name}_RECIPE": _lead(recipe), f"{name}_OTHER": _lead(other)}
+    for name, told in found.items():
+        text = text.replace(name, told)
+    return text
 
 
 def sentences(rows: Rows, shown: Sequence[Scenario]) -> list[str]:
     """What the screen says, computed from the rows."""
     first = shown[0].ours
-    marked = [f"*{each.name}*{each.rival.marks}" for each in shown if each.rival and _against(each)[1] is None]
-    without = f" and {', '.join(marked)} left out" if marked else ""
+    marked = [f"*{each.name}*" for each in shown if each.rival and _against(each)[1] is None]
+    without = f" and {', '.join(marked)} left out (†)" if marked else ""
     place = "On two CPU cores" if first.path.stem.endswith("-cpu") else "On a GPU"
     recipe, other, joint = (_lead(found) for found in zip(*map(_against, shown), strict=True))
+    new = Writer("../results").link(number(first.value("novel")), first)
     claims = judged("tiny-imagenet-200", rows)
     counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in VERDICTS}
     told = [
         f"{place} a network with 1,000 ImageNet classes learns 102 flowers from 15 photos each: new classes reach "
-        f"{number(first.value('novel'))}%, old ones go from {number(first.data['before'])}% to "
-        f"{number(first.value('base'))}%. Some settings were [chosen with these test images in "
-        f"view](results/photos.md).",
-        f"On Tiny-ImageNet, Branchout is above the paper's recipe in {recipe}.",
-        f"Flowers included{without}, it is above the best other method, with the same dial where possible, in {other}.",
+        f"{new}%, old ones go from {number(first.data['before'])}% to {number(first.value('base'))}%. Some settings "
+        "were [chosen with these test images in view](results/photos.md).",
+        f"On Tiny-ImageNet, Branchout is above the paper's recipe in {recipe} ([margins](results/margins.md)).",
+        f"Flowers included{without}, it is above the best other method, as that is or with the same "
+        f"[dial](operating-points.md), in {other}.",
         f"Joint training, which sees all images, is above Branchout in {joint}.",
-        f"Of the paper's {len(claims)} claims, {counts['holds']} hold on Tiny-ImageNet, {counts['does not hold']} do "
-        f"not, and {counts['too close to tell']} are too close to tell.",
+        f"Of the paper's [{len(claims)} claims](results/claims.md), {counts['holds']} hold on Tiny-ImageNet, "
+        f"{counts['does not hold']} do not, and {counts['too close to tell']} are too close to tell.",
     ]
     if unmeasured := counts["not measured"]:
         told[-1] = f"{told[-1][:-1]}; {unmeasured} {'is' if unmeasured == 1 else 'are'} not measured."
@@ -112,12 +118,21 @@ def margins_page(rows: Rows) -> str:
         "joint training − Branchout",
     ]
 
-    def shown(found: Sequence[Scenario]) -> str:
-        margins = [["–" if each is None else _with_interval(each) for each in _against(of)] for of in found]
-        return table(heading, [[f"[{of.name}]({of.page}.md)", *m] for of, m in zip(found, margins, strict=True)])
+    def cells(of: Scenario) -> list[str]:
+        found = ["–" if each is None else _with_interval(each) for each in _against(of)]
+        if of.rival and found[1] != "–":
+            found[1] += f" {Writer('../../results').link(plain(of.rival.label), of.rival)}"
+        return found
 
-    text = ["# Margins of the summary", Writer("").text("margins"), shown(scenarios(rows))]
+    def shown(found: Sequence[Scenario]) -> str:
+        return table(heading, [[f"[{of.name}]({of.page}.md)", *cells(of)] for of in found])
+
     others = scenarios_not_shown(rows)
-    if others:
-        text += ["## Scenarios that the summary does not show", shown(others)]
+    every = [each for of in [scenarios(rows), *others.values()] for scenario in of for each in _against(scenario)]
+    near = sum(each is not None and 0 < each.low < NEAR for each in every)
+    text = ["# Margins of the summary", Writer("").text("margins").replace("NEAR_ZERO", str(near))]
+    text.append(shown(scenarios(rows)))
+    for name, title in (("tiny-imagenet-200", "More scenarios of Tiny-ImageNet"), ("glyphs", "Characters")):
+        if others[name]:
+            text += [f"## {title}", shown(others[name])]
     return "\n\n".join(text) + "\n"

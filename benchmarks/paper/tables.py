@@ -198,11 +198,32 @@ SCENARIOS = (
 )
 NOT_SHOWN = (
     ("180 + 20, vision transformer", "disjoint-40/vit_tiny"),
-    ("180 + 15 new, 5 old, other domain, halves at random", "overlap-domain-shuffled/resnet10"),
-    ("180 + 15 new, 5 old, other domain, halves by cluster", "overlap-domain-clustered/resnet10"),
+    ("180 + 20, split 2", "disjoint-40-split2/resnet10"),
+    ("180 + 20, split 3", "disjoint-40-split3/resnet10"),
+    ("180 + 20, no exemplars", "disjoint-40-exemplars0/resnet10"),
+    ("180 + 20, 5 exemplars", "disjoint-40-exemplars5/resnet10"),
+    ("180 + 20, 20 exemplars", "disjoint-40-exemplars20/resnet10"),
+    ("141 objects + 15 animals, 5 old, halves at random", "overlap-domain-shuffled/resnet10"),
+    ("141 objects + 15 animals, 5 old, halves by cluster", "overlap-domain-clustered/resnet10"),
     ("180 + 20 old, halves by cluster, ResNet18", "overlap-full/resnet18"),
 )
-"""Scenarios that have no line on the first screen, which names their margins in one sentence."""
+"""Scenarios of Tiny-ImageNet that have no line on the first screen, which names their margins in one sentence."""
+CHARACTERS = (
+    ("800 + 40 characters", "disjoint-40/resnet10"),
+    ("800 + 40 characters, no exemplars", "disjoint-40-exemplars0/resnet10"),
+    ("800 + 40 characters, 5 exemplars", "disjoint-40-exemplars5/resnet10"),
+    ("800 + 40 characters, 20 exemplars", "disjoint-40-exemplars20/resnet10"),
+    ("800 + 200 characters", "disjoint-200/resnet10"),
+    ("893 + 40 characters of another domain", "branch-depth/resnet10"),
+    ("500 + 10 × 50 characters", "multistep/resnet10"),
+    ("800 + 35 new, 5 old characters in a new style", "overlap-style/resnet10"),
+    ("800 + 35 new, 5 old characters, halves at random", "overlap-random-shuffled/resnet10"),
+    ("800 + 35 new, 5 old characters, halves by cluster", "overlap-random-clustered/resnet10"),
+    ("893 + 35 new, 5 old characters of another domain, halves at random", "overlap-domain-shuffled/resnet10"),
+    ("893 + 35 new, 5 old characters of another domain, halves by cluster", "overlap-domain-clustered/resnet10"),
+    ("800 + 40 old characters, halves by cluster", "overlap-full/resnet10"),
+)
+"""Those of the built-in characters, named in another sentence."""
 
 
 def scenarios(rows: Rows) -> list[Scenario]:
@@ -213,18 +234,19 @@ def scenarios(rows: Rows) -> list[Scenario]:
         default = min(measured, key=lambda row: bool(row.marks))  # the first that is not to be measured again
         others = [row for path, row in rows.items() if path.parent == FLOWERS and row.data["method"] not in OF_PHOTOS]
         found.append(Scenario("1,000 ImageNet classes + 102 flowers", "photos", default, None, best(others), None))
-    return found + _measured(rows, SCENARIOS)
+    return found + _measured(rows, "tiny-imagenet-200", SCENARIOS)
 
 
-def scenarios_not_shown(rows: Rows) -> list[Scenario]:
-    return _measured(rows, NOT_SHOWN)
+def scenarios_not_shown(rows: Rows) -> dict[str, list[Scenario]]:
+    """By dataset."""
+    return {name: _measured(rows, name, of) for name, of in (("tiny-imagenet-200", NOT_SHOWN), ("glyphs", CHARACTERS))}
 
 
-def _measured(rows: Rows, named: Sequence[tuple[str, str]]) -> list[Scenario]:
-    """Scenarios of Tiny-ImageNet, as far as they are measured."""
+def _measured(rows: Rows, dataset: str, named: Sequence[tuple[str, str]]) -> list[Scenario]:
+    """Scenarios as far as they are measured."""
     found = []
     for name, place in named:
-        folder = Path("tiny-imagenet-200", place)
+        folder = Path(dataset, place)
         ours, reference, joint = (
             rows.get(folder / f"{file}.json")
             for file in ("score-fusion-branchout-balanced", "score-fusion-reference-balanced", "joint-dial-balanced")
@@ -237,8 +259,10 @@ def _measured(rows: Rows, named: Sequence[tuple[str, str]]) -> list[Scenario]:
             and is_rival(path.stem.removesuffix(f"-{row.data['point']}"))
         ]
         if ours:
-            table = next(table for table in tables().values() if table.experiment == folder.parts[1] == table.name)
-            page = page_of(table, folder.name)
+            varied = VARIANT.fullmatch(folder.parts[1])
+            own = varied["table"] if varied else folder.parts[1]
+            table = next(table for table in tables().values() if table.experiment == own == table.name)
+            page = page_of(table, folder.name) + ("-variants" if varied else "")
             rival = best(others)
             same = [row for row in others if rival and row.data["method"] == rival.data["method"]]
             current = not any(row.marks for row in same)

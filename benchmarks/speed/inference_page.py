@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.speed.markdown import DEVICES, Row, Rows, link, number, table
+from benchmarks.speed.markdown import DEVICES, Row, Rows, link, table
 
 
 def inference_part(rows: Rows) -> str:
@@ -25,7 +25,6 @@ def inference_part(rows: Rows) -> str:
         parts += ["The built-in model of 800 characters; accuracy on the same drawn images.", table(*lines)]
     if len(served) > 1:
         parts += ["`branchout serve`, its clients on the same machine, and `predict` in a loop:", table(*served)]
-    parts += earlier_inference(rows)
     parts += other_servers(rows)
     return "\n\n".join(parts)
 
@@ -57,23 +56,3 @@ def other_servers(rows: Rows) -> list[str]:
         "as large. LitServe reads no raw images, so its clients send them as base64 text in JSON:"
     )
     return [about, table(*lines)]
-
-
-def earlier_inference(rows: Rows) -> list[str]:
-    """In words, what older scripts measured and the present ones have not measured again."""
-    found = []
-    if "onnx" in rows and "inference-cpu" not in rows:
-        times = " and ".join(
-            f"{1000 * each['of_seconds']:.1f} ms instead of {1000 * each['against_seconds']:.1f} ms for "
-            f"{each['batch']} image{'s' if each['batch'] > 1 else ''}"
-            for each in rows["onnx"]["batches"]
-        )
-        found.append(f"On 2 cores onnxruntime takes {link('onnx', times)} with torch.")
-    if "serve" in rows and "server-cpu" not in rows:
-        last = rows["serve"]["levels"][-1]
-        found.append(
-            f"On 2 cores `branchout serve` answers {last['clients']} clients with {last['per_second']:.0f} images a "
-            f"second (p50 {last['p50_ms']:.0f} ms, p99 {last['p99_ms']:.0f} ms), "
-            f"{link('serve', number(rows['serve']['ratio']))} times as many as `predict` in a loop."
-        )
-    return found

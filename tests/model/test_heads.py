@@ -62,7 +62,8 @@ def random_head(
     heads = [CosineHead(k, len(names)) for names in space.branches]
     head = FusedHead(space, heads, feature_of, pooler, corrections=corrections).double()
     if len(space.branches) > 1:
-        head.deltas = [torch.randn(k * len(head.delta_inputs[d]), len(n)).double() for d, n in enumerate(space.branches)]
+        inputs = zip(head.delta_inputs, space.branches, strict=True)
+        head.deltas = [torch.randn(k * len(read), len(names)).double() for read, names in inputs]
     return head, [torch.randn(4, k).double() for _ in range(max(feature_of) + 1)], corrections
 
 
