@@ -1,6 +1,6 @@
-"""The one list of metrics and goals with their wording, and how a goal is read. It imports nothing slow.
+"""The one list of metrics and goals with their wording, how a goal is read, and the poolers.
 
-A typo in a goal is answered before numpy or torch is imported.
+It imports nothing slow: a typo in a goal or a pooler is answered before numpy or torch is imported.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ CHOSEN_ON = {
     "pseudo": "new images and pseudo-exemplars of old classes; base accuracy is estimated, not measured",
 }
 """The images an operating point was chosen on, by the key that a frontier keeps."""
+POOLERS = ("max", "average")
+"""How one logit is made of those that several branches have for a class."""
 
 CONDITION = re.compile(rf"^\s*({'|'.join(METRICS)})\s*>=\s*([0-9.]+)\s*(%?)\s*$")
 ATTEMPT = re.compile(r"^\s*(\w+)\s*[>=≥]+\s*([0-9.]+\s*%?)\s*$")

@@ -25,10 +25,6 @@ OVERLAP = -1
 """The split of a class that more than one branch knows; other splits are the branch's own number, base = 0."""
 
 
-POOLERS = ("max", "average")
-"""How one logit is made of those that several branches have for a class."""
-
-
 @dataclass(frozen=True)
 class LabelSpace:
     """The classes of the base (branch 0) and of every step (branch t), in column order."""

@@ -25,8 +25,7 @@ from branchout.baselines.registry import baselines
 from branchout.bench import tables
 from branchout.bench.rows import number as rounded
 from branchout.cli import app
-from branchout.goals import check_goal
-from branchout.labels import POOLERS
+from branchout.goals import POOLERS, check_goal
 from branchout.method.recipes import PAPER, recipe_named
 from branchout.model.resnet import build
 from branchout.model.staged import Branch, branch_point

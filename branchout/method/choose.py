@@ -48,21 +48,34 @@ def choose_point(
     them, or it is `newest`. Where the images cannot judge that goal, `held_new` has held-out images of the newest
     classes, which place it (`dial.balanced_without_old`).
     """
+    if not recipe.dial and trained is not None:
+        return _point_of_grid(model, trained, features, labels, recipe, goal, chosen_on)
     by_class = chosen_on != "dev"
-    if recipe.dial or trained is None:
-        deltas = [] if trained is None else [_on_cpu(trained.at(0, 0))]
-        model.fused.deltas = list(deltas[0]) if deltas else [None] * len(model.fused.heads)
-        columns = logit_columns(model, features)
-        b = newest
-        if b is None and held_new is not None:
-            z = with_bias(logit_columns(model, held_new[0]), model.space, [*(earlier_biases or ()), 0.0])
-            b = balanced_without_old(z, held_new[1], model.space)
-        curve, offsets = dial_curve(model, columns, labels, recipe.balanced, by_class, earlier_biases, b)
-        curve = replace(curve, chosen_on=chosen_on)
-        goals = curve.possible_goals() if by_class or curve.balanced_at is not None else []
-        chosen = [curve.choose(each) for each in goals]
-        points = curve.select(np.union1d(curve.pareto(), np.array(chosen, dtype=np.int64)))  # no goal needs another
-        return StepPoints(points.to_dict(), deltas, points.choose(goal), goal, offsets), points
+    deltas = [] if trained is None else [_on_cpu(trained.at(0, 0))]
+    model.fused.deltas = list(deltas[0]) if deltas else [None] * len(model.fused.heads)
+    columns = logit_columns(model, features)
+    b = newest
+    if b is None and held_new is not None:
+        z = with_bias(logit_columns(model, held_new[0]), model.space, [*(earlier_biases or ()), 0.0])
+        b = balanced_without_old(z, held_new[1], model.space)
+    curve, offsets = dial_curve(model, columns, labels, recipe.balanced, by_class, earlier_biases, b)
+    curve = replace(curve, chosen_on=chosen_on)
+    goals = curve.possible_goals() if by_class or curve.balanced_at is not None else []
+    chosen = [curve.choose(each) for each in goals]
+    points = curve.select(np.union1d(curve.pareto(), np.array(chosen, dtype=np.int64)))  # no goal needs another
+    return StepPoints(points.to_dict(), deltas, points.choose(goal), goal, offsets), points
+
+
+def _point_of_grid(
+    model: Classifier,
+    trained: TrainedDeltas,
+    features: Tensor,
+    labels: Ints,
+    recipe: Recipe,
+    goal: str,
+    chosen_on: str,
+) -> tuple[StepPoints, Frontier]:
+    """The same for a recipe whose points are those of the α×β grid."""
     answers = grid_predictions(model, features, trained).cpu().numpy()
     whole = grid_frontier(answers, labels, model.space, trained.grid, recipe.balanced)
     kept = whole.pareto()

@@ -8,8 +8,7 @@ from numbers import Real
 from typing import Any
 
 from branchout.errors import BranchoutError, shortened, unknown, whole_number
-from branchout.goals import check_goal
-from branchout.labels import POOLERS
+from branchout.goals import POOLERS, check_goal
 from branchout.method.recipes import Recipe, recipe_named
 
 

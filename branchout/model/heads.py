@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from branchout.errors import BranchoutError, unknown
-from branchout.labels import POOLERS, LabelSpace, branch_name
+from branchout.goals import POOLERS
+from branchout.labels import LabelSpace, branch_name
 from branchout.model.class_means import ClassMeans
 
 NORM = 4.0
