@@ -14,7 +14,7 @@ from branchout.bench.job import Job
 from branchout.bench.measure import uses_seeds
 from branchout.bench.methods import method_named
 from branchout.bench.plan import Plan
-from branchout.bench.rows import asked_seeds, command, rows_in
+from branchout.bench.rows import asked_seeds, command, outdated, rows_in
 from branchout.data.datasets import Dataset
 from branchout.data.samples import digest
 from branchout.data.scenarios import CLUSTERED, NAMES
@@ -124,7 +124,8 @@ class Request:
         if not self.out.is_dir():
             raise BranchoutError(f"there is no folder {self.out} with rows; give --out, or type this where results/ is")
         known = {table.experiment: table for table in (tables.tables() | tables.figures()).values()}
-        for path, row in rows_in(self.out / dataset.name).items():
+        rows = rows_in(self.out / dataset.name)
+        for path, row in rows.items() if self.all_seeds else outdated(rows).items():
             experiment, _, exemplars = row["table"].partition(EXEMPLARS)
             name = tables.BY_BASE if experiment.startswith(tables.BY_BASE) else experiment
             method = method_named(path.stem.removesuffix(f"-{row['point']}")).name

@@ -150,6 +150,11 @@ def rows_in(folder: Path) -> dict[Path, dict[str, Any]]:
     return {path: read_row(path) for path in sorted(folder.glob("*/*/*.json"))}
 
 
+def outdated(rows: Mapping[Path, Mapping[str, Any]]) -> dict[Path, Mapping[str, Any]]:
+    """Those that are marked as outdated, because their method has changed since."""
+    return {path: row for path, row in rows.items() if row.get("outdated")}
+
+
 def asked_seeds(row: Mapping[str, Any]) -> tuple[int, ...]:
     """The seeds that a row was asked for; a method that does not depend on them has one of them."""
     return tuple(row.get("asked_seeds", row["seeds"]))

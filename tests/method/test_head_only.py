@@ -127,7 +127,7 @@ def test_fc_uses_it_for_linear_heads_of_our_recipe_alone(base: api.Model, train:
 def test_epochs_and_views_are_refused_where_a_head_alone_would_ignore_them(base: api.Model, train: Samples) -> None:
     model = api.Model(SavedModel(with_linear_head(base), (), ({"what": "opened"},)), None, CPU)
     for setting in ({"epochs": 3}, {"views": 2}):
-        with pytest.raises(BranchoutError, match=f"--{next(iter(setting))} has no effect"):
+        with pytest.raises(BranchoutError, match=f"{next(iter(setting))} has no effect"):
             model.extend(train.of_classes(NEW), branch="fc", **setting)  # type: ignore[arg-type]
         config = ExtendConfig(branch="fc", **setting)  # type: ignore[arg-type]
         assert base.prepare(train.of_classes(NEW), config=config).config == config  # a cosine head has both

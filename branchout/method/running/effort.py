@@ -88,11 +88,11 @@ def check_head_alone(base: Classifier, config: ExtendConfig) -> None:
     """Refuse epochs and views for a head that has none: it is trained to convergence, on the views of a plan."""
     if not (config.replays and trains_head_alone(base, config.where)):
         return
-    for name in ("epochs", "views"):
+    for name, option in (("epochs", "--epochs"), ("views", "views")):  # the latter is an argument in Python alone
         if getattr(config, name) is not None:
             raise BranchoutError(
                 f"With --branch fc beside a linear head only a head is trained, until its loss is minimal, so "
-                f"--{name} has no effect; leave it out. --minutes limits the time"
+                f"{option} has no effect; leave it out. --minutes limits the time"
             )
 
 
