@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paper.figures import BLUE, GREEN, RED, SOFT, STYLE
+from benchmarks.paper.figures import BLUE, RED, STYLE
 from benchmarks.speed.inference_page import inference_part
 from benchmarks.speed.markdown import DEVICES, Row, Rows, link, number, table
 from branchout.files import atomic_write, write_text
@@ -285,7 +285,7 @@ def page(rows: Rows) -> str:
         f"The GPU is an {' or an '.join(gpus)}. The two "
         "CPU cores (x86_64) were shared with other work, so times on them are rough, and the "
         "networks measured there are narrower. [All ratios in one table](results/speed.md); `python -m "
-        "benchmarks.speed.page` writes this page.\n\n![All ratios](figures/speed-ratios.svg)"
+        "benchmarks.speed.page` writes this page."
     )
     parts = (first, goals_part(rows), accuracy_part(rows), step_part(rows), growth_part(rows), inference_part(rows))
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -315,7 +315,7 @@ def draw(rows: Rows, folder: Path) -> None:
             figure, axes = plt.subplots(figsize=(6.4, 2.6))
             cases = steps["cases"]
             for shift, key, colour, told in (
-                (0.2, "eager_ms", RED, "kernel by kernel"),
+                (0.2, "eager_ms", RED, "eager, kernel by kernel"),
                 (-0.2, "graph_ms", BLUE, "CUDA graph"),
             ):
                 axes.barh(
@@ -329,14 +329,6 @@ def draw(rows: Rows, folder: Path) -> None:
             axes.set_xlabel("milliseconds an iteration")
             axes.legend()
             _save(figure, folder / "speed-steps.svg")
-        figure, axes = plt.subplots(figsize=(6.4, 0.9 + 0.16 * len(rows)))
-        names = sorted(rows, key=lambda name: rows[name]["ratio"], reverse=True)
-        colours = [GREEN if rows[name]["hardware"].startswith("NVIDIA") else BLUE for name in names]
-        axes.barh(names, [rows[name]["ratio"] for name in names], color=colours)
-        axes.axvline(1, color=SOFT, linewidth=0.8)
-        axes.set(xscale="log", xlabel="ratio to what it is compared with (green: GPU, blue: CPU)")
-        axes.tick_params(axis="y", labelsize=6)
-        _save(figure, folder / "speed-ratios.svg")
 
 
 def _save(figure: Any, path: Path) -> None:
