@@ -15,7 +15,16 @@ from benchmarks.paper.markdown import Writer, footnotes, plain, table
 from benchmarks.paper.paper_numbers import misprints
 from benchmarks.paper.rows import GOALS, NAMES, Row, Rows
 from benchmarks.paper.screen import margins_page, screen
-from benchmarks.paper.tables import DATASETS, MEASURED, OF_PHOTOS, Line, Section, sections
+from benchmarks.paper.tables import (
+    DATASETS,
+    MEASURED,
+    OF_PHOTOS,
+    Line,
+    Section,
+    scenarios,
+    scenarios_not_shown,
+    sections,
+)
 from branchout.bench.rows import number
 from branchout.bench.tables import table_named
 
@@ -168,8 +177,7 @@ def definitions_page(rows: Rows) -> str:
     listed = [f"- {count} row{'s' if count > 1 else ''}: {plain(reason)}." for reason, count in ordered]
     text = write.text("definitions").replace("SUPERSEDED", "\n".join(listed) or "- No row is marked.")
     text = text.replace("ONE_SEED", one_seed_list(rows)).replace("OTHER_BASE", other_bases(rows))
-    above = paper_above_reference(rows)
-    text = text.replace("PAPER_ABOVE", number(max(above, default=0.0))).replace("PAPER_COUNT", str(len(above)))
+    text = text.replace("PAPER_ABOVE", ", ".join(paper_above_reference(rows)) or "none")
     corrected = "\n".join(f"- {plain(where)}: {plain(told)}" for where, told in misprints())
     return "\n\n".join([text, "## Misprints of the paper, corrected here", corrected]) + "\n"
 
@@ -183,14 +191,16 @@ def other_bases(rows: Rows) -> str:
     return "; ".join(f"{', '.join(names)} (`{folder}`)" for folder, names in found.items())
 
 
-def paper_above_reference(rows: Rows) -> list[float]:
-    """By how much `paper` is above `reference` in balanced accuracy, in scenarios of Tiny-ImageNet where it is."""
+def paper_above_reference(rows: Rows) -> list[str]:
+    """Where `paper` is above `reference` in balanced accuracy on Tiny-ImageNet, and by how much."""
     found = []
-    for path, row in rows.items():
-        if path.name == "score-fusion-paper-balanced.json" and path.parts[0] == "tiny-imagenet-200":
-            other = rows.get(path.with_name("score-fusion-reference-balanced.json"))
-            found.append((row.value("balanced") or 0.0) - (other.value("balanced") or 0.0) if other else 0.0)
-    return [margin for margin in found if margin > 0]
+    for each in [*scenarios(rows), *scenarios_not_shown(rows)["tiny-imagenet-200"]]:
+        pair = rows.get(each.ours.path.with_name("score-fusion-paper-balanced.json")), each.reference
+        paper, reference = (row.value("balanced") if row else None for row in pair)
+        margin = 0.0 if paper is None or reference is None else paper - reference
+        if margin > 0:
+            found.append(f"[{each.name}]({each.page}.md) by {number(margin)}")
+    return found
 
 
 def one_seed_list(rows: Rows) -> str:

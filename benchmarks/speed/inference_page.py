@@ -14,7 +14,8 @@ def inference_part(rows: Rows) -> str:
         row = rows.get(f"inference-{device}")
         for name, found in (row["engines"] if row else {}).items():
             times = (f"{found[f'ms_batch_{batch}']:.2f} ms" for batch in (1, 64))
-            lines.append((name, link(f"inference-{device}", told), *times, f"{100 * found['accuracy']:.2f}%"))
+            where = "CPU of the GPU's machine" if device == "cuda" and "CPU" in name else told
+            lines.append((name, link(f"inference-{device}", where), *times, f"{100 * found['accuracy']:.2f}%"))
         for level in (rows.get(f"server-{device}") or {"levels": ()})["levels"]:
             over, loop = level["served"], level["loop"]
             figures = [f"{over['p50_ms']:.1f} ms", f"{over['p99_ms']:.1f} ms", f"{over['per_second']:.0f}"]

@@ -113,7 +113,7 @@ GOALS = (
         "pipeline-jpeg-plain-{device}",
         ratio,
         {"cuda": 1.0, "cpu": 1.0},
-        reason="Pillow decodes and resizes in both; nothing else takes time, and runs differ by 5%.",
+        reason="Pillow decodes and resizes in both; nothing else takes time.",
         script="input-pipeline",
     ),
     Goal(
@@ -121,7 +121,7 @@ GOALS = (
         "pipeline-jpeg-views-{device}",
         ratio,
         {"cuda": 1.0, "cpu": 1.0},
-        reason="Pillow decodes and resizes in both; nothing else takes time, and runs differ by 5%.",
+        reason="Pillow decodes and resizes in both; nothing else takes time.",
         script="input-pipeline",
     ),
     Goal(
@@ -262,7 +262,7 @@ def growth_part(rows: Rows) -> str:
                     f"1 to {last['step']} steps",
                     number(steps["expected_exponents"][key]),
                     link(name, f"{steps['exponents'][key]:.2f}"),
-                    f"{last['seconds']:.2f} s",
+                    f"{last['seconds']:.2f} s" if key == "seconds" else "–",
                     f"{last['bytes'] / 1e6:.1f} MB on disk",
                 )
             )
@@ -281,10 +281,10 @@ def page(rows: Rows) -> str:
     first = (
         "# Performance\n\nEach ratio compares two things that are measured in one run of "
         "`python -m benchmarks.speed`: the first divided by the second, of times unless a line says otherwise. The "
-        "smaller the better, but where the goal is ≥. Every number links to its file, with commit and hardware.\n\n"
+        "smaller the better, but where the goal is ≥. Every row links to its file, with commit and hardware.\n\n"
         f"The GPU is an {' or an '.join(gpus)}. The two "
-        "CPU cores (x86_64) were shared with other work, so times on them are rough, and the "
-        "networks measured there are narrower. [All ratios in one table](results/speed.md); `python -m "
+        "CPU cores (x86_64) were shared with other work, so times on them are rough, and some "
+        "networks measured there are narrower (key `width`). [All ratios in one table](results/speed.md); `python -m "
         "benchmarks.speed.page` writes this page."
     )
     parts = (first, goals_part(rows), accuracy_part(rows), step_part(rows), growth_part(rows), inference_part(rows))
