@@ -15,8 +15,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import hashlib
-import io
-import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -44,18 +43,27 @@ Classes = Iterator[tuple[str, list[Image.Image]]]
 
 
 def clip_art(share: Path) -> Classes:
-    """Pictures of every folder without folders, in the order of their digests; copies are left out."""
+    """Pictures of every folder without folders, in the order of their digests; no picture twice, or in two folders."""
     Image.MAX_IMAGE_PIXELS = None  # sizes are checked below
     top = share / "openclipart" / "png"
-    for folder in sorted(path for path in top.rglob("*") if path.is_dir()):
-        if any(path.is_dir() for path in folder.iterdir()) or folder.name == UNSORTED:
-            continue
-        contents = (path.read_bytes() for path in folder.glob("*.png"))
-        pictures = {hashlib.sha256(content).hexdigest(): content for content in contents}
-        if len(pictures) >= LEAST:
-            opened = (Image.open(io.BytesIO(pictures[key])) for key in sorted(pictures))
-            small = (image for image in opened if image.width * image.height <= MOST_PIXELS)
-            yield f"clip art, {' '.join(folder.relative_to(top).parts)}", list(itertools.islice(small, TRAIN + TEST))
+    folders = sorted({path.parent for path in top.rglob("*.png")})
+    innermost = [
+        each for each in folders if not any(path.is_dir() for path in each.iterdir()) and each.name != UNSORTED
+    ]
+    pictures = {folder: dict(_pictures(folder)) for folder in innermost}
+    places = Counter(digest for found in pictures.values() for digest in found)
+    for folder, found in pictures.items():
+        own = [found[digest] for digest in sorted(found) if places[digest] == 1]
+        if len(own) >= LEAST:
+            yield f"clip art, {' '.join(folder.relative_to(top).parts)}", own[: TRAIN + TEST]
+
+
+def _pictures(folder: Path) -> Iterator[tuple[str, Image.Image]]:
+    for path in sorted(folder.glob("*.png")):
+        with Image.open(path) as image:
+            if image.width * image.height <= MOST_PIXELS:
+                small = _small(image)
+                yield hashlib.sha256(small.resize((64, 64)).tobytes()).hexdigest(), small
 
 
 def garments(share: Path) -> Classes:
@@ -77,13 +85,18 @@ def _values(share: Path, name: str) -> np.ndarray:
 SETS: Mapping[str, Callable[[Path], Classes]] = {"clip-art": clip_art, "garments": garments}
 
 
+def _small(image: Image.Image) -> Image.Image:
+    """Over white, as clip art is mostly transparent."""
+    white = Image.new("RGBA", image.size, "white")
+    white.alpha_composite(image.convert("RGBA"))
+    white.thumbnail((LARGEST, LARGEST))
+    return white.convert("RGB")
+
+
 def write(folder: Path, name: str, images: Iterable[Image.Image]) -> None:
     (folder / name).mkdir(parents=True)
     for number, image in enumerate(images):
-        white = Image.new("RGBA", image.size, "white")
-        white.alpha_composite(image.convert("RGBA"))
-        white.thumbnail((LARGEST, LARGEST))
-        white.convert("RGB").save(folder / name / f"{number:02}.png")
+        image.save(folder / name / f"{number:02}.png")
 
 
 def main() -> None:
