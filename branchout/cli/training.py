@@ -196,6 +196,25 @@ def demo(
     _show_extension(grown, prepared, out / "v2", f"{out / 'photos' / '1.png'}", f"{out / 'test'}", inbox)
 
 
+def _about_held_out(prepared: Prepared) -> str:
+    """Which images chose the operating point and measured it, where some had to be held out for it."""
+    from branchout.method.split import without_new_images
+
+    given = prepared.split.val_given
+    if given:
+        without = without_new_images(prepared.base.space, prepared.split.new)
+        held = f"--val has no images of old classes{without}, so some of --memory were held out from training"
+        instead = "Add labelled images of old classes to the folder of --val"
+    else:
+        held = "A fifth of the images was held out from training"
+        instead = "If you have labelled images that the base was not trained on, give them with --val FOLDER/"
+    return (
+        f"{held}, to choose the operating point and to measure it. The base was probably trained on the images of "
+        "--memory, so on images that it has not seen its accuracy may be lower. "
+        f"{instead}: they then choose and measure, and all {'of --memory trains' if given else 'other images train'}."
+    )
+
+
 STEPS_SHOWN = 8
 """The last so many, where a model has more."""
 
@@ -215,6 +234,8 @@ def _show_extension(
     model: Model, prepared: Prepared, out: Path, photo: str = "photo.jpg", test: str = "TEST/", served_with: str = ""
 ) -> None:
     """The end of an extension: the table of operating points, and what to run next with which images."""
+    from branchout.method.split import IMAGES_OF_OLD_CLASSES
+
     assert model.outcome is not None
     measured, chosen_on = model.outcome.measured, prepared.split.chosen_on
     if prepared.split.unmeasured:
@@ -225,24 +246,13 @@ def _show_extension(
         say(
             f"{prepared.split.unmeasured}. The operating point was chosen with new images and pseudo-exemplars: "
             f"features of old classes, made from the base's weights. {on_new}"
-            "To measure the accuracy on old classes, collect labelled images of them and run: "
-            f"branchout evaluate {quoted(out)} FOLDER/",
+            "To measure this model on old classes, collect labelled images of them and run: "
+            f"branchout evaluate {quoted(out)} FOLDER/. {IMAGES_OF_OLD_CLASSES}.",
             "accuracy on old classes was not measured:",
         )
     elif measured:
         if chosen_on == "held-out":
-            held = (
-                "--val has no images of old classes without new images, so some of --memory were held out from "
-                "training. With those of --val they"
-                if prepared.split.val_given
-                else "A fifth of the images was held out from training. They"
-            )
-            say(
-                f"{held} chose the operating point and give the accuracies in the table. The base was probably trained "
-                "on the images of --memory, so on images that it has not seen its accuracy may be lower. If you have "
-                "labelled images that the base was not trained on, give them with --val FOLDER/: they then choose and "
-                "measure, and all others train."
-            )
+            say(_about_held_out(prepared))
         console.print(operating_points(measured, prepared.config.goal))
         if len(measured.after.steps) > 1:
             say(steps_line(measured))

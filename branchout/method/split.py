@@ -21,6 +21,9 @@ from branchout.labels import LabelSpace
 from branchout.method.recipes import ENOUGH_OLD, HELD_OUT
 from branchout.units import count
 
+IMAGES_OF_OLD_CLASSES = "Images of more old classes, given with --memory or --val, would choose it and measure it"
+"""What to do where pseudo-exemplars choose the operating point."""
+
 
 @dataclass(frozen=True)
 class DataSplit:
@@ -110,10 +113,8 @@ class DataSplit:
         unmeasured = ""
         if not covered or (chosen_on == "held-out" and 2 * covered < len(old) and of_old < ENOUGH_OLD):
             chosen_on = "pseudo"
-            few = f"{covered:,} of {count(len(old), 'old class', 'old classes')}"
-            unmeasured = (
-                f"validation images are of {few}{' without new images' if len(old) < len(space.classes) else ''}"
-            )
+            few = f"{'only ' if covered else ''}{covered:,} of {count(len(old), 'old class', 'old classes')}"
+            unmeasured = f"{few}{without_new_images(space, new)} {'has' if len(old) == 1 else 'have'} validation images"
         dev, test = _halve(held, new.classes, rng)
         calibration = None
         if chosen_on == "pseudo" or lacking:
@@ -125,6 +126,11 @@ class DataSplit:
             new, memory, dev, test, chosen_on, unmeasured, calibration, tuple(notices), grouped, held_out,
             val is not None,
         )  # fmt: skip
+
+
+def without_new_images(space: LabelSpace, new: Samples) -> str:
+    """What to add to "old classes" where some of them have new images, and so measure other things."""
+    return " without new images" if set(space.classes) & set(new.classes) else ""
 
 
 def check_classes(

@@ -30,7 +30,7 @@ def plan_lines(run: Compaction, saved: SavedModel, on_progress: OnProgress) -> I
     without_labels = 0 if run.unlabelled is None else len(run.unlabelled)
     more = f" and {without_labels:,} without labels from --images" if without_labels else ""
     yield f"it learns from {count(len(run.learned) - without_labels, 'image')} of --memory{more}"
-    yield f"validation: {described_validation(run.split, dial=True)}"
+    yield f"validation: {described_validation(run.split, dial=True, ends_training=False)}"
     left_out = ["deltas"] if any(points.deltas for points in saved.step_points) else []
     left_out += ["class means"] if any(step.class_means is not None for step in run.old.steps) else []
     without = f" without {' and '.join(left_out)}" if left_out else ""

@@ -15,7 +15,7 @@ from branchout.method.new_branch import learns_correction
 from branchout.method.recipes import recipe_named
 from branchout.method.running.effort import Plan
 from branchout.method.running.prepared_extension import Prepared
-from branchout.method.split import DataSplit
+from branchout.method.split import IMAGES_OF_OLD_CLASSES, DataSplit
 from branchout.model.classifier import Classifier
 from branchout.model.heads import delta_inputs
 from branchout.model.staged import Branch, branch_point
@@ -26,7 +26,9 @@ def forecast(prepared: Prepared, plan: Plan, *, device: torch.device, base_bytes
     """Lines that describe an extension of a model whose weights take `base_bytes` on disk."""
     model, split, where = prepared.base, prepared.split, plan.branch
     yield from _classes(model, split)
-    yield from _old_images(model, split, dial=recipe_named(prepared.config.recipe).dial)
+    dial = recipe_named(prepared.config.recipe).dial
+    yield from _old_images(model, split, dial=dial)
+    yield f"validation: {described_validation(split, dial=dial, ends_training=plan.effort.stops)}"
     added = Branch.clone(model.backbone, branch_point(model.backbone, where)).parameter_count
     base = sum(p.numel() for p in model.backbone.parameters())
     yield f"branch {where}: {parameters(added)} parameters; the base has {parameters(base)}"
@@ -62,12 +64,14 @@ def _old_images(model: Classifier, split: DataSplit, *, dial: bool) -> Iterator[
         if held_out:
             yield f"  only held-out images of: {some(sorted(held_out))}"
     if split.unmeasured:
-        by = "held-out new images choose `balanced`, and " if model.has_linear_head and dial else ""
-        yield (
-            f"  base accuracy cannot be measured: {split.unmeasured}; {by}pseudo-exemplars choose "
-            f"{'other goals' if by else 'the operating point'}"
-        )
-    yield f"validation: {described_validation(split, dial=dial)}"
+        chosen = "pseudo-exemplars choose the operating point"
+        if model.has_linear_head and dial:
+            chosen = (
+                "held-out new images choose the operating point for `balanced`, and pseudo-exemplars those for other "
+                "goals"
+            )
+        yield f"  base accuracy cannot be measured: {split.unmeasured}; {chosen}"
+        yield f"  {IMAGES_OF_OLD_CLASSES}"
 
 
 def _divided(train: int, held_out: int, of: str = "") -> str:
@@ -77,15 +81,20 @@ def _divided(train: int, held_out: int, of: str = "") -> str:
     return f"{count(train + held_out, 'image')}{of}: {train:,} to train on, {held_out:,} held out"
 
 
-def described_validation(split: DataSplit, *, dial: bool) -> str:
-    """Where the validation images come from, and what each of them is for."""
-    if split.halves_cross and dial:
-        halves = f"{len(split.dev):,} and {len(split.test):,}, each tested at the point that the others choose"
-        return f"{count(len(split.dev) + len(split.test), 'image')} {_source(split)}: {halves}"
-    roles = {"to choose with": split.dev, "to test": split.test, "to calibrate pseudo-exemplars": split.calibration}
-    counts = {role: len(samples) for role, samples in roles.items() if samples is not None}
-    by_role = ", ".join(f"{number:,} {role}" for role, number in counts.items())
-    return f"{count(sum(counts.values()), 'image')} {_source(split)}: {by_role}"
+def described_validation(split: DataSplit, *, dial: bool, ends_training: bool) -> str:
+    """Where the validation images come from, and what each of them is for; `ends_training` as of the first half."""
+    dev, test = f"{len(split.dev):,}", f"{len(split.test):,}"
+    crossed = split.halves_cross and dial
+    if crossed and not ends_training:
+        roles = [f"{dev} and {test}, each tested at the point that the others choose"]
+    else:
+        end = "to end training and choose with" if ends_training else "to choose with"
+        roles = [f"{dev} {end}", f"{test} to {'test and then choose with' if crossed else 'test'}"]
+    if split.calibration is not None:
+        roles.append(f"{len(split.calibration):,} to calibrate pseudo-exemplars")
+    parts = (split.dev, split.test, split.calibration)
+    every = sum(len(part) for part in parts if part is not None)
+    return f"{count(every, 'image')} {_source(split)}: {', '.join(roles)}"
 
 
 def _source(split: DataSplit) -> str:

@@ -8,7 +8,7 @@ from helpers import BASE, NEW, exemplars
 from branchout import api
 from branchout.data.samples import Samples
 from branchout.method.config import ExtendConfig
-from branchout.method.running.effort import SMALL_INPUTS, Plan
+from branchout.method.running.effort import BRANCHES, SMALL_INPUTS, Effort, Plan
 from branchout.method.running.forecast import forecast
 from branchout.method.running.prepared_extension import Prepared
 from branchout.method.split import DataSplit
@@ -33,9 +33,9 @@ def test_classes_whose_only_images_are_held_out_are_not_called_missing(base: api
     assert "held-out" in about
 
 
-def told_of(split: DataSplit, base: api.Model, recipe: str = "branchout") -> list[str]:
+def told_of(split: DataSplit, base: api.Model, recipe: str = "branchout", effort: Effort = SMALL_INPUTS) -> list[str]:
     prepared = Prepared(base.saved.classifier, split, ExtendConfig(recipe=recipe), ())
-    return list(forecast(prepared, Plan("last", SMALL_INPUTS, seconds=1.0), device=torch.device("cpu"), base_bytes=0))
+    return list(forecast(prepared, Plan("last", effort, seconds=1.0), device=torch.device("cpu"), base_bytes=0))
 
 
 def test_held_out_halves_choose_for_each_other_where_there_is_a_dial(
@@ -48,6 +48,24 @@ def test_held_out_halves_choose_for_each_other_where_there_is_a_dial(
         (line,) = [line for line in told_of(split, base, recipe) if line.startswith("validation: ")]
         assert ("each tested at the point that the others choose" in line) == cross
         assert ("to choose with" in line) != cross
+
+
+def test_a_half_that_ends_the_training_measures_nothing(base: api.Model, train: Samples) -> None:
+    split = DataSplit.of(base.saved.classifier.space, train.of_classes(NEW), exemplars(train), None, 0)
+    assert BRANCHES[0].stops
+    (line,) = [line for line in told_of(split, base, effort=BRANCHES[0]) if line.startswith("validation: ")]
+    assert "that the others choose" not in line
+    assert f"{len(split.dev)} to end training" in line
+    assert f"{len(split.test)} to test" in line
+
+
+def test_every_held_out_image_has_a_role(base: api.Model, train: Samples) -> None:
+    lacking = DataSplit.of(base.saved.classifier.space, train.of_classes(NEW), exemplars(train, BASE[1:]), None, 0)
+    assert lacking.halves_cross
+    assert lacking.calibration is not None
+    (line,) = [line for line in told_of(lacking, base) if line.startswith("validation: ")]
+    assert f": {sum(lacking.held_out)} images" in line
+    assert f"{len(lacking.calibration)} to calibrate" in line
 
 
 def memory_line(split: DataSplit, base: api.Model) -> str:
@@ -85,4 +103,4 @@ def test_why_old_accuracy_cannot_be_measured(base: api.Model, train: Samples, va
         assert "pseudo-exemplars choose the operating point" in line
     both = DataSplit.of(space, train.of_classes([*NEW, BASE[0]]), exemplars(train, BASE[:1]), None, 0)
     assert BASE[0] in {*both.dev.classes, *both.test.classes}
-    assert both.unmeasured.endswith(f"0 of {len(BASE) - 1} old classes without new images")
+    assert f"0 of {len(BASE) - 1} old classes without new images" in both.unmeasured
