@@ -193,14 +193,28 @@ def known_classes(model: str | None) -> set[str] | None:
     return {name for names in read_manifest(Path(model))[0].classes for name in names}
 
 
+WHAT_TO_DO: Mapping[State, str] = {
+    "running": "Stop it, or wait until it ends,",
+    "stopped": "Resume or discard it",
+    "failed": "Resume or discard it",
+    "finished": "Use its model or discard it",
+}
+"""With the open run, by its state."""
+
+
+def undecided(run: Run) -> str:
+    """What must happen to the open run first."""
+    state = run.state()
+    return f"Run {run.number} into {run.out.name} is {state}. {WHAT_TO_DO[state]}"
+
+
 def check_free(inbox: Inbox, photos: Iterable[Photo], known: Collection[str] | None = None) -> None:
     """Raise if a run has copied some of these photos: another decision about them would have no effect."""
     chosen = {photo.id for photo in photos}
     run = open_run(inbox)
     if run is not None and (count := len(chosen & set(run.settings.photos))):
         raise BranchoutError(
-            f"{count} of these photos are part of run {run.number} into {run.out.name}. Use its model "
-            "(--accept) or discard it (--discard) first."
+            f"{count} of these photos {'is' if count == 1 else 'are'} part of a run. {undecided(run)} first."
         )
     if count := len(chosen & taught(inbox, known)):
         raise BranchoutError(f"{count} of these photos were taught already; their class cannot be changed here.")
@@ -265,10 +279,7 @@ def plan(
                     unfinished = Run(unfinished.folder, unfinished.settings.model_copy(update={"test": asked.test}))
                     _write(unfinished)
                 return unfinished
-            raise BranchoutError(
-                f"Run {unfinished.number} into {unfinished.out} is {unfinished.state()}. Use its model "
-                "(--accept), discard it (--discard) or resume it (--resume) first."
-            )
+            raise BranchoutError(f"{undecided(unfinished)} first.")
         enough, waiting = ready(inbox, known_classes(model))
         if not enough:
             few = ", ".join(f"{name} has {len(found)}" for name, found in waiting.items())

@@ -269,10 +269,8 @@ class ServedInbox:
             model = self._model_name()
             beside = runs.next_name(model)
             out = beside if wanted.out is None else beside.with_name(class_name(wanted.out))  # a name, never a path
-            if runs.open_run(self.inbox) is not None:
-                raise Refused(
-                    409, "A model is taught that is neither in use nor discarded. Use it or discard it first."
-                )
+            if (run := runs.open_run(self.inbox)) is not None:
+                raise Refused(409, f"{runs.undecided(run)} first.")
             asked = self.settings
             run = runs.plan(self.inbox, model, out, asked.memory, asked.epochs, asked.classes_from, asked.known)
             self._process = runs.start(self.inbox, run, device=self.service.device)

@@ -159,7 +159,7 @@ def test_one_run_at_a_time_and_the_same_command_resumes(case: Case) -> None:
     inbox = named(case)
     run = planned(case, inbox)
     assert planned(case, inbox) == run
-    with pytest.raises(BranchoutError, match="--discard"):
+    with pytest.raises(BranchoutError, match=r"Run 1 into v2 is stopped\. Resume or discard it"):
         planned(case, inbox, out="other")
 
 
@@ -201,8 +201,10 @@ def test_photos_of_a_run_keep_their_decision(case: Case) -> None:
     inbox.decide(others, "infinity")
     run = planned(case, inbox, epochs=1)
     runs.check_free(inbox, [first])
-    with pytest.raises(BranchoutError, match="2 of these photos are part of run 1 into v2"):
+    with pytest.raises(BranchoutError, match=r"2 of these photos .+ Run 1 into v2 is stopped. Resume or discard it"):
         runs.check_free(inbox, [first, *others[:2]])
+    with runs.lock(run.folder / "lock"), pytest.raises(BranchoutError, match=r"1 of these photos is .+ Stop it"):
+        runs.check_free(inbox, [first, others[0]])
     write_json(run.folder / "run.json", {**run.settings.model_dump(), "decision": "live"})
     with pytest.raises(BranchoutError, match="2 of these photos were taught already"):
         runs.check_free(inbox, [first, *others[:2]])
