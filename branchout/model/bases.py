@@ -186,13 +186,13 @@ def _published(name: str) -> Source:
     count = timm.get_pretrained_cfg_value(name, "num_classes")
     if "_clip_" in name and not imagenet_names(count):
         count = 0  # the last layer is a projection into the space of texts
-    with offline_if_unreachable() as host:
+    with offline_if_unreachable() as offline:
         try:
             network = timm.create_model(name, pretrained=True, num_classes=count)
         except Exception as error:  # the hub client raises many kinds of errors
             raise BranchoutError(
-                f"Download of the weights of {name!r} failed: {reason_of(error, host)}. Without a network connection, "
-                f"use --base {next(iter(LITE_SIZES))} or give a checkpoint file"
+                f"Download of the weights of {name!r} failed: {reason_of(error, offline)}. Without a network "
+                f"connection, use --base {next(iter(LITE_SIZES))} or give a checkpoint file"
             ) from error
     return Source(name, arch, network.state_dict())
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from branchout.errors import BranchoutError, first_line
 from branchout.model import checkpoint, huggingface
-from branchout.model.hub_connection import no_connection, offline_if_unreachable, reason_of
-from branchout.model.manifest import MANIFEST, is_saved_model
+from branchout.model.hub_connection import incomplete, offline_if_unreachable, reason_of
+from branchout.model.manifest import MANIFEST, is_saved_model, read_manifest
 
 PREFIX = "hf-hub:"
 NAME = re.compile(r"^[\w.-]+/[\w.-]+$", re.ASCII)
@@ -31,23 +31,29 @@ def fetch(name: str) -> Path:
 
     place, _, revision = name.removeprefix(PREFIX).partition("@")
     _check(place)
-    with offline_if_unreachable() as host:
+    with offline_if_unreachable() as offline:
         try:
             folder = Path(snapshot_download(place, revision=revision or None, allow_patterns=[*FILES, *FOREIGN]))
         except Exception as error:  # the hub client raises many kinds of errors
             raise BranchoutError(
-                f"Download of {name} failed: {reason_of(error, host)}. Check the name and the network connection; "
+                f"Download of {name} failed: {reason_of(error, offline)}. Check the name and the network connection; "
                 "for a private model, log in first with `hf auth login`"
             ) from error
-    described = is_saved_model(folder) or (folder / huggingface.CONFIG).is_file()
-    if host and not (described and any(folder.glob("*.safetensors"))):  # a part of it was downloaded earlier
-        raise BranchoutError(f"Download of {name} failed: {no_connection(host)}. Check the network connection")
-    if not described:
+    if offline and not _has_weights(folder):  # a part of it was downloaded earlier
+        raise BranchoutError(f"Download of {name} failed: {incomplete(offline)}. Check the network connection")
+    if not (is_saved_model(folder) or (folder / huggingface.CONFIG).is_file()):
         raise BranchoutError(
             f"{name} is neither a model saved by Branchout nor one of timm or transformers: the repository has no "
             f"{MANIFEST} and no {huggingface.CONFIG}"
         )
     return folder
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether all files that describe a model are here, and those that they name."""
+    if is_saved_model(folder):
+        return all((folder / file).is_file() for file in read_manifest(folder)[0].files)
+    return (folder / huggingface.CONFIG).is_file() and any(folder.glob("*.safetensors"))
 
 
 def push(folder: Path, name: str, *, private: bool = False) -> str:

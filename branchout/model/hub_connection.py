@@ -19,12 +19,15 @@ NEXT_ADDRESS = 0.25
 _lock = Lock()
 
 
-def unreachable_host() -> str:
-    """The hub's host if it accepts no connection, else an empty string; behind a proxy that cannot be known."""
+def why_offline() -> str:
+    """Why the hub is not asked: it accepts no connection, or its client may not connect; else an empty string.
+
+    Behind a proxy the former cannot be known.
+    """
     from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE:  # the client will not connect
-        return ""
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
     try:
         address = urlsplit(constants.ENDPOINT)
         host, port = address.hostname or "", address.port or (80 if address.scheme == "http" else 443)
@@ -33,7 +36,7 @@ def unreachable_host() -> str:
     proxies = getproxies()
     if not host or ((address.scheme in proxies or "all" in proxies) and not proxy_bypass(host)):
         return ""
-    return "" if _accepts(host, port) else host
+    return "" if _accepts(host, port) else f"there is no connection to {host}"
 
 
 def _accepts(host: str, port: int) -> bool:
@@ -61,7 +64,7 @@ async def _connect(host: str, port: int) -> None:
 
 @contextmanager
 def offline_if_unreachable() -> Iterator[str]:
-    """Inside, the hub's client reads only its cache if the hub cannot be reached. Gives `unreachable_host()`.
+    """Inside, the hub's client reads only its cache if the hub cannot be reached. Gives `why_offline()`.
 
     The client has one setting for the whole process, so one download runs at a time; sessions are made anew because
     clients before version 1 keep the setting in them.
@@ -73,28 +76,28 @@ def offline_if_unreachable() -> Iterator[str]:
         getattr(utils, "reset_sessions", lambda: None)()
 
     with _lock:
-        host = unreachable_host()
-        if not host:
-            yield host
+        offline = why_offline()
+        if not offline or constants.HF_HUB_OFFLINE:
+            yield offline
             return
         set_offline(True)
         try:
-            yield host
+            yield offline
         finally:
             set_offline(False)
 
 
-def reason_of(error: BaseException, host: str) -> str:
-    """Why a download failed, in one line; `host` is what `offline_if_unreachable` gave."""
+def reason_of(error: BaseException, offline: str) -> str:
+    """Why a download failed, in one line; `offline` is what `offline_if_unreachable` gave."""
     from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
     cause: BaseException | None = error
-    while host and cause is not None:
+    while offline and cause is not None:
         if isinstance(cause, LocalEntryNotFoundError | OfflineModeIsEnabled):
-            return no_connection(host)
+            return incomplete(offline)
         cause = cause.__cause__ or cause.__context__
-    return first_line(error).rstrip(".")
+    return first_line(error)
 
 
-def no_connection(host: str) -> str:
-    return f"there is no connection to {host}, and no complete earlier download"
+def incomplete(offline: str) -> str:
+    return f"{offline}, and there is no complete earlier download"

@@ -52,7 +52,8 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
     made = Shelf(tmp_path / "hub")
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: made)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", made.snapshot_download)
-    monkeypatch.setattr(hub_connection, "unreachable_host", lambda: "")
+    monkeypatch.setattr(hub_connection, "why_offline", lambda: "")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     return made
 
 

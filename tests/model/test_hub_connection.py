@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -17,10 +18,11 @@ import pytest
 import timm
 from huggingface_hub import constants
 
+from branchout import api
 from branchout.errors import BranchoutError
 from branchout.model import hub, hub_connection
 from branchout.model.bases import open_base
-from branchout.model.hub_connection import unreachable_host
+from branchout.model.hub_connection import why_offline
 
 
 @pytest.fixture(autouse=True)
@@ -60,12 +62,12 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def test_a_host_that_refuses_or_does_not_exist_is_unreachable(refusing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert unreachable_host() == refusing
+    assert why_offline() == f"there is no connection to {refusing}"
     for host in ("nowhere.invalid", "a..b"):
         monkeypatch.setattr(constants, "ENDPOINT", f"https://{host}")
-        assert unreachable_host() == host
+        assert why_offline() == f"there is no connection to {host}"
     monkeypatch.setattr(constants, "ENDPOINT", "https://[::1")
-    assert unreachable_host() == ""
+    assert why_offline() == ""
 
 
 def test_a_host_that_never_answers_is_unreachable_in_time(refusing: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +77,7 @@ def test_a_host_that_never_answers_is_unreachable_in_time(refusing: str, monkeyp
     monkeypatch.setattr(asyncio, "open_connection", never)
     monkeypatch.setattr(hub_connection, "SECONDS", 0.05)
     began = time.monotonic()
-    assert unreachable_host() == refusing
+    assert why_offline() == f"there is no connection to {refusing}"
     assert time.monotonic() - began < 30
 
 
@@ -85,20 +87,20 @@ def test_a_name_that_no_server_looks_up_is_unreachable_in_time(monkeypatch: pyte
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: answer.wait(60) and [])
     monkeypatch.setattr(hub_connection, "SECONDS", 0.05)
     began = time.monotonic()
-    assert unreachable_host() == "hub.example"
+    assert why_offline() == "there is no connection to hub.example"
     assert time.monotonic() - began < 30
     answer.set()  # so that the thread ends
 
 
 def test_a_host_that_listens_is_reached(listening: socket.socket, attempts: list[bool]) -> None:
-    assert unreachable_host() == ""
+    assert why_offline() == ""
     with pytest.raises(BranchoutError, match=r"failed: the file is damaged\. Without"):
         open_base("mobilenetv3_small_050")
     assert attempts == [False]
 
 
 async def reached() -> str:
-    return unreachable_host()
+    return why_offline()
 
 
 def test_a_caller_with_an_event_loop_may_ask(listening: socket.socket) -> None:
@@ -108,15 +110,15 @@ def test_a_caller_with_an_event_loop_may_ask(listening: socket.socket) -> None:
 def test_only_a_proxy_for_the_hub_hides_whether_it_is_reached(refusing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "localhost")
-    assert unreachable_host() == refusing  # its address has http
+    assert why_offline() == f"there is no connection to {refusing}"  # its address has http
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    assert unreachable_host() == ""
+    assert why_offline() == ""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert unreachable_host() == refusing
+    assert why_offline() == f"there is no connection to {refusing}"
 
 
 def test_an_unreachable_hub_is_named(refusing: str) -> None:
-    told = rf"no connection to {re.escape(refusing)}, and no complete earlier download"
+    told = rf"no connection to {re.escape(refusing)}, and there is no complete earlier download"
     with pytest.raises(BranchoutError, match=rf"{told}.*efficientnet_lite0"):
         open_base("mobilenetv3_small_050")
     with pytest.raises(BranchoutError, match=told):
@@ -124,17 +126,35 @@ def test_an_unreachable_hub_is_named(refusing: str) -> None:
     assert not constants.HF_HUB_OFFLINE
 
 
+@pytest.mark.parametrize("asked", [False, True], ids=["no connection", "HF_HUB_OFFLINE"])
 def test_a_part_of_an_earlier_download_is_no_model(
-    refusing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    refusing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, extended: api.Model, *, asked: bool
 ) -> None:
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **options: str(tmp_path))
-    for downloaded in (None, hub.MANIFEST, "config.json"):  # small files come first
-        if downloaded:
-            (tmp_path / downloaded).write_text("{}")
-        with pytest.raises(BranchoutError, match="no complete earlier download"):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", asked)
+    ours, other = tmp_path / "ours", tmp_path / "other"
+    for folder in (ours, other):
+        folder.mkdir()
+    reason = "HF_HUB_OFFLINE is set" if asked else f"no connection to {refusing}"
+
+    def incomplete(folder: Path) -> None:
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **options: str(folder))
+        with pytest.raises(BranchoutError, match=f"{reason}, and there is no complete earlier download"):
             hub.fetch("hf-hub:anna/birds")
-    (tmp_path / "base.safetensors").touch()
-    assert hub.fetch("hf-hub:anna/birds") == tmp_path
+
+    incomplete(ours)
+    assert extended.folder is not None
+    for file in (hub.MANIFEST, "base.safetensors"):  # an extended model has more
+        shutil.copy(extended.folder / file, ours)
+        incomplete(ours)
+    shutil.copytree(extended.folder, ours, dirs_exist_ok=True)
+    assert hub.fetch("hf-hub:anna/birds") == ours
+
+    incomplete(other)
+    (other / "config.json").write_text("{}")
+    incomplete(other)
+    (other / "model.safetensors").touch()
+    assert hub.fetch("hf-hub:anna/birds") == other
+    assert asked == constants.HF_HUB_OFFLINE
 
 
 def test_an_unreachable_hub_is_asked_for_nothing_and_another_reason_is_not_hidden(
