@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Decimal
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,7 @@ def variance_of_difference(first: Row, second: Row, metric: str) -> float:
     both: list[Mapping[str, Sequence[str]]] = [row.get("correct") or {} for row in (first, second)]
     if not both[0] or not both[1] or metric in ("incremental", "avg_steps", "alone"):
         return (variance_of_images(first, metric) + variance_of_images(second, metric)) / 2
-    shares = [{part: right_shares(seeds) for part, seeds in each.items()} for each in both]
+    shares = [{part: right_shares(tuple(seeds)) for part, seeds in each.items()} for each in both]
     if {part: len(each) for part, each in shares[0].items()} != {part: len(each) for part, each in shares[1].items()}:
         return (variance_of_images(first, metric) + variance_of_images(second, metric)) / 2
     steps = [part for part in shares[0] if part.startswith("step")]
@@ -144,7 +145,8 @@ def variance_of_difference(first: Row, second: Row, metric: str) -> float:
     return found
 
 
-def right_shares(seeds: Sequence[str]) -> list[float]:
+@cache
+def right_shares(seeds: tuple[str, ...]) -> list[float]:
     """For each image the share of seeds that predict it correctly; bits are packed, the first the highest."""
     bits = []
     for text in seeds:
@@ -219,6 +221,9 @@ class Audit:
             for path, row in self.files.items()
             if isinstance(row, dict) and {"metrics", "dataset"} <= set(row)
         }
+        self.folders: dict[Path, list[Path]] = {}
+        for path in self.rows:
+            self.folders.setdefault(path.parent, []).append(path)
         self.on_other_base = set(self._other_bases())
 
     def _other_bases(self) -> Iterator[Path]:
@@ -268,13 +273,14 @@ class Audit:
         return path
 
     def run(self) -> Audit:
-        from benchmarks.paper import audit_claims, audit_tables
+        from benchmarks.paper import audit_claims, audit_definitions, audit_figures, audit_screen, audit_tables
 
         pages = [self.docs / "results.md", *sorted((self.docs / "results").glob("*.md"))]
         for page in pages:
             self.check_links(page)
         audit_tables.check(self, pages)
-        audit_claims.check(self)
+        for part in (audit_definitions, audit_screen, audit_figures, audit_claims):
+            part.check(self)
         self.all_rows()
         return self
 
@@ -353,6 +359,8 @@ class Audit:
         }  # fmt: skip
         for goal in GOALS:
             found[f"two-fold {goal}"] = rounded((row.get("two_fold") or {}).get(goal))
+        for metric in ("all", "incremental"):
+            found[f"both halves {metric}"] = rounded((row.get("both_halves") or {}).get(metric))
         for metric in ("all", "base", "novel", "overlap", "avg", "balanced", "incremental", "avg_steps", "alone"):
             value, _, spread = shown(row, metric).partition(" ± ")
             found |= {metric: value, f"{metric} ±": spread}

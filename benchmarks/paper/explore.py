@@ -16,7 +16,8 @@ METRICS = ("all", "base", "novel", "overlap", "avg", "balanced", "incremental", 
 COLUMNS = (
     "dataset", "experiment", "network", "method", "point",
     *(part for metric in METRICS for part in (metric, f"{metric} ±")),
-    *(f"two-fold {goal}" for goal in GOALS), "base model", "params (M)", "classes", "seeds", "exemplars", "split",
+    *(f"two-fold {goal}" for goal in GOALS), "both halves all", "both halves incremental",
+    "base model", "params (M)", "classes", "seeds", "exemplars", "split",
     "superseded", "hardware", "commit", "command", "file",
 )  # fmt: skip
 
@@ -39,6 +40,8 @@ def _cells(row: Row) -> Iterator[str]:
         yield _shown(None if spread is None or row.value(metric) is None else round(spread, 6))
     two_fold = data.get("two_fold") or {}
     yield from (_shown(two_fold.get(goal)) for goal in GOALS)
+    both = data.get("both_halves") or {}
+    yield from (_shown(both.get(metric)) for metric in ("all", "incremental"))
     yield _shown(data.get("before") if photos else data.get("base_model"))
     yield _shown(row.value("parameters"))
     yield f"{data['base_classes']}+{data['novel_classes']}"

@@ -50,28 +50,33 @@ def plot(axes: Any, rows: Mapping[float, Row], metric: str, label: str, colour: 
 
 def overview(axes: Any, rows: Rows, _: str) -> bool:
     """The first screen: one line for each scenario."""
-    shown = scenarios(rows)
+    shown, drawn = scenarios(rows), []
     for name, of, colour, mark, size in (
-        ("joint training (sees all old images)", "joint", SOFT, "*", 9),
+        ("joint training with the dial (sees all images)", "joint", SOFT, "*", 9),
         ("best other method", "rival", RED, "D", 4.5),
         ("the paper's recipe", "reference", GREEN, "s", 4.8),
         ("Branchout", "ours", BLUE, "o", 7),
     ):
         shift = {"joint": -0.24, "rival": 0.24, "reference": 0.08, "ours": -0.1}[of]
         found = [(place + shift, getattr(each, of)) for place, each in enumerate(shown) if getattr(each, of)]
+        drawn += [row for _, row in found]
         values = [row.value("balanced") for _, row in found]
         error = bars(values, [half_width(row, "balanced") for _, row in found])
         axes.errorbar(
             values, [place for place, _ in found], xerr=error, label=name, color=colour, marker=mark, ms=size, ls="",
             mew=0, elinewidth=0.8, capsize=0,
         )  # fmt: skip
+        marked = [(row.value("balanced") or 0.0, place) for place, row in found if row.marks]
+        if marked:
+            axes.plot(*zip(*marked, strict=True), color=GROUND, marker=mark, ms=0.55 * size, ls="", mew=0, zorder=4)
     axes.set_yticks(range(len(shown)), [each.name for each in shown])
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
     for place in range(1, len(shown)):
         axes.axhline(place - 0.5, color=RULE, lw=0.5 if place > 1 else 1.2, zorder=0)
-    axes.set_xlabel("balanced accuracy (%), bars: 95% intervals")
+    hollow = ", hollow: to be measured again" if any(row.marks for row in drawn) else ""
+    axes.set_xlabel(f"balanced accuracy (%), bars: 95% intervals{hollow}")
     handles, labels = axes.get_legend_handles_labels()
     axes.figure.legend(handles[::-1], labels[::-1], ncols=4, loc="outside upper center", columnspacing=2.2)
     return bool(shown)
@@ -164,16 +169,21 @@ def design_space(axes: Any, rows: Rows, dataset: str) -> bool:
     return True
 
 
+OVER_STEPS = {
+    "score-fusion-branchout-all": ("Branchout", BLUE, "o"),
+    "score-fusion-reference-all": ("the paper's recipe", GREEN, "s"),
+    "fa-bic-dial-all": ("FA+BiC", PALE, "v"),
+    "bic-dial-all": ("BiC", RED, "D"),
+    "podnet-dial-all": ("PODNet", INK, "^"),
+}
+"""Everyone at the point that dev images choose for the goal `all` after each step."""
+JOINT = "joint-dial-all"
+
+
 def many_steps(axes: Any, rows: Rows, dataset: str) -> bool:
     """Accuracy on all classes seen so far, after each of ten steps, with ResNet18."""
     end = 0
-    for name, told, colour, mark in (
-        ("score-fusion-branchout-all", "Branchout", BLUE, "o"),
-        ("score-fusion-reference-all", "the paper's recipe", GREEN, "s"),
-        ("fa-bic-plain", "FA+BiC", PALE, "v"),
-        ("bic-plain", "BiC", RED, "D"),
-        ("podnet-plain", "PODNet", INK, "^"),
-    ):
+    for name, (told, colour, mark) in OVER_STEPS.items():
         row = row_of(rows, dataset, "multistep", "resnet18", name)
         if row and row.data.get("per_step"):
             steps = [list(seeds) for seeds in zip(*row.data["per_step"], strict=True)]
@@ -191,7 +201,7 @@ def many_steps(axes: Any, rows: Rows, dataset: str) -> bool:
                 range(len(values)), values, yerr=error, label=told, color=colour, marker=mark, capsize=2, elinewidth=0.7
             )
             end = max(end, len(steps))
-    joint = row_of(rows, dataset, "multistep", "resnet18", "joint-plain")
+    joint = row_of(rows, dataset, "multistep", "resnet18", JOINT)
     if joint:
         plot(axes, {float(end): joint}, "all", "joint training", SOFT, "*", ls="", ms=8)
     if not end:

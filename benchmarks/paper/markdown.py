@@ -59,7 +59,7 @@ class Writer:
         return (TEXTS / f"{name}.md").read_text(encoding="utf-8").strip().replace("](results:", f"]({self.results}/")
 
 
-LEFT = ("more", "verdict", "best other method")
+LEFT = ("more", "verdict", "best other method (of how many)")
 
 
 def table(heading: Sequence[str], body: Iterable[Sequence[str]], numbers: int = 1) -> str:

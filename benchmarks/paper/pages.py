@@ -26,7 +26,7 @@ from benchmarks.paper.tables import (
     sections,
 )
 from branchout.bench.rows import number
-from branchout.bench.tables import table_named
+from branchout.bench.tables import BY_BASE, table_named
 
 
 def table_pages(rows: Rows) -> dict[str, str]:
@@ -214,9 +214,16 @@ def one_seed_list(rows: Rows) -> str:
                 names[plain(row.label) + shared] = None
         if names:
             listed.append(f"- {section.heading}, Table {section.number}: {'; '.join(names)}.")
-    listed.append("- Figure 2: all. Figure 5: its curves.")
-    listed.append("- [The recipe](recipe.md): the paper's stage I without deltas.")
+    behind = [row for path, row in rows.items() if len(path.parts) == 4 and path.parts[1].startswith(f"{BY_BASE}-")]
+    listed.append(f"- Figure 2: {_of_one_seed(behind)}.")
+    listed.append("- Figure 5: its curves.")
+    alone = [row for path, row in rows.items() if path.name.startswith("stage-one-dial-")]
+    listed.append(f"- [The recipe](recipe.md): the paper's stage I without deltas, {_of_one_seed(alone)}.")
     return "\n".join(listed)
+
+
+def _of_one_seed(rows: Sequence[Row]) -> str:
+    return f"{sum(len(row.data['seeds']) == 1 for row in rows)} of {len(rows)} rows"
 
 
 def speed_page(results: Path) -> str:

@@ -20,12 +20,14 @@ def screen(rows: Rows) -> str:
     shown = scenarios(rows)
     if len(shown) < 2 or shown[0].page != "photos":
         return "# Results\n\nThe scenarios of the first screen are not measured. [All rows](results/rows.html).\n"
-    heading = ["scenario", "**Branchout**", "the paper's recipe", "best other method", "joint training, dial"]
+    other = "best other method (of how many)"
+    heading = ["scenario", "**Branchout**", "the paper's recipe", other, "joint training, dial"]
     body = [
         [
             f"[{each.name}](results/{each.page}.md)",
             *(write.linked(row, "balanced") for row in (each.ours, each.reference)),
-            write.linked(each.rival, "balanced") + (f" {plain(each.rival.label)}" if each.rival else ""),
+            write.linked(each.rival, "balanced")
+            + (f" {plain(each.rival.label)} ({each.others})" if each.rival else ""),
             write.linked(each.joint, "balanced"),
         ]
         for each in shown
@@ -36,20 +38,17 @@ def screen(rows: Rows) -> str:
         "![Balanced accuracy of Branchout, the paper's recipe, the best other method and joint training in each "
         "scenario, with 95% intervals](figures/overview.svg)",
         table(heading, body),
-        _caption(rows, shown),
+        _caption(shown),
     ]
     return footnotes("\n\n".join(parts)).replace("](definitions.md", "](results/definitions.md")
 
 
-def _caption(rows: Rows, shown: Sequence[Scenario]) -> str:
-    """What the columns mean, and the scenarios that are not shown."""
+def _caption(shown: Sequence[Scenario]) -> str:
+    """What the columns mean."""
     text = Writer("../results").text("screen")
     bases = [float(each.ours.data["base_model"]) for each in shown[1:]]
     found = {"WEAKEST": number(min(bases)), "STRONGEST": number(max(bases))}
     found["FLOWERS"] = number(shown[0].ours.data["before"])
-    for name, of in zip(("MORE", "CHARACTERS"), scenarios_not_shown(rows).values(), strict=True):
-        recipe, other, _ = zip(*map(_against, of), strict=True) if of else ((), (), ())
-        found |= {f"{name}_RECIPE": _lead(recipe), f"{name}_OTHER": _lead(other)}
     for name, told in found.items():
         text = text.replace(name, told)
     return text
@@ -58,22 +57,27 @@ def _caption(rows: Rows, shown: Sequence[Scenario]) -> str:
 def sentences(rows: Rows, shown: Sequence[Scenario]) -> list[str]:
     """What the screen says, computed from the rows."""
     first = shown[0].ours
-    marked = [f"*{each.name}*" for each in shown if each.rival and _against(each)[1] is None]
-    without = f" and {', '.join(marked)} left out (†)" if marked else ""
+    marked = [each for each in shown if each.rival and _against(each)[1] is None]
+    without = " and ".join(f"*{each.name}* ({_marks(each)})" for each in marked)
+    counted = [each for each in shown if each.rival and each not in marked]
+    on_features = sum(not each.whole_network for each in counted)
+    kept = round(first.data["memory_images"] / first.data["base_classes"])
     place = "On two CPU cores" if first.path.stem.endswith("-cpu") else "On a GPU"
     recipe, other, joint = (_lead(found) for found in zip(*map(_against, shown), strict=True))
     new = Writer("../results").link(number(first.value("novel")), first)
     claims = judged("tiny-imagenet-200", rows)
     counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in VERDICTS}
     told = [
-        f"{place} a network with 1,000 ImageNet classes learns 102 flowers from 15 photos each: new classes reach "
-        f"{new}%, old ones go from {number(first.data['before'])}% to {number(first.value('base'))}%. Some settings "
-        "were [chosen with these test images in view](results/photos.md).",
+        f"{place} a network with 1,000 ImageNet classes learns 102 flowers from 15 photos each, with {kept} kept "
+        f"images of each old class: new classes reach {new}%, old ones go from {number(first.data['before'])}% to "
+        f"{number(first.value('base'))}%. Some settings were [chosen with these test images in "
+        "view](results/photos.md).",
         f"On Tiny-ImageNet, Branchout is above the paper's recipe in {recipe} ([margins](results/margins.md)).",
-        f"Flowers included{without}, it is above the best other method, as that is or with the same "
-        f"[dial](operating-points.md), in {other}.",
-        f"With the same dial, joint training, which sees all images, is above Branchout in {joint}; without the dial "
-        f"it is above in {_joint_without_dial(rows, shown)}.",
+        f"It is above the best other method, as that is or with the same [dial](operating-points.md), in {other}. "
+        f"These are flowers and those of Tiny-ImageNet{f' without {without}' if without else ''}; in {on_features} of "
+        "them no other method that trains the whole network is measured.",
+        f"With the same dial, joint training, which sees all images, is above Branchout in {joint}; joint training "
+        f"without the dial is above Branchout with it in {_joint_without_dial(rows, shown)}.",
         f"Of the paper's [{len(claims)} claims](results/claims.md), {counts['holds']} hold on Tiny-ImageNet, "
         f"{counts['does not hold']} do not, and {counts['too close to tell']} are too close to tell.",
     ]
@@ -82,10 +86,18 @@ def sentences(rows: Rows, shown: Sequence[Scenario]) -> list[str]:
     return told
 
 
+def _marks(each: Scenario) -> str:
+    return ", ".join(sorted({*(each.ours.marks + each.rival_marks).split()}))
+
+
 def _joint_without_dial(rows: Rows, shown: Sequence[Scenario]) -> str:
-    """In how many scenarios joint training is above Branchout as it is."""
+    """In how many scenarios joint training as it is, is above Branchout; none of marked rows."""
     pairs = [(rows.get(each.ours.path.with_name("joint-plain.json")), each.ours) for each in shown]
-    above = [(alone.value("balanced") or 0) > (ours.value("balanced") or 0) for alone, ours in pairs if alone]
+    above = [
+        (alone.value("balanced") or 0) > (ours.value("balanced") or 0)
+        for alone, ours in pairs
+        if alone and not alone.marks and not ours.marks
+    ]
     return f"{sum(above)} of {len(above)}"
 
 
@@ -94,7 +106,7 @@ def _against(each: Scenario) -> list[Difference | None]:
 
     None where a side is not measured, or marked.
     """
-    rival = each.rival if each.rival_is_current else None
+    rival = None if each.rival_marks else each.rival
     pairs = ((each.ours, each.reference), (each.ours, rival), (each.joint, each.ours))
     return [difference(a, b, "balanced") if a and b and not a.marks and not b.marks else None for a, b in pairs]
 
@@ -121,19 +133,32 @@ def margins_page(rows: Rows) -> str:
     """The margins that the sentences of the summary count, scenario by scenario."""
     heading = [
         "scenario",
+        "Branchout",
         "Branchout − the paper's recipe",
         "Branchout − best other method",
         "joint training − Branchout",
     ]
 
+    write = Writer("../../results")
+
     def cells(of: Scenario) -> list[str]:
-        found = ["–" if each is None else _with_interval(each) for each in _against(of)]
-        if of.rival and found[1] != "–":
-            found[1] += f" {Writer('../../results').link(plain(of.rival.label), of.rival)}"
-        return found
+        """The name of each side leads to its file; Branchout's is that of the line."""
+        sides = (of.reference, "recipe"), (of.rival, plain(of.rival.label) if of.rival else ""), (of.joint, "joint")
+        return [
+            "–" if found is None or other is None else f"{_with_interval(found)} {write.link(name, other)}"
+            for found, (other, name) in zip(_against(of), sides, strict=True)
+        ]
 
     def shown(found: Sequence[Scenario]) -> str:
-        return table(heading, [[f"[{of.name}]({of.page}.md)", *cells(of)] for of in found])
+        lines = [[f"[{of.name}]({of.page}.md)", write.linked(of.ours, "balanced"), *cells(of)] for of in found]
+        return table(heading, lines)
+
+    def counted(found: Sequence[Scenario]) -> str:
+        recipe, other, _ = zip(*map(_against, found), strict=True)
+        return (
+            f"Branchout is above the paper's recipe in {_lead(recipe)}, and above the best other method in "
+            f"{_lead(other)}."
+        )
 
     others = scenarios_not_shown(rows)
     every = [each for of in [scenarios(rows), *others.values()] for scenario in of for each in _against(scenario)]
@@ -142,5 +167,5 @@ def margins_page(rows: Rows) -> str:
     text.append(shown(scenarios(rows)))
     for name, title in (("tiny-imagenet-200", "More scenarios of Tiny-ImageNet"), ("glyphs", "Characters")):
         if others[name]:
-            text += [f"## {title}", shown(others[name])]
+            text += [f"## {title}", counted(others[name]), shown(others[name])]
     return "\n\n".join(text) + "\n"

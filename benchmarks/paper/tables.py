@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.paper.claims import is_rival
 from benchmarks.paper.paper_numbers import network, paper_label, paper_number, paper_rows
 from benchmarks.paper.rows import GOALS, Row, Rows, row_of
+from branchout.baselines.registry import baselines
 from branchout.bench.methods import methods
 from branchout.bench.tables import Table, networks_of, tables
 
@@ -176,8 +177,12 @@ class Scenario:
     rival: Row | None
     """The best of all other methods that see no more images, with the same dial where they can have it."""
     joint: Row | None
-    rival_is_current: bool = True
-    """False if the rival has a row, with the dial or without, that is to be measured again and might be better then."""
+    rival_marks: str = ""
+    """Of the rival's rows, with the dial and without: one that is to be measured again might be better then."""
+    others: int = 0
+    """How many other methods are measured."""
+    whole_network: bool = True
+    """Whether one of them trains the whole network."""
 
 
 FLOWERS = Path("imagenet-flowers")
@@ -207,7 +212,7 @@ NOT_SHOWN = (
     ("141 objects + 15 animals, 5 old, halves by cluster", "overlap-domain-clustered/resnet10"),
     ("180 + 20 old, halves by cluster, ResNet18", "overlap-full/resnet18"),
 )
-"""Scenarios of Tiny-ImageNet that have no line on the first screen, which names their margins in one sentence."""
+"""Scenarios of Tiny-ImageNet that have no line on the first screen; the page of margins has them."""
 CHARACTERS = (
     ("800 + 40 characters", "disjoint-40/resnet10"),
     ("800 + 40 characters, no exemplars", "disjoint-40-exemplars0/resnet10"),
@@ -223,7 +228,7 @@ CHARACTERS = (
     ("893 + 35 new, 5 old characters of another domain, halves by cluster", "overlap-domain-clustered/resnet10"),
     ("800 + 40 old characters, halves by cluster", "overlap-full/resnet10"),
 )
-"""Those of the built-in characters, named in another sentence."""
+"""Those of the built-in characters."""
 
 
 def scenarios(rows: Rows) -> list[Scenario]:
@@ -233,7 +238,11 @@ def scenarios(rows: Rows) -> list[Scenario]:
     if measured:
         default = min(measured, key=lambda row: bool(row.marks))  # the first that is not to be measured again
         others = [row for path, row in rows.items() if path.parent == FLOWERS and row.data["method"] not in OF_PHOTOS]
-        found.append(Scenario("1,000 ImageNet classes + 102 flowers", "photos", default, None, best(others), None))
+        rival = best(others)
+        marks = rival.marks if rival else ""
+        found.append(
+            Scenario("1,000 ImageNet classes + 102 flowers", "photos", default, None, rival, None, marks, len(others))
+        )
     return found + _measured(rows, "tiny-imagenet-200", SCENARIOS)
 
 
@@ -264,9 +273,10 @@ def _measured(rows: Rows, dataset: str, named: Sequence[tuple[str, str]]) -> lis
             table = next(table for table in tables().values() if table.experiment == own == table.name)
             page = page_of(table, folder.name) + ("-variants" if varied else "")
             rival = best(others)
-            same = [row for row in others if rival and row.data["method"] == rival.data["method"]]
-            current = not any(row.marks for row in same)
-            found.append(Scenario(name, page, ours, reference, rival, joint, current))
+            marks = "".join(row.marks for row in others if rival and row.data["method"] == rival.data["method"])
+            names = {row.path.stem.removesuffix(f"-{row.data['point']}") for row in others}
+            whole = any(baselines()[name].on == "network" for name in names)
+            found.append(Scenario(name, page, ours, reference, rival, joint, marks, len(names), whole))
     return found
 
 

@@ -42,10 +42,17 @@ CHANGES = [
     ("results.md", r"\[6(\d)\.\d ± "),
     ("results.md", r"new classes reach \[(9)"),
     ("results.md", r"in (\d) the 95% interval"),
-    ("results.md", r"without the dial it is above in (\d)"),
+    ("results.md", r"above Branchout with it in (\d)"),
+    ("results.md", r"with (2) kept images"),
+    ("results.md", r"without \*(1)80 \+ 20, ResNet50\* \(†\)"),
+    ("results.md", r"in (\d) of them no other method"),
+    ("results.md", r"\) WA \((\d)\d\)"),
     ("results.md", r"claims\]\(\S+\), (\d) hold on"),
     ("results.md", r"the bases have (4)"),
-    ("results.md", r"recipe in (\d) of \d scenarios.+; above the best"),
+    ("results/margins.md", r"recipe in (\d) of \d scenarios.+ above the best"),
+    ("results/margins.md", r"joint-(d)ial-balanced"),
+    ("figures/overview.svg", r'x="(\d)\S+" y="\S+" style="fill: #0072b2"'),
+    ("figures/overview.svg", r'x="(\d)\S+" y="\S+" style="fill: #b34a00"'),
     ("results/margins.md", r"(\d) of the bold intervals"),
     ("results/margins.md", r"\) \[FA\+(B)iC"),
     ("results/margins.md", r"\| \d\.(\d) \("),
@@ -68,6 +75,8 @@ CHANGES = [
     ("results/definitions.md", r"FOSTER, (M)EMO \("),
     ("results/definitions.md", r"Table 6: fine-tuning; iCaRL; (R)M"),
     ("results/definitions.md", r"ResNet18, Table (7): joint"),
+    ("results/definitions.md", r"Table (1)0b: joint"),
+    ("results/definitions.md", r"Figure 2: (\d)"),
     ("results/rows.csv", r",(6)1\.02?,|,(6)1\.0,"),
     ("results/rows.html", r'"(6)1\.0"'),
 ]
@@ -123,11 +132,11 @@ def test_a_changed_file_is_found(change: str, copy: Path) -> None:
 
 
 def test_it_shares_no_code_with_the_pages() -> None:
-    assert len(FILES) == 3
+    assert len(FILES) == 6
     for file in FILES:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for name in names:
-                own = name in ("benchmarks.paper", "benchmarks.paper.audit")
+                own = name == "benchmarks.paper" or name.startswith("benchmarks.paper.audit")
                 assert own or name.split(".")[0] in sys.stdlib_module_names, f"{file.name} imports {name}"

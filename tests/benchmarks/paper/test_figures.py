@@ -4,9 +4,9 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from measured import row
+from measured import ROOT, row
 
-from benchmarks.paper.figures import bars, draw, half_width
+from benchmarks.paper.figures import JOINT, OVER_STEPS, bars, draw, half_width
 from benchmarks.paper.rows import Row
 
 NAMES = ["fig-base-classes", "fig-finetune-depth", "fig-design-space"]
@@ -38,6 +38,15 @@ def test_every_figure_is_drawn_and_the_same_every_time(measured_rows: dict[Path,
     for name, found in words.items():  # no axis goes on beyond 100%
         numbers = [float(word) for word in found if word.replace(".", "").isdigit()]
         assert name == "fig-base-classes.svg" or max(numbers) <= 100
+
+
+def test_the_caption_of_many_steps_names_who_has_one_seed(measured_rows: dict[Path, Row]) -> None:
+    folder = Path("tiny-imagenet-200", "multistep", "resnet18")
+    names = {**{name: told for name, (told, *_) in OVER_STEPS.items()}, JOINT: "joint training"}
+    assert all(name.endswith("-all") for name in names)  # everyone at the point for the same goal
+    single = [told for name, told in names.items() if len(measured_rows[folder / f"{name}.json"].by_seed("all")) == 1]
+    text = " ".join((ROOT / "docs" / "many-steps.md").read_text(encoding="utf-8").split())
+    assert f"rows with one seed ({', '.join(single)})" in text
 
 
 def test_without_rows_nothing_is_drawn(tmp_path: Path) -> None:
