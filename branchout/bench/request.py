@@ -23,6 +23,15 @@ from branchout.model.architectures import ARCHITECTURES
 
 EXEMPLARS = "-exemplars"
 """With a number it ends the name of a table that is run with other exemplars than its own."""
+OF_ROWS = {
+    "scale": "at its own scale",
+    "exemplars": "with its own number of exemplars",
+    "memory_total": "with its own number of exemplars",
+    "split": "with its own split",
+    "width": "at its own width",
+    "size": "at its own input size",
+}
+"""What rows that are measured again decide, so that it cannot be asked for as well."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,7 @@ class Request:
     faithful: bool = False
     epochs: int | None = None
     branch_epochs: int | None = None
-    split: int = 1
+    split: int | None = None
     all_seeds: bool = False
     stale: bool = False
     minutes: float | None = None
@@ -70,12 +79,9 @@ class Request:
             )
         if self.minutes is not None and not self.stale:
             raise BranchoutError("--minutes needs --stale, because it uses the times in outdated rows")
-        if self.stale and self.scale:
-            raise BranchoutError("--stale measures every row at its own scale; leave --scale out, or name a table")
-        for name in ("exemplars", "memory_total") if self.stale else ():
+        for name, own in OF_ROWS.items() if self.stale else ():
             if getattr(self, name) is not None:
-                own = "--stale measures every row with its own number of exemplars"
-                raise BranchoutError(f"{own}; leave {_option(name)} out, or name a table")
+                raise BranchoutError(f"--stale measures every row {own}; leave {_option(name)} out, or name a table")
         if self.faithful and self.schedule not in (None, "published"):
             raise BranchoutError(
                 f"--faithful means --schedule published, and --schedule {self.schedule} was given; leave one out"
@@ -89,7 +95,8 @@ class Request:
             raise BranchoutError("--scale is for tables; a scenario takes --base-classes and --novel-classes")
         if self.exemplars is not None and self.memory_total:
             raise BranchoutError("--memory-total replaces --exemplars; leave --exemplars out, or --memory-total")
-        whole_number("--split", self.split, 0)
+        if self.split is not None:
+            whole_number("--split", self.split, 0)
         for name in self.methods:
             method_named(name)
         for what, asked, known in (("scenario", self.scenario, NAMES), ("architecture", self.arch, ARCHITECTURES)):
@@ -135,8 +142,8 @@ class Request:
             wanted = {method_named(each).name for each in self.methods} or {method}
             if name not in known or method not in wanted or self.arch not in (None, row["arch"]):
                 continue
-            own = {"arch": row["arch"], "split": row["settings"].get("split", 1)}
-            changes = {**self._changes, **self._training, **own}
+            own = {key: row["settings"].get(key) for key in ("split", "width", "size")}
+            changes = {**self._changes, **self._training, **own, "arch": row["arch"]}
             changes["exemplars"] = int(exemplars) if exemplars else None
             changes["total"] = row["settings"].get("total")
             plans = tables.experiments_of(known[name], dataset, **changes)

@@ -61,7 +61,7 @@ Epochs = Annotated[
 BranchEpochs = Annotated[
     int | None, typer.Option(min=1, help="Epochs of stages I and II and of heads on features, for quick trials.")
 ]
-Split = Annotated[int, typer.Option(min=0, help="Seed of the class split and of the base model.")]
+Split = Annotated[int | None, typer.Option(min=0, help="Seed of the class split and of the base model; default: 1.")]
 Seeds = Annotated[str, typer.Option(help="Exemplar seeds, separated by commas.")]
 AllSeeds = Annotated[
     bool, typer.Option("--all-seeds", help="Use every seed, also where each one trains a whole network.")
@@ -120,7 +120,7 @@ def bench(
     faithful: Faithful = False,
     epochs: Epochs = None,
     branch_epochs: BranchEpochs = None,
-    split: Split = 1,
+    split: Split = None,
     seeds: Seeds = "1,2,3",
     all_seeds: AllSeeds = False,
     stale: Stale = False,

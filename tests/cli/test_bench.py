@@ -33,7 +33,9 @@ def folder(train: Samples, val: Samples, tmp_path_factory: pytest.TempPathFactor
     return root
 
 
-BRIEF = ("--epochs", "1", "--branch-epochs", "1", "--width", "8", "--size", "32", "--seeds", "1")
+EPOCHS = ("--epochs", "1", "--branch-epochs", "1")
+NARROW = ("--width", "8", "--size", "32")
+BRIEF = (*EPOCHS, *NARROW, "--seeds", "1")
 SMALL = (*BRIEF, "--exemplars", "4")
 FOUR = "-exemplars4"
 """What the rows of a table with four exemplars, not its own ten, are called by."""
@@ -116,14 +118,14 @@ def test_all_tables_are_run_at_sizes_that_fit_but_for_those_that_cannot_be_drawn
 
 
 def test_outdated_rows_of_tables_are_measured_again(folder: Path, tmp_path: Path) -> None:
-    words = ["bench", "--data", folder, *BRIEF, "--arch", "resnet10", "--out", tmp_path]
+    words = ["bench", "--data", folder, *EPOCHS, "--seeds", "1", "--arch", "resnet10", "--out", tmp_path]
     status, _, complained = run(*words, "--stale", "--exemplars", "4")
     assert status == 1
     assert "--exemplars" in complained
     status, told, _ = run(*words, "--stale")
     assert status == 0
     assert "No outdated rows" in told
-    assert run(*words, "disjoint-40", "--exemplars", "4", "--method", "ncm", "--method", "pretrained")[0] == 0
+    assert run(*words, *NARROW, "disjoint-40", "--exemplars", "4", "--method", "ncm", "--method", "pretrained")[0] == 0
     place = next(tmp_path.rglob("ncm-plain.json"))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
     place.write_text(json.dumps({**json.loads(place.read_text()), "metrics": {}, "outdated": "its means"}))
@@ -146,7 +148,6 @@ def test_outdated_rows_of_tables_are_measured_again(folder: Path, tmp_path: Path
         (["--minutes", "5", "disjoint-40"], "--stale"),
         (["--minutes", "0", "disjoint-40"], "--stale"),
         (["--minutes", "5", "--stale", "--workers", "2"], "--workers"),
-        (["--stale", "--scale", "paper"], "--scale"),
     )
     for wrong, said in wrong_words:
         status, _, complained = run(*words, *wrong)
@@ -160,9 +161,9 @@ def test_outdated_rows_of_tables_are_measured_again(folder: Path, tmp_path: Path
 
 
 def test_rows_with_fewer_seeds_get_the_others(folder: Path, tmp_path: Path) -> None:
-    words = ["bench", "--data", folder, *BRIEF[: BRIEF.index("--seeds")], "--arch", "resnet10", "--out", tmp_path]
+    words = ["bench", "--data", folder, *EPOCHS, "--arch", "resnet10", "--out", tmp_path]
     methods = ["--method", "wa", "--method", "ncm", "--method", "pretrained"]
-    assert run(*words, "disjoint-40", "--exemplars", "4", *methods, "--seeds", "1,2")[0] == 0
+    assert run(*words, *NARROW, "disjoint-40", "--exemplars", "4", *methods, "--seeds", "1,2")[0] == 0
     rows = {path.stem: path for path in tmp_path.rglob("*-plain.json")}
     before = {name: path.read_bytes() for name, path in rows.items()}
     assert json.loads(before["wa-plain"])["seeds"] == [1]  # it trains a whole network
@@ -298,6 +299,10 @@ def test_interrupted_its_processes_stop_too(folder: Path, tmp_path: Path) -> Non
         (["branch-depth"], "Put a classes.json into its folder"),
         (["sota", "--exemplars", "5", "--memory-total", "50"], "leave --exemplars out"),
         (["--stale", "--memory-total", "50"], "leave --memory-total out"),
+        (["--stale", "--scale", "paper"], "its own scale; leave --scale out, or name a table"),
+        (["--stale", "--split", "1"], "its own split; leave --split out, or name a table"),
+        (["--stale", "--width", "32"], "its own width; leave --width out"),
+        (["--stale", "--size", "64"], "its own input size; leave --size out"),
         (["--stale", "--novel-classes", "5"], "--novel-classes goes with --scenario only"),
         (
             ["--scenario", "disjoint", "--base-classes", "8", "--method", "ncm", "--out", "/proc/x"],
