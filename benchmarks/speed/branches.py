@@ -23,7 +23,7 @@ from branchout.model.classifier import Classifier, Step
 from branchout.model.heads import Correction, CosineHead
 from branchout.model.staged import Branch, branch_point
 
-SIZES = Preprocessing(64, 3, (0.5,) * 3, (0.25,) * 3)
+SIZES = Preprocessing.from_scratch("photo", 64)
 WIDTH, STEPS = 32, (1, 5, 10, 50)
 OLD, NEW = 100, 10
 """Classes of the base and of each step."""

@@ -20,6 +20,7 @@ from branchout.model import architectures
 from branchout.model.bases import rebuild
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead
+from branchout.training.device import wait_for
 
 Row = dict[str, Any]
 Rows = Iterator[tuple[str, Row]]
@@ -46,16 +47,11 @@ class Settings:
         return self.device.type == "cuda"
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    synchronize(device)
+    wait_for(device)
     start = time.perf_counter()
     work()
-    synchronize(device)
+    wait_for(device)
     return time.perf_counter() - start
 
 
@@ -96,7 +92,7 @@ def exponent(sizes: list[float], values: list[float]) -> float:
 def base_model(arch: str, classes: int, device: torch.device, size: int = 64, width: int | None = None) -> Classifier:
     """An untrained network: its times are those of a trained one."""
     torch.manual_seed(0)
-    sizes = Preprocessing(size, 3, (0.5,) * 3, (0.25,) * 3)
+    sizes = Preprocessing.from_scratch("photo", size)
     described = architectures.describe(arch, sizes, width=width)
     backbone, _ = rebuild(described)
     head = CosineHead(backbone.features, classes)

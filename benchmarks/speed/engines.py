@@ -37,7 +37,7 @@ class Times(NamedTuple):
 def network(name: str) -> Classifier:
     arch = {"family": "timm", "name": name, "num_classes": 1000}
     backbone, head = rebuild(arch)
-    sizes = Preprocessing(224, 3, (0.5,) * 3, (0.25,) * 3)
+    sizes = Preprocessing.from_scratch("photo", 224)
     assert head is not None
     return Classifier(arch, backbone, head, [f"class {n}" for n in range(1000)], sizes)
 

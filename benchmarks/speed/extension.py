@@ -14,9 +14,10 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.speed.common import Rows, Settings, compared, synchronize
+from benchmarks.speed.common import Rows, Settings, compared
 from branchout import api
 from branchout.data.samples import ArrayPixels, Samples
+from branchout.training.device import wait_for
 from branchout.training.loop import Event
 from branchout.training.pretrain import FAST
 
@@ -57,11 +58,11 @@ def rows(settings: Settings) -> Rows:
         base.extend(images["new"].select(np.arange(0, len(images["new"]), 4)), memory=memory, epochs=1)  # warms up
         start = time.perf_counter()
         extended = base.extend(images["new"], memory=memory, seed=1, epochs=epochs)
-        synchronize(settings.device)
+        wait_for(settings.device)
         ours = time.perf_counter() - start
         start = time.perf_counter()
         train(images["joint"], epochs=measured, on_progress=on_progress)
-        synchronize(settings.device)
+        wait_for(settings.device)
         whole = time.perf_counter() - start
     epoch = float(np.median(np.diff(times[-measured:])))
     full = FAST.epochs if settings.gpu else round(FAST.epochs * (epochs or 30) / 30)

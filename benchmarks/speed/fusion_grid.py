@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.speed.common import Rows, Settings, base_model, compared, in_turns, synchronize
+from benchmarks.speed.common import Rows, Settings, base_model, compared, in_turns
 from branchout.baselines.networks import Network
 from branchout.data import augment
 from branchout.data.images import ResidentImages, class_balanced, shuffled
@@ -32,6 +32,7 @@ from branchout.method.stage2 import TrainedDeltas, grid_predictions, initial_del
 from branchout.model.classifier import Classifier, Step
 from branchout.model.heads import CosineHead, Pooler
 from branchout.model.staged import Branch, branch_point
+from branchout.training.device import wait_for
 from branchout.training.loop import fit
 from branchout.training.optimisation import Optimisation
 
@@ -196,7 +197,7 @@ def published(settings: Settings) -> tuple[str, dict[str, object]]:
         few = epochs if name == "resident" else min(epochs, 2 if settings.gpu else 1)
         start = time.perf_counter()
         trained = [alone(task, GRID[n], few, batches) for n in points]
-        synchronize(task.device)
+        wait_for(task.device)
         taken = (time.perf_counter() - start) / len(points)
         seconds[name] = taken * len(GRID) * SETTINGS.optimisation.epochs / few
         if name == "resident":

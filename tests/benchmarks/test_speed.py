@@ -6,9 +6,10 @@ import importlib
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.speed.__main__ import NAMES
-from benchmarks.speed.common import compared, exponent
+from benchmarks.speed.common import compared, exponent, seconds_of
 from benchmarks.speed.page import page, rows_in
 
 ROOT = Path(__file__).parents[2]
@@ -38,3 +39,11 @@ def test_exponents_are_those_of_the_larger_half() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_measurement_has_rows(name: str) -> None:
     assert callable(importlib.import_module(f"benchmarks.speed.{name.replace('-', '_')}").rows)
+
+
+def test_a_clock_is_read_when_the_device_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On any device: an Apple GPU computes beside the program too."""
+    done: list[str] = []
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: done.append("waited"))
+    assert seconds_of(lambda: done.append("asked"), torch.device("mps")) >= 0
+    assert done == ["waited", "asked", "waited"]
