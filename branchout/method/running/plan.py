@@ -102,8 +102,6 @@ def options(base: Classifier, config: ExtendConfig, device: torch.device) -> lis
 
 def _with_given(effort: Effort, config: ExtendConfig) -> Effort:
     """The effort with the user's views and epochs. Epochs that the user sets are all trained."""
-    if effort in HEADS:
-        return effort
     effort = effort if config.views is None else replace(effort, views=config.views)
     return effort if config.epochs is None else replace(effort, epochs=config.epochs, stops=False)
 
