@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import unicodedata
 from collections.abc import Iterable
 from difflib import SequenceMatcher
@@ -87,11 +88,12 @@ def no_saved_model(folder: Path) -> BranchoutError:
     return BranchoutError(f"There is no saved model {printable(folder)}. {found}")
 
 
-def no_operating_points() -> BranchoutError:
-    """The error for a base model where one that was extended is needed."""
+def no_operating_points(folder: Path | None) -> BranchoutError:
+    """The error for a base model where one that was extended is needed; None if the model is in no folder."""
+    base = "MODEL" if folder is None else shlex.quote(str(folder))
     return BranchoutError(
         "A base model has no operating points. Extend it first: "
-        "branchout extend NEW/ --base MODEL --memory OLD/ --out v2/"
+        f"branchout extend NEW/ --base {base} --memory OLD/ --out v2/"
     )
 
 

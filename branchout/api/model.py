@@ -73,7 +73,7 @@ class Model(Predictor):
     def frontier(self) -> Frontier:
         """The operating points of the last step."""
         if not self.saved.step_points:
-            raise no_operating_points()
+            raise no_operating_points(self.folder)
         return Frontier.from_dict(self.saved.step_points[-1].frontier)
 
     def bytes_on_disk(self) -> int:

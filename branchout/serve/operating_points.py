@@ -163,7 +163,7 @@ class OperatingPoints:
 
     def _frontier(self) -> Frontier:
         if self.frontier is None:
-            raise no_operating_points()
+            raise no_operating_points(self.model.folder)
         return self.frontier
 
     def _point(self, number: int, goal: str) -> OperatingPoint:

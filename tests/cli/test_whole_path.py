@@ -489,7 +489,7 @@ def test_a_model_without_a_choice_says_so(place: Place, monkeypatch: pytest.Monk
 
 
 def test_a_base_has_nothing_to_tune(place: Place) -> None:
-    refused(run("tune", place / "base"), "A base model has no operating points. Extend it first")
+    refused(run("tune", place / "base"), "no operating points. Extend it first", f"--base {place / 'base'} ")
 
 
 # predict

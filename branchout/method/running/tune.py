@@ -29,5 +29,5 @@ def saved_point(folder: Path) -> tuple[Frontier, int, str]:
 def _read(folder: Path) -> tuple[dict[str, Any], Frontier]:
     _, content = read_manifest(folder)
     if not content["fusions"]:
-        raise no_operating_points()
+        raise no_operating_points(folder)
     return content, Frontier.from_dict(content["fusions"][-1]["frontier"])

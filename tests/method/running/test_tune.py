@@ -49,7 +49,13 @@ def test_the_command_imports_nothing_slow(extended: api.Model, tmp_path: Path) -
     assert json.loads((tmp_path / "m" / "branchout.json").read_text())["fusions"][-1]["goal"] == "base"
 
 
-def test_a_base_has_nothing_to_tune(base: api.Model) -> None:
+def test_a_base_has_nothing_to_tune(base: api.Model, tmp_path: Path) -> None:
+    """The command in the answer names the folder, and says MODEL for a model that is in none."""
     assert base.folder is not None
-    with pytest.raises(BranchoutError, match="no operating points"):
-        tune(base.folder, "base")
+    place = tmp_path / "my base"
+    shutil.copytree(base.folder, place)
+    for refused in (lambda: tune(place, "base"), lambda: api.load(place).tune("base")):
+        with pytest.raises(BranchoutError, match=f"no operating points.* --base '{place}' --memory"):
+            refused()
+    with pytest.raises(BranchoutError, match="--base MODEL --memory"):
+        api.Model(base.saved, None, base.device).tune("base")
