@@ -30,12 +30,15 @@ if TYPE_CHECKING:
     Decoded = tuple[ImageFile, np.ndarray]
 
 HUB = "hf-hub:"
+Extended = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A saved model with added classes: a folder that extend saved.")
+]
 BATCH_IMAGES, BATCH_PIXELS = 64, 64_000_000
 """How much `predict` decodes before the network runs."""
 
 
 @app.command(epilog="Example: branchout tune v2/ --goal 'novel>=0.80'")
-def tune(model: options.Saved, goal: options.GoalOrNone = None) -> None:
+def tune(model: Extended, goal: options.GoalOrNone = None) -> None:
     """Choose another operating point, without training. Without --goal: show the points, and change nothing."""
     understood = None if goal is None else read_as(goal)  # a typo is answered before anything is imported or read
     if model.startswith(HUB):

@@ -477,6 +477,12 @@ def test_tune_says_how_it_read_a_number_and_refuses_to_guess(place: Place) -> No
     assert "'novel>=0.80' ('novel>=80%')" in well(run("tune", "--help"))
 
 
+def test_the_help_of_tune_offers_no_name_that_it_refuses() -> None:
+    told = well(run("tune", "--help"))
+    assert "a folder that extend saved" in " ".join(told.split())
+    assert "hf-hub" not in told
+
+
 def test_a_model_without_a_choice_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     undominated = Frontier.pareto
     monkeypatch.setattr(Frontier, "pareto", lambda frontier: undominated(frontier)[:1])
