@@ -74,7 +74,9 @@ Minutes = Annotated[
 MemoryLimit = Annotated[
     float | None,
     typer.Option(
-        min=0.001, help="GB of memory for images, frozen features and stage II each. The first two continue on disk."
+        min=0.001,
+        help="GB of memory for images, frozen features and stage II each; images and frozen features beyond it are "
+        "kept on disk.",
     ),
 ]
 Arch = Annotated[

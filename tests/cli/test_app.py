@@ -77,6 +77,11 @@ def test_many_options_stand_in_groups() -> None:
     assert " report [OPTIONS] MODEL [TEST]\n" in well(run("report", "--help"))
 
 
+def test_the_help_says_what_is_kept_on_disk_where_memory_ends() -> None:
+    told = " ".join(well(run("extend", "--help")).split())
+    assert "stage II each; images and frozen features beyond it are kept on disk." in told
+
+
 @pytest.mark.parametrize(
     ("words", "option"),
     [
