@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-ADDED = ("CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "examples/**/*", "results/**/*.json")
+ADDED = (
+    *("CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "LICENSE"),
+    *("benchmarks/paper/paper.json", "examples/**/*", "results/**/*.json"),
+)
 LINK = re.compile(r"(\]\()(?![a-z]+:)([^)\s#]+)")
 
 

@@ -12,6 +12,7 @@ import sys
 import tomllib
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -318,22 +319,66 @@ def test_a_picture_is_grey_on_a_ground_of_its_own(picture: Path) -> None:
 # The site.
 
 
-def test_the_site_builds_and_asks_no_other_host_for_anything(tmp_path: Path) -> None:
-    """Strict: broken links, headings that do not exist and pages outside the navigation are errors."""
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as `make docs` builds it. Strict: broken links, headings that do not exist and pages outside the
+    navigation are errors."""
+    recipe = re.search(r"^docs:.*\n\t.*\$\(BIN\)/(mkdocs .+)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    assert recipe
+    place = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", *shlex.split(recipe[1]), "--site-dir", str(place)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
     built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert built.returncode == 0, built.stdout + built.stderr
-    pages = sorted(tmp_path.rglob("*.html"))
-    assert len(pages) >= 20
+    assert "documentation" in built.stderr, "a build that says nothing counts no warnings either"
+    assert len(list(place.rglob("*.html"))) >= 20
+    return place
+
+
+class Built(HTMLParser):
+    """The links of a page of the site, and the names that links can lead to."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.names: set[str] = set()
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("href", "src"):
+                self.links.append(value or "")
+            elif name in ("id", "name"):
+                self.names.add(value or "")
+
+
+def test_every_link_of_the_site_leads_to_a_file_and_a_heading(site: Path) -> None:
+    pages = {path: Built(path) for path in site.rglob("*.html")}
+    relative = [
+        (path, link) for path, page in pages.items() for link in page.links if not re.match(r"[a-z]+:|//", link)
+    ]
+    assert len(relative) >= 1000
+    broken = []
+    for path, link in relative:
+        place, _, name = unquote(link).partition("#")
+        start = site if place.startswith("/") else path.parent
+        target = (start / place.lstrip("/")).resolve() if place else path
+        target = target / "index.html" if target.is_dir() else target
+        found = target.is_file() and (not name or target not in pages or name in pages[target].names)
+        if not found:
+            broken.append(f"{path.relative_to(site)}: {link}")
+    assert broken == []
+
+
+def test_the_site_asks_no_other_host_for_anything(site: Path) -> None:
     loaded = re.compile(
         r"""<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)\s*=\s*["']?((?:https?:)?//[^"'\s>]+)"""
     )
-    for page in pages:
+    for page in site.rglob("*.html"):
         assert loaded.findall(page.read_text(encoding="utf-8")) == [], page
-    for sheet in tmp_path.rglob("*.css"):
+    for sheet in site.rglob("*.css"):
         assert not re.search(r"url\(\s*['\"]?(?:https?:)?//|@import", sheet.read_text(encoding="utf-8")), sheet
-    reference = (tmp_path / "command-line" / "index.html").read_text(encoding="utf-8")
+    reference = (site / "command-line" / "index.html").read_text(encoding="utf-8")
     for name, command_found in COMMANDS.items():
         assert f'id="{name}"' in reference or command_found.hidden, name
 
