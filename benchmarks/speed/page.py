@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paper.figures import BLUE, RED, STYLE
+from benchmarks.paper.figures import BLUE, GREEN, INK, PALE, RED, STYLE
 from benchmarks.speed.inference_page import inference_part
 from benchmarks.speed.markdown import DEVICES, Row, Rows, link, number, table
 from branchout.files import atomic_write, write_text
 
 ROOT = Path(__file__).parents[2]
+COLOURS = (BLUE, RED, GREEN, INK, PALE)
 
 
 @dataclass(frozen=True)
@@ -273,7 +274,11 @@ def growth_part(rows: Rows) -> str:
         "over the larger half of the sizes. Below the expected exponent, fixed costs still weigh; above it, caches no "
         "longer hold the data, or other work on the machine took its share."
     )
-    return "\n\n".join(["## Growth", about, table(*lines), "![Growth](figures/speed-growth.svg)"])
+    caption = (
+        "Solid lines: a GPU; dashed ones: two cores. Each point is the shortest of two or three runs, or a single run "
+        "where the first takes 10 seconds or more. The files keep that time alone, so there are no error bars."
+    )
+    return "\n\n".join(["## Growth", about, table(*lines), "![Growth](figures/speed-growth.svg)", caption])
 
 
 def page(rows: Rows) -> str:
@@ -298,18 +303,9 @@ def draw(rows: Rows, folder: Path) -> None:
     from matplotlib import pyplot as plt
 
     with plt.style.context({**STYLE, "figure.dpi": 72}):
-        growths = {name: row for name, row in rows.items() if name.startswith("growth-") and "peak_bytes" in row}
-        if growths:
-            figure, axes = plt.subplots(figsize=(6.4, 3.6))
-            for number_, (name, row) in enumerate(growths.items()):
-                relative = [size / row["sizes"][0] for size in row["sizes"]]
-                style = "-" if name.endswith("cuda") else "--"
-                axes.plot(
-                    relative, row["seconds"], style, marker="osD^v"[number_ % 5], label=name.removeprefix("growth-")
-                )
-            axes.set(xscale="log", yscale="log", xlabel="size, as a multiple of the smallest", ylabel="seconds")
-            axes.legend(fontsize=6)
-            _save(figure, folder / "speed-growth.svg")
+        growths = growth_figure(rows)
+        if growths is not None:
+            _save(growths, folder / "speed-growth.svg")
         steps = rows.get("training-step-cuda")
         if steps:
             figure, axes = plt.subplots(figsize=(6.4, 2.6))
@@ -328,11 +324,42 @@ def draw(rows: Rows, folder: Path) -> None:
             axes.set_yticks(range(len(cases)), [case["of"] for case in cases])
             axes.set_xlabel("milliseconds an iteration")
             axes.legend()
+            figure.tight_layout()
             _save(figure, folder / "speed-steps.svg")
 
 
+def growth_figure(rows: Rows) -> Any:
+    """A curve for each work and device; None where there is none."""
+    from matplotlib.figure import Figure
+
+    growths = {name: row for name, row in rows.items() if name.startswith("growth-") and "peak_bytes" in row}
+    if not growths:
+        return None
+    figure = Figure(figsize=(6.4, 5), layout="constrained")
+    axes = figure.subplots()
+    looks = dict(zip(dict.fromkeys(map(_work, growths.values())), zip(COLOURS, "osD^v", strict=True), strict=False))
+    ticks = set()
+    for name, row in growths.items():
+        multiples = [size / row["sizes"][0] for size in row["sizes"]]
+        ticks |= set(multiples)
+        (colour, mark), device = looks[_work(row)], name.rpartition("-")[2]
+        style = "-" if device == "cuda" else "--"
+        told = f"{_work(row)}, {DEVICES[device]}"
+        axes.plot(multiples, row["seconds"], style, marker=mark, color=colour, label=told)
+    axes.set(xscale="log", yscale="log", xlabel="size, as a multiple of the smallest", ylabel="seconds")
+    axes.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)])
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter("{x:g}")
+    figure.legend(loc="outside lower center", ncols=2, fontsize=7, handlelength=3.5)
+    return figure
+
+
+def _work(row: Row) -> str:
+    """What a row measures, and between which sizes."""
+    return f"{row['of'].partition(':')[0]},\n{row['sizes'][0]:,} to {row['sizes'][-1]:,} {row['unit']}"
+
+
 def _save(figure: Any, path: Path) -> None:
-    figure.tight_layout()
     with atomic_write(path) as partial:
         figure.savefig(partial, format="svg", metadata={"Date": None})
 

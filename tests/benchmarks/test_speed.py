@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.speed.__main__ import NAMES
 from benchmarks.speed.common import compared, exponent, seconds_of
-from benchmarks.speed.page import page, rows_in
+from benchmarks.speed.page import growth_figure, page, rows_in
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,6 +28,20 @@ def test_a_goal_that_is_missed_is_named_with_its_reason() -> None:
     reached = page({"fusion-grid-cpu-180+20": {**row, "ratio": 5.0}})
     assert "not reached" not in reached
     assert "goal reached" in reached
+
+
+def test_the_figure_of_growth_can_be_read() -> None:
+    """Its legend is beside the curves and in words, and its ticks are the multiples that were measured."""
+    figure = growth_figure(rows_in(ROOT / "results" / "speed"))
+    figure.draw_without_rendering()
+    (axes,), (legend,) = figure.axes, figure.legends
+    assert not legend.get_window_extent().overlaps(axes.get_window_extent())
+    assert axes.get_legend() is None
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "4", "8", "16"]
+    names = [text.get_text() for text in legend.get_texts()]
+    assert "an epoch of stage II, one exemplar a class,\n1,250 to 20,000 classes, GPU" in names
+    drawn = (ROOT / "docs" / "figures" / "speed-growth.svg").read_text(encoding="utf-8")
+    assert all(f">{line}<" in drawn for name in names for line in name.splitlines())
 
 
 def test_exponents_are_those_of_the_larger_half() -> None:
