@@ -35,6 +35,9 @@ def definitions(audit: Audit, page: Path) -> None:
     listed = re.findall(r"([^;(]+) \(`([^`]+)`\)", flat.partition("Marked are: ")[2].partition(". ##")[0])
     named = {(folder, name.strip()) for names, folder in listed for name in re.split(r", (?!the dial)", names)}
     audit.same(f"{page.name}, other bases", str(sorted(named)), str(sorted(marked)))
+    steps = audit.paper["multistep-resnet18"]["rows"]
+    told = f"in the paper {rounded(steps['PODNet']['incremental'])} and {rounded(steps['BiC']['incremental'])}."
+    audit.same(f"{page.name}, the paper's many steps", str(told in flat), "True")
     for key, told in audit.paper["_errata"].items():
         name, *rest = key.split(" / ")
         entry = audit.paper[name]
