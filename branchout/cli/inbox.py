@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,18 +87,38 @@ def inbox(
         box.set_false_alarms(false_alarms)
     given = {"memory": memory, "test": test, "classes-from": classes_from}
     teaching = "".join(f" --{option} {quoted(value)}" for option, value in given.items() if value is not None)
-    if name or dismiss or undo:
-        _decide(box, model, name or [], dismiss or [], undo or [], new_class, teaching)
-    if teach is not None or resume:
-        if teach is not None and model is None:
-            raise BranchoutError("--teach extends a model. Name it: --model v2/")
-        new = teach and runs.plan(box, model or "", teach, memory, epochs, classes_from, test)
-        _teach(box, new or _open_run(box), device)
-    elif accept or discard:
-        run = _open_run(box)
-        _finish(box, runs.accept(run) if accept else runs.discard(run), memory)
-    elif not (name or dismiss or undo):
-        _list(box, model, test or memory, threshold, classes_from, as_json, device, teaching)
+    with _naming_commands(box):
+        if name or dismiss or undo:
+            _decide(box, model, name or [], dismiss or [], undo or [], new_class, teaching)
+        if teach is not None or resume:
+            if teach is not None and model is None:
+                raise BranchoutError("--teach extends a model. Name it: --model v2/")
+            new = teach and runs.plan(box, model or "", teach, memory, epochs, classes_from, test)
+            _teach(box, new or _open_run(box), device)
+        elif accept or discard:
+            run = _open_run(box)
+            _finish(box, runs.accept(run) if accept else runs.discard(run), memory)
+        elif not (name or dismiss or undo):
+            _list(box, model, test or memory, threshold, classes_from, as_json, device, teaching)
+
+
+@contextmanager
+def _naming_commands(box: Inbox) -> Iterator[None]:
+    """Where a run must be decided about first, add what to type."""
+    from branchout.inbox.runs import UndecidedRunError
+
+    try:
+        yield
+    except UndecidedRunError as error:
+        typed = " or: ".join(_for_run(box, error.run))
+        raise BranchoutError(f"{error} Type: {typed}" if typed else str(error)) from None
+
+
+def _for_run(box: Inbox, run: Run) -> list[str]:
+    """The commands that are possible for the open run."""
+    here = f"branchout inbox {quoted(box.folder)}"
+    after = {"finished": [f"{here} --accept", f"{here} --discard"], "running": []}
+    return after.get(run.state(), [f"{here} --resume", f"{here} --discard"])
 
 
 def _list(
@@ -166,8 +188,7 @@ def _suggest(box: Inbox, found: Analysis | None, model: str | None, teaching: st
     here = f"branchout inbox {quoted(box.folder)}"
     run = open_run(box)
     if run is not None:
-        after = {"finished": [f"{here} --accept", f"{here} --discard"], "running": []}
-        commands = after.get(run.state(), [f"{here} --resume", f"{here} --discard"])
+        commands = _for_run(box, run)
     else:
         commands = [f"{here} {words}" for words in ([] if found is None else _undecided(box, found))]
         if ready(box, set(found.classes) if found else known_classes(model))[0]:

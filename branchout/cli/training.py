@@ -244,8 +244,7 @@ def _show_extension(
             images = count(measured.parts["novel"], "held-out image")
             on_new = f"Accuracy on {images} of new classes: {percent(measured.after.novel)}%. "
         say(
-            f"{prepared.split.unmeasured}. The operating point was chosen with new images and pseudo-exemplars: "
-            f"features of old classes, made from the base's weights. {on_new}"
+            f"{prepared.split.unmeasured}. The operating point was chosen without images of old classes. {on_new}"
             "To measure this model on old classes, collect labelled images of them and run: "
             f"branchout evaluate {quoted(out)} FOLDER/. {IMAGES_OF_OLD_CLASSES}.",
             "accuracy on old classes was not measured:",

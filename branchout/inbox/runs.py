@@ -194,18 +194,21 @@ def known_classes(model: str | None) -> set[str] | None:
 
 
 WHAT_TO_DO: Mapping[State, str] = {
-    "running": "Stop it, or wait until it ends,",
-    "stopped": "Resume or discard it",
-    "failed": "Resume or discard it",
-    "finished": "Use its model or discard it",
+    "running": "Wait until it ends, or stop it; then use its model, resume it or discard it",
+    "stopped": "Resume or discard it first",
+    "failed": "Resume or discard it first",
+    "finished": "Use its model or discard it first",
 }
 """With the open run, by its state."""
 
 
-def undecided(run: Run) -> str:
-    """What must happen to the open run first."""
-    state = run.state()
-    return f"Run {run.number} into {run.out.name} is {state}. {WHAT_TO_DO[state]}"
+class UndecidedRunError(BranchoutError):
+    """The model of a run must be used or discarded first."""
+
+    def __init__(self, run: Run, why: str = "") -> None:
+        self.run, state = run, run.state()
+        told = "has failed" if state == "failed" else f"is {state}"
+        super().__init__(f"{why}Run {run.number} into {run.out.name} {told}. {WHAT_TO_DO[state]}.")
 
 
 def check_free(inbox: Inbox, photos: Iterable[Photo], known: Collection[str] | None = None) -> None:
@@ -213,9 +216,7 @@ def check_free(inbox: Inbox, photos: Iterable[Photo], known: Collection[str] | N
     chosen = {photo.id for photo in photos}
     run = open_run(inbox)
     if run is not None and (count := len(chosen & set(run.settings.photos))):
-        raise BranchoutError(
-            f"{count} of these photos {'is' if count == 1 else 'are'} part of a run. {undecided(run)} first."
-        )
+        raise UndecidedRunError(run, f"{count} of these photos {'is' if count == 1 else 'are'} part of a run. ")
     if count := len(chosen & taught(inbox, known)):
         raise BranchoutError(f"{count} of these photos were taught already; their class cannot be changed here.")
 
@@ -279,7 +280,7 @@ def plan(
                     unfinished = Run(unfinished.folder, unfinished.settings.model_copy(update={"test": asked.test}))
                     _write(unfinished)
                 return unfinished
-            raise BranchoutError(f"{undecided(unfinished)} first.")
+            raise UndecidedRunError(unfinished)
         enough, waiting = ready(inbox, known_classes(model))
         if not enough:
             few = ", ".join(f"{name} has {len(found)}" for name, found in waiting.items())

@@ -21,7 +21,10 @@ from branchout.labels import LabelSpace
 from branchout.method.recipes import ENOUGH_OLD, HELD_OUT
 from branchout.units import count
 
-IMAGES_OF_OLD_CLASSES = "Images of more old classes, given with --memory or --val, would choose it and measure it"
+IMAGES_OF_OLD_CLASSES = (
+    "With images of most old classes in --val, or three of each in --memory, those images choose the operating point "
+    "and measure the accuracy on old classes"
+)
 """What to do where pseudo-exemplars choose the operating point."""
 
 
@@ -129,8 +132,9 @@ class DataSplit:
 
 
 def without_new_images(space: LabelSpace, new: Samples) -> str:
-    """What to add to "old classes" where some of them have new images, and so measure other things."""
-    return " without new images" if set(space.classes) & set(new.classes) else ""
+    """What to add to "old classes" where some of them, but not all, have new images, which measure other things."""
+    old = set(space.classes)
+    return " without new images" if set() < old & set(new.classes) < old else ""
 
 
 def check_classes(

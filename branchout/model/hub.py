@@ -36,11 +36,12 @@ def fetch(name: str) -> Path:
             folder = Path(snapshot_download(place, revision=revision or None, allow_patterns=[*FILES, *FOREIGN]))
         except Exception as error:  # the hub client raises many kinds of errors
             raise BranchoutError(
-                f"Download of {name} failed: {reason_of(error, offline)}. Check the name and the network connection; "
-                "for a private model, log in first with `hf auth login`"
+                f"Download of {name} failed: {reason_of(error, offline)}. Check the name"
+                f"{'' if offline else ' and the network connection'}; for a private model, log in first with "
+                "`hf auth login`"
             ) from error
     if offline and not _has_weights(folder):  # a part of it was downloaded earlier
-        raise BranchoutError(f"Download of {name} failed: {incomplete(offline)}. Check the network connection")
+        raise BranchoutError(f"Download of {name} failed: {incomplete(offline)}")
     if not (is_saved_model(folder) or (folder / huggingface.CONFIG).is_file()):
         raise BranchoutError(
             f"{name} is neither a model saved by Branchout nor one of timm or transformers: the repository has no "

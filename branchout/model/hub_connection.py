@@ -16,6 +16,7 @@ SECONDS = 5.0
 """How long the hub may take to accept a connection."""
 NEXT_ADDRESS = 0.25
 """Seconds until a host's next address is tried beside those that have not answered."""
+SET_OFFLINE = "HF_HUB_OFFLINE is set"
 _lock = Lock()
 
 
@@ -27,7 +28,7 @@ def why_offline() -> str:
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set"
+        return SET_OFFLINE
     try:
         address = urlsplit(constants.ENDPOINT)
         host, port = address.hostname or "", address.port or (80 if address.scheme == "http" else 443)
@@ -100,4 +101,5 @@ def reason_of(error: BaseException, offline: str) -> str:
 
 
 def incomplete(offline: str) -> str:
-    return f"{offline}, and there is no complete earlier download"
+    cure = "Unset it to download" if offline == SET_OFFLINE else "Check the network connection"
+    return f"{offline}, and there is no complete earlier download. {cure}"

@@ -270,7 +270,7 @@ class ServedInbox:
             beside = runs.next_name(model)
             out = beside if wanted.out is None else beside.with_name(class_name(wanted.out))  # a name, never a path
             if (run := runs.open_run(self.inbox)) is not None:
-                raise Refused(409, f"{runs.undecided(run)} first.")
+                raise Refused(409, str(runs.UndecidedRunError(run)))
             asked = self.settings
             run = runs.plan(self.inbox, model, out, asked.memory, asked.epochs, asked.classes_from, asked.known)
             self._process = runs.start(self.inbox, run, device=self.service.device)

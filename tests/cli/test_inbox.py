@@ -58,7 +58,7 @@ def test_from_ten_photos_to_a_model_that_knows_both_classes(case: Case, drawn: t
     assert " of 20 images right" in said  # a fifth of five images of each of twenty classes
     assert "worse" in said  # got worse, or did not
     assert "--accept" in said
-    refused(run("inbox", case.photos, "--undo", "a-0.png"), "part of a run", "Run 1 into v2 is finished")
+    refused(run("inbox", case.photos, "--undo", "a-0.png"), "part of a run", "Run 1 into v2 is finished", "--accept")
     said = well(run("inbox", case.photos, "--accept"))
     assert f"--model {out}" in said
     model = api.load(out)

@@ -203,7 +203,10 @@ def test_photos_of_a_run_keep_their_decision(case: Case) -> None:
     runs.check_free(inbox, [first])
     with pytest.raises(BranchoutError, match=r"2 of these photos .+ Run 1 into v2 is stopped. Resume or discard it"):
         runs.check_free(inbox, [first, *others[:2]])
-    with runs.lock(run.folder / "lock"), pytest.raises(BranchoutError, match=r"1 of these photos is .+ Stop it"):
+    with (
+        runs.lock(run.folder / "lock"),
+        pytest.raises(BranchoutError, match=r"1 of these photos is .+ Wait until it ends"),
+    ):
         runs.check_free(inbox, [first, others[0]])
     write_json(run.folder / "run.json", {**run.settings.model_dump(), "decision": "live"})
     with pytest.raises(BranchoutError, match="2 of these photos were taught already"):

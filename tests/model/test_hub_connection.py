@@ -134,11 +134,12 @@ def test_a_part_of_an_earlier_download_is_no_model(
     ours, other = tmp_path / "ours", tmp_path / "other"
     for folder in (ours, other):
         folder.mkdir()
+    cure = "Unset it" if asked else "Check the network connection"
     reason = "HF_HUB_OFFLINE is set" if asked else f"no connection to {refusing}"
 
     def incomplete(folder: Path) -> None:
         monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **options: str(folder))
-        with pytest.raises(BranchoutError, match=f"{reason}, and there is no complete earlier download"):
+        with pytest.raises(BranchoutError, match=rf"{reason}, and there is no complete earlier download\. {cure}"):
             hub.fetch("hf-hub:anna/birds")
 
     incomplete(ours)

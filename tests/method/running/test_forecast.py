@@ -6,7 +6,8 @@ import torch
 from helpers import BASE, NEW, exemplars
 
 from branchout import api
-from branchout.data.samples import Samples
+from branchout.data.memory import keep
+from branchout.data.samples import Samples, concatenate
 from branchout.method.config import ExtendConfig
 from branchout.method.running.effort import BRANCHES, SMALL_INPUTS, Effort, Plan
 from branchout.method.running.forecast import forecast
@@ -104,3 +105,6 @@ def test_why_old_accuracy_cannot_be_measured(base: api.Model, train: Samples, va
     both = DataSplit.of(space, train.of_classes([*NEW, BASE[0]]), exemplars(train, BASE[:1]), None, 0)
     assert BASE[0] in {*both.dev.classes, *both.test.classes}
     assert f"0 of {len(BASE) - 1} old classes without new images" in both.unmeasured
+    one_each = keep(exemplars(train), per_class=1, seed=0)  # too few to hold any out
+    every = DataSplit.of(space, concatenate([train.of_classes(NEW), one_each]), None, None, 0)
+    assert f"of {len(BASE)} old classes have" in every.unmeasured
