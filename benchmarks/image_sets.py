@@ -48,22 +48,30 @@ def clip_art(share: Path) -> Classes:
     top = share / "openclipart" / "png"
     folders = sorted({path.parent for path in top.rglob("*.png")})
     innermost = [
-        each for each in folders if not any(path.is_dir() for path in each.iterdir()) and each.name != UNSORTED
+        each for each in folders if each.name != UNSORTED and not any(path.is_dir() for path in each.iterdir())
     ]
-    pictures = {folder: dict(_pictures(folder)) for folder in innermost}
+    pictures = {folder: dict(_digests(folder)) for folder in innermost}
     places = Counter(digest for found in pictures.values() for digest in found)
     for folder, found in pictures.items():
         own = [found[digest] for digest in sorted(found) if places[digest] == 1]
         if len(own) >= LEAST:
-            yield f"clip art, {' '.join(folder.relative_to(top).parts)}", own[: TRAIN + TEST]
+            yield f"clip art, {' '.join(folder.relative_to(top).parts)}", [_small(path) for path in own[: TRAIN + TEST]]
 
 
-def _pictures(folder: Path) -> Iterator[tuple[str, Image.Image]]:
+def _digests(folder: Path) -> Iterator[tuple[str, Path]]:
     for path in sorted(folder.glob("*.png")):
         with Image.open(path) as image:
             if image.width * image.height <= MOST_PIXELS:
-                small = _small(image)
-                yield hashlib.sha256(small.resize((64, 64)).tobytes()).hexdigest(), small
+                yield hashlib.sha256(_small(path).resize((64, 64)).tobytes()).hexdigest(), path
+
+
+def _small(path: Path) -> Image.Image:
+    """Over white, as clip art is mostly transparent."""
+    with Image.open(path) as image:
+        white = Image.new("RGBA", image.size, "white")
+        white.alpha_composite(image.convert("RGBA"))
+    white.thumbnail((LARGEST, LARGEST))
+    return white.convert("RGB")
 
 
 def garments(share: Path) -> Classes:
@@ -85,14 +93,6 @@ def _values(share: Path, name: str) -> np.ndarray:
 SETS: Mapping[str, Callable[[Path], Classes]] = {"clip-art": clip_art, "garments": garments}
 
 
-def _small(image: Image.Image) -> Image.Image:
-    """Over white, as clip art is mostly transparent."""
-    white = Image.new("RGBA", image.size, "white")
-    white.alpha_composite(image.convert("RGBA"))
-    white.thumbnail((LARGEST, LARGEST))
-    return white.convert("RGB")
-
-
 def write(folder: Path, name: str, images: Iterable[Image.Image]) -> None:
     (folder / name).mkdir(parents=True)
     for number, image in enumerate(images):
@@ -107,11 +107,14 @@ def main() -> None:
     parser.add_argument("--old-test", type=Path, required=True, help="test images of the same classes")
     parser.add_argument("--share", type=Path, default=Path("/usr/share"), help="where the packages are installed")
     given = parser.parse_args()
+    if given.out.exists():
+        parser.error(f"the folder {given.out} already exists: delete it or choose another")
     for name, images in SETS[given.set](given.share):
         write(given.out / "new", name, images[:TRAIN])
         write(given.out / "test", name, images[TRAIN:])
     for folder in sorted(path for path in given.old.iterdir() if path.is_dir()):
-        (given.out / "test" / folder.name).symlink_to((given.old_test / folder.name).resolve())
+        if (given.old_test / folder.name).is_dir():
+            (given.out / "test" / folder.name).symlink_to((given.old_test / folder.name).resolve())
 
 
 if __name__ == "__main__":

@@ -432,6 +432,15 @@ def test_the_check_sees_numbers() -> None:
     assert sum(1 for page in PAGES if page.stem in GUIDES for _ in rows_with_files(page)) >= 8
 
 
+def test_the_readme_says_what_other_images_lose() -> None:
+    rows = [
+        json.loads((ROOT / "results" / name / "default-cpu.json").read_text(encoding="utf-8"))
+        for name in ("clip-art", "garments")
+    ]
+    lost = " and ".join(rounded(round(row["before"] - row["metrics"]["base"], 2)) for row in rows)
+    assert f"old ones lose {lost} points" in " ".join(README.split())
+
+
 def test_the_readme_says_what_a_weak_base_loses() -> None:
     file = "disjoint-40/resnet10/score-fusion-branchout-balanced.json"
     row = json.loads((ROOT / "results" / "tiny-imagenet-200" / file).read_text(encoding="utf-8"))

@@ -35,6 +35,12 @@ def definitions(audit: Audit, page: Path) -> None:
     listed = re.findall(r"([^;(]+) \(`([^`]+)`\)", flat.partition("Marked are: ")[2].partition(". ##")[0])
     named = {(folder, name.strip()) for names, folder in listed for name in re.split(r", (?!the dial)", names)}
     audit.same(f"{page.name}, other bases", str(sorted(named)), str(sorted(marked)))
+    epochs = {row["arch"]: row["settings"]["pretraining"]["epochs"] for path, row in audit.rows.items()
+              if path.match("tiny-imagenet-200/*/*/*.json")}  # fmt: skip
+    told = "for {resnet10} epochs, that of ResNet50 for {resnet50}, so".format(**epochs)
+    audit.same(f"{page.name}, epochs", str(told in flat and epochs["resnet18"] == epochs["resnet10"]), "True")
+    told = "vision transformer for {vit_tiny}.".format(**epochs)
+    audit.same(f"{page.name}, epochs", str(told in flat and epochs["resnet10"] == 2 * epochs["resnet50"]), "True")
     steps = audit.paper["multistep-resnet18"]["rows"]
     told = f"in the paper {rounded(steps['PODNet']['incremental'])} and {rounded(steps['BiC']['incremental'])}."
     audit.same(f"{page.name}, the paper's many steps", str(told in flat), "True")

@@ -8,12 +8,19 @@ from pathlib import Path
 
 from benchmarks.paper.audit import LINK, Audit, compared, mean, rounded, tables_of, with_sign
 
-ORACLES = ("oracle-routing", "joint")
-"""Beside the methods whose names end with -all, which see all old images."""
+ORACLES = ("oracle-routing", "joint", "pretrained")
+"""They see all old images, as do the methods whose names end with -all, or learn nothing."""
 WHOLE_NETWORK = {
     "finetune", "finetune-exemplars", "lwf", "icarl", "bic", "wa", "der", "podnet", "foster", "memo", "rainbow",
     "rainbow-own", "fine-tuning",
 }  # fmt: skip
+HEADING = [
+    "scenario", "**Branchout**", "the paper's recipe", "best other method (of how many)", "joint training, dial",
+]  # fmt: skip
+MARGINS = [
+    "scenario", "Branchout", "Branchout − the paper's recipe", "Branchout − best other method",
+    "joint training − Branchout",
+]  # fmt: skip
 FLOWERS = Path("imagenet-flowers")
 OURS_ON_PHOTOS = ("default", "blocks.5", "fc", "no-memory", "two-steps", "five-steps")
 SCREEN = {
@@ -64,7 +71,8 @@ def check(audit: Audit) -> None:
 
 def screen(audit: Audit, page: Path) -> None:
     """The first screen: the files of each line, and the sentences."""
-    ((_, _, lines),) = tables_of(page)
+    ((_, heading, lines),) = tables_of(page)
+    audit.same(f"{page.name}, heading", str(heading), str(HEADING))
     pairs: dict[str, list[tuple[Path, Path]]] = {"recipe": [], "other": [], "joint": []}
     without, on_features = [], 0
     for line in lines:
@@ -98,6 +106,11 @@ def screen(audit: Audit, page: Path) -> None:
     told += f"with {round(first['memory_images'] / first['base_classes'])} kept images of each old class: "
     told += "new classes reach {}%, old ones go from {}% to {}%.".format(*map(rounded, figures))
     audit.same(f"{page.name}, first sentence", str(told in LINK.sub(r"\1", text)), "True")
+    others = [audit.rows[Path(name, "default-cpu.json")] for name in ("clip-art", "garments")]
+    new, old = (" and ".join(f"{rounded(row['metrics'][part])}%" for row in others) for part in ("novel", "base"))
+    (before,) = {rounded(row["before"]) for row in others}
+    told = f"With clip art and garments none was: new classes reach {new}, old ones go from {before}% to {old}."
+    audit.same(f"{page.name}, other images", str(told in LINK.sub(r"\1", text)), "True")
     bases = [audit.rows[path]["base_model"] for name in SCREEN if (path := who(audit, name)[0])]
     told = f"the bases have {rounded(min(bases))}–{rounded(max(bases))}% (flowers: {rounded(first['before'])}%)"
     audit.same(f"{page.name}, bases", str(told in " ".join(text.split())), "True")
@@ -137,6 +150,8 @@ def unmarked(
 def margins(audit: Audit, page: Path) -> None:
     """Every margin with its interval: of the scenarios on the first screen, and of the others."""
     found_lines = [line for _, _, lines in tables_of(page) for line in lines]
+    for _, heading, _ in tables_of(page):
+        audit.same(f"{page.name}, heading", str(heading), str(MARGINS))
     ((_, _, shown),) = tables_of(audit.docs / "results.md")
     names = [LINK.findall(line[0])[0][0] for line in found_lines]
     expected_names = [*(LINK.findall(line[0])[0][0] for line in shown), *NOT_SHOWN, *CHARACTERS]

@@ -75,7 +75,7 @@ def overview(axes: Any, rows: Rows, _: str) -> bool:
     axes.grid(axis="y", visible=False)
     for place in range(1, len(shown)):
         axes.axhline(place - 0.5, color=RULE, lw=0.5 if place > 1 else 1.2, zorder=0)
-    hollow = ", hollow: to be measured again" if any(row.marks for row in drawn) else ""
+    hollow = ", hollow: marked † or ‡ in the table" if any(row.marks for row in drawn) else ""
     axes.set_xlabel(f"balanced accuracy (%), bars: 95% intervals{hollow}")
     handles, labels = axes.get_legend_handles_labels()
     axes.figure.legend(handles[::-1], labels[::-1], ncols=4, loc="outside upper center", columnspacing=2.2)

@@ -87,10 +87,16 @@ def commands_part(results: Path, dataset: str, arch: str, write: Writer) -> list
     return parts
 
 
+PHOTOS = {"imagenet-flowers": "Flowers", "clip-art": "Clip art", "garments": "Garments"}
+"""The sets of images that were added to a network with ImageNet classes, in the order of the page."""
+
+
 def photos_page(rows: Rows, results: Path) -> str:
     write = Writer("../../results")
-    parts = ["# 102 flowers added to an ImageNet network", write.text("photos")]
+    parts = ["# New classes added to an ImageNet network", write.text("photos")]
+    order = {name: place for place, name in enumerate(PHOTOS)}
     photos = [row for row in rows.values() if row.data.get("scenario") == "photos"]
+    photos.sort(key=lambda row: order.get(row.data["dataset"], len(order)))
     heading = ["", "old classes before", "base", "novel", "all", "avg", "balanced", "seconds"]
     for (dataset, arch), found in groupby(photos, key=lambda row: (row.data["dataset"], row.data["arch"])):
         body = []
@@ -103,7 +109,7 @@ def photos_page(rows: Rows, results: Path) -> str:
         facts = f"{about['base_classes']:,} + {about['novel_classes']} classes, {about['test_images']:,} test images."
         folders = "--new new/ --memory old/ --test test/"
         command = f"`branchout bench photos {folders} --base {arch} --name {dataset}`"
-        parts += [f"## {dataset}, `{arch}`", f"{facts} {command}", table(heading, body)]
+        parts += [f"## {PHOTOS.get(dataset, dataset)}, `{arch}`", f"{facts} {command}", table(heading, body)]
         parts += commands_part(results, dataset, arch, write)
     return footnotes("\n\n".join([*parts, write.text("photos-selection")]))
 

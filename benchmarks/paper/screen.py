@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from benchmarks.paper.bootstrap import Difference, difference
 from benchmarks.paper.claims import VERDICTS, judged
@@ -11,6 +12,7 @@ from benchmarks.paper.rows import Rows
 from benchmarks.paper.tables import Scenario, scenarios, scenarios_not_shown
 from branchout.bench.rows import number
 
+OTHER_PHOTOS = ("clip-art", "garments")
 NEAR = 0.05
 """Intervals that end nearer to zero than this, in points, are counted."""
 
@@ -71,7 +73,7 @@ def sentences(rows: Rows, shown: Sequence[Scenario]) -> list[str]:
         f"{place} a network with 1,000 ImageNet classes learns 102 flowers from 15 photos each, with {kept} kept "
         f"images of each old class: new classes reach {new}%, old ones go from {number(first.data['before'])}% to "
         f"{number(first.value('base'))}%. Some settings were [chosen with these test images in "
-        "view](results/photos.md).",
+        f"view](results/photos.md).{_other_photos(rows)}",
         f"On Tiny-ImageNet, Branchout is above the paper's recipe in {recipe} ([margins](results/margins.md)).",
         f"It is above the best other method, as that is or with the same [dial](operating-points.md), in {other}. "
         f"These are flowers and those of Tiny-ImageNet{f' without {without}' if without else ''}; in {on_features} of "
@@ -84,6 +86,19 @@ def sentences(rows: Rows, shown: Sequence[Scenario]) -> list[str]:
     if unmeasured := counts["not measured"]:
         told[-1] = f"{told[-1][:-1]}; {unmeasured} {'is' if unmeasured == 1 else 'are'} not measured."
     return told
+
+
+def _other_photos(rows: Rows) -> str:
+    """The same of image sets with which no setting was chosen."""
+    found = [row for name in OTHER_PHOTOS if (row := rows.get(Path(name, "default-cpu.json")))]
+    if not found:
+        return ""
+    write = Writer("../results")
+    names = " and ".join(row.data["dataset"].replace("-", " ") for row in found)
+    new = " and ".join(f"{write.link(number(row.value('novel')), row)}%" for row in found)
+    old = " and ".join(f"{number(row.value('base'))}%" for row in found)
+    before = number(found[0].data["before"])  # they share the base and its test images
+    return f" With {names} none was: new classes reach {new}, old ones go from {before}% to {old}."
 
 
 def _marks(each: Scenario) -> str:

@@ -266,6 +266,7 @@ def _measured(rows: Rows, dataset: str, named: Sequence[tuple[str, str]]) -> lis
             if path.parent == folder
             and row.data["point"] in ("plain", "dial-balanced")
             and is_rival(path.stem.removesuffix(f"-{row.data['point']}"))
+            and row.data["method"] != "pretrained"
         ]
         if ours:
             varied = VARIANT.fullmatch(folder.parts[1])

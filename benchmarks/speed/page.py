@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -337,7 +338,9 @@ def growth_figure(rows: Rows) -> Any:
         return None
     figure = Figure(figsize=(6.4, 5), layout="constrained")
     axes = figure.subplots()
-    looks = dict(zip(dict.fromkeys(map(_work, growths.values())), zip(COLOURS, "osD^v", strict=True), strict=False))
+    looks = dict(
+        zip(dict.fromkeys(map(_work, growths.values())), cycle(zip(COLOURS, "osD^v", strict=True)), strict=False)
+    )
     ticks = set()
     for name, row in growths.items():
         multiples = [size / row["sizes"][0] for size in row["sizes"]]
