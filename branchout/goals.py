@@ -47,7 +47,8 @@ PAPER_GOALS = ("all", "balanced", "avg")
 CHOSEN_ON = {
     "dev": "validation images",
     "held-out": "images held out from training",
-    "pseudo": "new images and pseudo-exemplars of old classes; base accuracy is estimated, not measured",
+    "pseudo": "new images and pseudo-exemplars of old classes; the accuracies only compare operating points: that on "
+    "images of old classes is not measured, and may be far higher",
 }
 """The images an operating point was chosen on, by the key that a frontier keeps."""
 POOLERS = ("max", "average")

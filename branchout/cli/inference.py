@@ -63,8 +63,15 @@ def tune(model: Extended, goal: options.GoalOrNone = None) -> None:
         frontier, point = tuning.tune(Path(model), goal)
         chosen = {str(understood): point}
     for words, number in chosen.items():
-        accuracies = [f"{name} {percent(value)}%" for name, value in frontier.at(number).items() if value is not None]
-        say(f"{words}: {', '.join(accuracies)}, on {frontier.images:,} {CHOSEN_ON[frontier.chosen_on]}")
+        known = {name: value for name, value in frontier.at(number).items() if value is not None}
+        if frontier.chosen_on == "pseudo":  # their accuracies are not those of images
+            new = f"novel {percent(known['novel'])}%, " if "novel" in known else ""
+            say(f"{words}: {new}accuracy on old classes not measured; chosen with new images and pseudo-exemplars")
+        else:
+            accuracies = ", ".join(f"{name} {percent(value)}%" for name, value in known.items())
+            say(f"{words}: {accuracies}, on {frontier.images:,} {CHOSEN_ON[frontier.chosen_on]}")
+    if frontier.chosen_on == "held-out":
+        say("these images chose the point, so other images will give slightly less")
     if frontier.single_point_reason():
         say(frontier.single_point_reason())
     if goal is None and len(frontier) > 1:
@@ -203,6 +210,8 @@ def _show_comparison(model: Model, found: Comparison, test: Path) -> None:
         added = f"the number added to all new logits{', together with a constant for each step' if own else ''}"
         dial = f", {added if 'b' in point else 'a point of the trained grid'}"
         say(f"operating point: goal {point['goal']}, {place}{dial}. To change it: branchout tune")
+    if model.classifier.steps and found.after.base is None and found.after.overlap is None:
+        say(f"{printable(test)} has no images of old classes, so what they lost is not measured")
     if found.before is not None:
         say(f"before: the model before step {len(model.classifier.steps)}, on the classes it knew")
     table = forgotten(found)

@@ -124,9 +124,10 @@ class Frontier:
         """A sentence that explains why a model has one operating point; empty where there are more."""
         if len(self) > 1:
             return ""
+        of = "new images and pseudo-exemplars" if self.chosen_on == "pseudo" else "validation images"
         return (
-            f"There is only one operating point: on the {self.images:,} validation images no other is better for any "
-            "part, old or new. Every goal chooses it. More validation images may give more points."
+            f"There is only one operating point: on the {self.images:,} {of} no other is better for any part, old or "
+            "new. Every goal chooses it. More validation images may give more points."
         )
 
     def at(self, point: int) -> dict[str, float | None]:

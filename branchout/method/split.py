@@ -28,6 +28,10 @@ IMAGES_OF_OLD_CLASSES = (
 """What to do where pseudo-exemplars choose the operating point."""
 
 
+FEW_NEW = 5
+"""With fewer validation images of new classes, accuracy on them says little."""
+
+
 @dataclass(frozen=True)
 class DataSplit:
     """Which images train, which choose the operating point, which measure the result."""
@@ -101,6 +105,12 @@ class DataSplit:
             chosen_on = "held-out"
         else:
             held = val
+            missing = sorted(set(new.classes) - set(val.classes))
+            if missing:
+                notices.append(
+                    f"--val has no images of {len(missing):,} of {len(new.classes):,} {new_classes}: {some(missing)}. "
+                    "They neither choose the operating point nor are they measured"
+                )
         if memory is not None and (val is None or not set(held.classes) & old):
             grouped += _count(memory, "images of --memory", notices)
             memory, held_old = _hold_out(memory, rng, old=old)
@@ -108,6 +118,12 @@ class DataSplit:
             chosen_on = "held-out"
         held_out = given[0] - len(new), given[1] - (0 if memory is None else len(memory))
         held = _without_training_images(held, new, memory, notices, new_classes)
+        of_new = int(held.mask(new.classes).sum())
+        if of_new < FEW_NEW:
+            notices.append(
+                f"{count(of_new, 'validation image')} of {new_classes}: too few to choose the operating point well, "
+                "and accuracy on them says little. Add images, or pass more with --val"
+            )
         if val is not None:
             _warn_of_near_duplicates(held, new, memory, notices)
         of_old = int(held.mask(old).sum())

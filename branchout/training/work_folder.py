@@ -93,10 +93,11 @@ def _check_same_run(out: Path, work: Path, settings: Mapping[str, object]) -> No
             raise BranchoutError(f"{file} does not hold the settings of a run")
     except BranchoutError as error:
         raise BranchoutError(f"{error}\nTo start this run again from the beginning, delete {work}") from None
+    reseeded = before.get("seed") != settings.get("seed")  # then other images are held out, so all checksums differ
     differing = [
         f"{key}: {_shown(before.get(key))} before, {_shown(settings.get(key))} now"
         for key in {**before, **settings}
-        if before.get(key) != settings.get(key)
+        if before.get(key) != settings.get(key) and not (reseeded and _is_checksum(settings.get(key)))
     ]
     if differing:
         raise BranchoutError(
@@ -110,7 +111,11 @@ def _shown(value: object) -> str:
     """A setting; the first digits stand for a checksum."""
     if value is None:
         return "not given"
-    return f"checksum {str(value)[:8]}" if re.fullmatch("[0-9a-f]{32,}", str(value)) else str(value)
+    return f"checksum {str(value)[:8]}" if _is_checksum(value) else str(value)
+
+
+def _is_checksum(value: object) -> bool:
+    return re.fullmatch("[0-9a-f]{32,}", str(value)) is not None
 
 
 def _remove_finished(folder: Path) -> None:

@@ -276,7 +276,9 @@ def test_without_memory_it_says_that_the_base_could_not_be_measured(place: Place
     assert re.search(r"Accuracy on \d+ held-out images? of new classes: ", told)
     assert f"branchout evaluate {place / 'alone'} FOLDER/" in told
     assert "balanced ◂" not in told
-    assert "pseudo-exemplars" in well(run("tune", place / "alone", "--goal", "avg"))
+    tuned = well(run("tune", place / "alone", "--goal", "avg"))
+    assert "accuracy on old classes not measured; chosen with new images and pseudo-exemplars" in tuned
+    assert "base " not in tuned.splitlines()[0]  # that of pseudo-exemplars would be read as one of images
 
 
 def test_without_val_it_says_that_some_images_were_held_out(place: Place) -> None:
@@ -547,6 +549,12 @@ def test_unreadable_pictures_are_named_and_the_others_answered(place: Place, tmp
     assert both.status == 1
     assert "None of these 2 images can be read" in both.err
     refused(run("predict", place / "v2", tmp_path / "nothing.png"), "there is no image or folder")
+
+
+def test_a_test_folder_without_old_classes_is_said_to_measure_no_loss(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "infinity").symlink_to(place / "val" / "infinity")
+    assert "has no images of old classes" in well(run("evaluate", place / "v2", tmp_path))
+    assert "has no images of old classes" not in well(run("evaluate", place / "v2", place / "val"))
 
 
 def test_mirror_images_are_for_photographs(place: Place) -> None:

@@ -279,7 +279,7 @@ def test_without_any_old_image_it_works_and_says_what_it_rests_on(
     assert not np.isnan(grown.frontier.accuracies["base"]).any()
     material = base.prepare(train.of_classes(NEW)).split
     assert grown.frontier.images == len(material.dev) + 10 * len(BASE)
-    assert "base accuracy is estimated, not measured" in (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
+    assert "images of old classes is not measured" in (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
     assert grown.saved.history[-1]["measured"]["before"] == {}
 
 

@@ -102,6 +102,8 @@ def test_one_point_alone_is_explained() -> None:
     alone = alone.select(alone.pareto())  # the dial can only lose
     assert len(alone) == 1
     assert "only one operating point: on the 4 validation images" in alone.single_point_reason()
+    pseudo = replace(alone, chosen_on="pseudo")
+    assert "on the 4 new images and pseudo-exemplars" in pseudo.single_point_reason()
     several = Frontier("dial", np.array([[0.0], [1.0]]), {"all": np.array([0.5, 0.6])}, 4)
     assert several.single_point_reason() == ""
 

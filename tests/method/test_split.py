@@ -142,6 +142,18 @@ def test_origins_are_the_branch_that_taught_the_class_first(extended: api.Model,
         assert origin == (0 if name in BASE else 1)
 
 
+def test_new_classes_that_few_or_no_images_measure_are_named(base: api.Model, train: Samples, val: Samples) -> None:
+    space, new = base.saved.classifier.space, train.of_classes(NEW)
+    partly = DataSplit.of(space, new, exemplars(train), val.of_classes([*BASE, *NEW[1:]]), 0)
+    (told,) = [notice for notice in partly.notices if "--val has no images of" in notice]
+    assert f"1 of {len(NEW)} new classes: {NEW[0]}" in told
+    assert partly.val_given
+    few = DataSplit.of(space, train.of_classes(NEW[:1]), exemplars(train), None, 0)
+    assert any("4 validation images of new classes: too few" in notice for notice in few.notices)
+    enough = DataSplit.of(space, new, exemplars(train), val.of_classes([*BASE, *NEW]), 0)
+    assert not any("too few" in notice or "--val has no" in notice for notice in enough.notices)
+
+
 def test_validation_images_that_also_train_are_left_out(base: api.Model, train: Samples, val: Samples) -> None:
     train, val = (replace(table, content=content_hashes(table)) for table in (train, val))  # as a folder's tables are
     space, new = base.saved.classifier.space, train.of_classes(NEW)

@@ -28,6 +28,24 @@ def test_a_run_that_ends_leaves_nothing_and_one_that_fails_can_resume(tmp_path: 
         assert work is None
 
 
+def test_another_seed_is_not_blamed_on_the_images(tmp_path: Path) -> None:
+    """With another seed other images are held out, so that those that train differ, too."""
+    before = {"seed": 0, "epochs": 1, "new images": "a" * 32}
+    with pytest.raises(NotADirectoryError), working_on(tmp_path / "v2", before) as work:
+        ((work / "checkpoint").write_text("half"), (work / "checkpoint" / "deeper").read_text())
+    with (
+        pytest.raises(BranchoutError, match="seed: 0 before, 3 now") as seeded,
+        working_on(tmp_path / "v2", {**before, "seed": 3, "new images": "b" * 32}),
+    ):
+        pass
+    assert "checksum" not in str(seeded.value)
+    with (
+        pytest.raises(BranchoutError, match="new images: checksum aaaaaaaa before"),
+        working_on(tmp_path / "v2", {**before, "new images": "b" * 32}),
+    ):
+        pass
+
+
 def test_settings_cut_short_by_a_kill_do_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Path.write_text
 
