@@ -153,7 +153,7 @@ def of_images(margin: float, rows: Sequence[Row], metric: str) -> tuple[float, f
 
 
 def outcome(audit: Audit, where: str, line: Line, margin: float, low: float, high: float) -> None:
-    audit.same(where, line["margin"], with_sign(margin))
+    audit.same(where, line["margin to the claim"], with_sign(margin))
     audit.same(where, line["95% interval"], f"{with_sign(low)} to {with_sign(high)}")
     audit.same(where, line["verdict"], auditing.verdict_of(low, high))
 
@@ -233,14 +233,14 @@ def rank(case: Line) -> int:
 
 
 def margin_of(case: Line) -> float:
-    return float(case["margin"].replace("−", "-"))
+    return float(case["margin to the claim"].replace("−", "-"))
 
 
 def same_case(audit: Audit, page: Path, line: Line, case: Line) -> bool:
     """Whether a claim's worst case is a certain line of the cases."""
     sides = case["first"] + case["second"]
     return (
-        (line["margin"], line["95% interval"]) == (case["margin"], case["95% interval"])
+        (line["margin to the claim"], line["95% interval"]) == (case["margin to the claim"], case["95% interval"])
         and line["worst case"].startswith(f"{case['where'].split(', ', 1)[1]}: {case['metric']} [")
         and files(audit, page, line["worst case"]) == files(audit, page, sides)
         and [text for text, _ in LINK.findall(line["worst case"])] == [text for text, _ in LINK.findall(sides)]

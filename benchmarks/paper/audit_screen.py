@@ -119,8 +119,8 @@ def screen(audit: Audit, page: Path) -> None:
     ):  # fmt: skip
         sentence = re.search(rf"{words} (.+? excludes zero)", text, re.MULTILINE)
         audit.same(f"{page.name}, sentence on {key}", sentence[1] if sentence else "", lead(audit, pairs[key]))
-    left_out = f" without {' and '.join(without)}" if without else ""
-    told = f"flowers and those of Tiny-ImageNet{left_out}; in {on_features} of them no other method"
+    left_out = f" but {' and '.join(without)}" if without else ""
+    told = f"These are all scenarios of the table{left_out}; in {on_features} of them no other method"
     audit.same(f"{page.name}, who is compared", str(told in text), "True")
     plain = [
         (mean(audit.rows[alone], "balanced") or 0) > (mean(audit.rows[ours], "balanced") or 0)
@@ -251,6 +251,6 @@ def lead(audit: Audit, pairs: Sequence[tuple[Path, Path]]) -> str:
     found = [compared(audit.rows[first], audit.rows[second], "balanced") for first, second in pairs]
     margins, clear = [margin for margin, _, _ in found], sum(low > 0 for _, low, _ in found)
     return (
-        f"{sum(margin > 0 for margin in margins)} of {len(margins)} scenarios, by {with_sign(min(margins))} to "
+        f"{sum(margin > 0 for margin in margins)} of {len(margins)} scenarios, margins {with_sign(min(margins))} to "
         f"{with_sign(max(margins))} points; in {clear} the 95% interval excludes zero"
     )

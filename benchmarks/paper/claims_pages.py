@@ -16,7 +16,7 @@ def claims_page(rows: Rows) -> str:
     for dataset, name in DATASETS.items():
         claims = judged(dataset, rows)
         body = [[plain(claim.text), f"**{claim.verdict}**", *_worst(write, claim)] for claim in claims]
-        heading = ["claim", "verdict", "worst case", "margin", "95% interval", "more"]
+        heading = ["claim", "verdict", "worst case", "margin to the claim", "95% interval", "more"]
         parts += [f"## {name}", table(heading, body, 3)]
         told = [f"- **{claim.text}.** {_resolved(write, text)}" for claim, text in reasons(dataset, rows, claims)]
         if told:
@@ -76,7 +76,7 @@ def cases_page(rows: Rows) -> str:
                 if case.missing:
                     missing = ["–", "–", "–", "–", "–", f"not measured ({case.missing})"]
                     bodies.setdefault(claim.key, []).append([*start, *missing])
-    heading = ["where", "metric", "first", "second", "margin", "95% interval", "verdict"]
+    heading = ["where", "metric", "first", "second", "margin to the claim", "95% interval", "verdict"]
     for key, body in bodies.items():
         parts += [f"## {texts[key]}", table(heading, body, 4)]
     return footnotes("\n\n".join(parts))

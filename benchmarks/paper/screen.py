@@ -76,8 +76,8 @@ def sentences(rows: Rows, shown: Sequence[Scenario]) -> list[str]:
         f"view](results/photos.md).{_other_photos(rows)}",
         f"On Tiny-ImageNet, Branchout is above the paper's recipe in {recipe} ([margins](results/margins.md)).",
         f"It is above the best other method, as that is or with the same [dial](operating-points.md), in {other}. "
-        f"These are flowers and those of Tiny-ImageNet{f' without {without}' if without else ''}; in {on_features} of "
-        "them no other method that trains the whole network is measured.",
+        f"These are all scenarios of the table{f' but {without}' if without else ''}; in {on_features} of them no "
+        "other method that trains the whole network is measured.",
         f"With the same dial, joint training, which sees all images, is above Branchout in {joint}; joint training "
         f"without the dial is above Branchout with it in {_joint_without_dial(rows, shown)}.",
         f"Of the paper's [{len(claims)} claims](results/claims.md), {counts['holds']} hold on Tiny-ImageNet, "
@@ -132,7 +132,7 @@ def _lead(differences: Sequence[Difference | None]) -> str:
         return "0 of 0 scenarios"
     margins = [each.margin for each in found]
     return (
-        f"{sum(margin > 0 for margin in margins)} of {len(found)} scenarios, by {signed(min(margins))} to "
+        f"{sum(margin > 0 for margin in margins)} of {len(found)} scenarios, margins {signed(min(margins))} to "
         f"{signed(max(margins))} points; in {sum(each.low > 0 for each in found)} the 95% interval excludes zero"
     )
 
@@ -171,7 +171,7 @@ def margins_page(rows: Rows) -> str:
     def counted(found: Sequence[Scenario]) -> str:
         recipe, other, _ = zip(*map(_against, found), strict=True)
         return (
-            f"Branchout is above the paper's recipe in {_lead(recipe)}, and above the best other method in "
+            f"Branchout is above the paper's recipe in {_lead(recipe)}. It is above the best other method in "
             f"{_lead(other)}."
         )
 

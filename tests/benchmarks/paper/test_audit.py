@@ -45,7 +45,7 @@ CHANGES = [
     ("results.md", r"above Branchout with it in (\d)"),
     ("results.md", r"with (2) kept images"),
     ("results.md", r"none was: new classes reach \[\d\d\.(\d)\]"),
-    ("results.md", r"without \*(1)80 \+ 20, ResNet50\* \(†\)"),
+    ("results.md", r"but \*(1)80 \+ 20, ResNet50\* \(†\)"),
     ("results.md", r"in (\d) of them no other method"),
     ("results.md", r"\) WA \((\d)\d\)"),
     ("results.md", r"claims\]\(\S+\), (\d) hold on"),
