@@ -149,6 +149,7 @@ def test_what_cannot_be_opened_is_answered(tmp_path: Path) -> None:
     (tmp_path / "v2.onnx").write_bytes(b"x")
     for name, arch, words in (
         ("resnet118", None, "no saved model resnet118.*timm has no network called 'resnet118'. Did you mean .*resnet1"),
+        ("glyph", None, "no saved model glyph.*Did you mean glyphs"),
         ("efficientnet_lite3", None, "no published weights of efficientnet_lite3.*efficientnet_lite2.*--arch"),
         (tmp_path / "v2.onnx", None, r"v2\.onnx is a file.*give the folder that it was exported from"),
         (tmp_path / "folder", None, r"is not a saved model.*branchout\.json.*found cat\.png"),

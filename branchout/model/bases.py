@@ -206,7 +206,7 @@ def _timm_name(name: str) -> str:
     if name in architectures.ARCHITECTURES and not timm.is_model(name):
         raise BranchoutError(f"{name} has no published weights; train it with: branchout pretrain --arch {name}")
     if not timm.is_model(name):
-        near = get_close_matches(name, [base.name for base in listed_bases()], n=4)
+        near = get_close_matches(name, ["glyphs", *(base.name for base in listed_bases())], n=4)
         hint = f"Did you mean {' or '.join(near)}?" if near else "List the networks: branchout bases"
         raise BranchoutError(f"timm has no network called {name!r}. {hint}")
     return name
