@@ -6,7 +6,7 @@
     branchout bench photos --new out/new --memory OLD/ --test out/test --base efficientnet_lite0 --name clip-art
 
 `clip-art` has a class for every innermost folder of Open Clip Art with enough pictures, `garments` the ten classes of
-Fashion-MNIST (28 × 28 grey pixels). Both rules were fixed before anything was measured. OLD/ and TEST/ hold other
+Fashion-MNIST (28 × 28 grey pixels). Both rules were fixed before any accuracy was seen. OLD/ and TEST/ hold other
 images of the base's classes; images of TEST/ whose class OLD/ has are linked into `out/test`.
 """
 

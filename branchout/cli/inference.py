@@ -71,7 +71,7 @@ def tune(model: Extended, goal: options.GoalOrNone = None) -> None:
             accuracies = ", ".join(f"{name} {percent(value)}%" for name, value in known.items())
             say(f"{words}: {accuracies}, on {frontier.images:,} {CHOSEN_ON[frontier.chosen_on]}")
     if frontier.chosen_on == "held-out":
-        say("these images chose the point, so other images will give slightly less")
+        say("these images also chose the point, so accuracy on other images may be lower")
     if frontier.single_point_reason():
         say(frontier.single_point_reason())
     if goal is None and len(frontier) > 1:
