@@ -63,8 +63,8 @@ class Section:
 
     @property
     def about(self) -> Row:
-        """A row, for what all of them have in common: the first on the usual base."""
-        return min(self._rows(), key=lambda row: row.other_base)
+        """A row, for what all of them have in common: the first on the usual base, which joint learning has not."""
+        return min(self._rows(), key=lambda row: (row.other_base, row.data.get("base_model") is None))
 
     def _rows(self) -> Iterator[Row]:
         for line in self.lines:

@@ -123,7 +123,8 @@ class Baseline:
     oracle: bool = False
     """Sees all training images of all classes."""
     anew: bool = False
-    """Starts from scratch at every step, so that only the last step needs to be run."""
+    """Starts from scratch at every step, so that only the last step needs to be run, and no base. `before` is then an
+    untrained network of the base's shape."""
     seeded: bool = True
     """Its result depends on the exemplar seed."""
     note: str = ""

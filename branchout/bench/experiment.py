@@ -43,6 +43,7 @@ from branchout.model import bases, checkpoint
 from branchout.model.architectures import describe
 from branchout.model.checkpoint import SavedModel
 from branchout.model.classifier import Classifier, Step
+from branchout.model.heads import CosineHead
 from branchout.model.manifest import is_saved_model
 from branchout.model.staged import Backbone
 from branchout.training.device import wait_for
@@ -213,10 +214,12 @@ class Experiment:
 
     # Networks, branches and features, computed once.
 
-    def _untrained(self) -> Backbone:
+    def _described(self) -> dict[str, Any]:
         plan = self.plan
-        described = describe(plan.arch, self.preprocessing, width=plan.width, last_relu=plan.last_relu)
-        return bases.rebuild(described)[0]
+        return describe(plan.arch, self.preprocessing, width=plan.width, last_relu=plan.last_relu)
+
+    def _untrained(self) -> Backbone:
+        return bases.rebuild(self._described())[0]
 
     @cached_property
     def base(self) -> Classifier:
@@ -224,6 +227,16 @@ class Experiment:
             return self.trained(self.training_images(0))
         self.scenario  # noqa: B018 – fails here if the model does not fit the data
         return self.saved_base.classifier.on_device(self.device)
+
+    @cached_property
+    def untrained_base(self) -> Classifier:
+        """A network of the base's shape with random weights, for methods that do not start from the base."""
+        if self.saved_base is not None:
+            return self.saved_base.classifier
+        described, classes = self._described(), self.scenario.branches[0]
+        backbone, _ = bases.rebuild(described)
+        head = CosineHead(backbone.features, len(classes))
+        return Classifier(described, backbone, head, classes, self.preprocessing, self.kind)
 
     @cached_property
     def base_weights(self) -> str:

@@ -70,9 +70,10 @@ def uses_seeds(method: Method) -> bool:
     return method.name != "stage-one-dial" and method.points() != ("alone",)
 
 
-def has_own_base(method: Method, plan: Plan) -> bool:
-    """Whether it is trained as published, from a base of its own instead of the shared one."""
-    return plan.faithful and method.baseline is not None and method.baseline.published is not None
+def starts_from_base(method: Method, plan: Plan) -> bool:
+    """Whether it needs the shared base: not if it trains all classes from scratch, or its own base as published."""
+    baseline = method.baseline
+    return baseline is None or not (baseline.anew or (plan.faithful and baseline.published))
 
 
 def measure(method: Method, experiment: Experiment, seed: int, on_step: OnStep = lambda measured: None) -> Measured:
@@ -258,6 +259,8 @@ def _baseline(method: Method, experiment: Experiment, seed: int, on_step: OnStep
             measured.curve = curve(dial_frontier(own_columns(test[0], space), test[1], space), ("b",))
         on_step(measured)
     measured.parameters = _of_network(scorer) + _stored(scorer)
+    if method.baseline.anew:
+        measured.base_parameters = measured.parameters
     return measured
 
 
@@ -270,7 +273,7 @@ def _steps(baseline: Baseline, experiment: Experiment, seed: int) -> Iterator[tu
     learn = baseline.learn if published is None else published.learn
     rankings: dict[int, Samples] = {}
     if published is None:
-        before: nn.Module = experiment.base
+        before: nn.Module = experiment.untrained_base if baseline.anew else experiment.base
     else:
         before = published.first(experiment.task(0, seed)).to(experiment.device)
         yield 0, before, 0.0

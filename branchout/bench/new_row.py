@@ -11,7 +11,7 @@ import numpy as np
 from branchout.bench import rows as results
 from branchout.bench.experiment import Experiment
 from branchout.bench.job import Job
-from branchout.bench.measure import Measured
+from branchout.bench.measure import Measured, starts_from_base
 from branchout.bench.methods import Method
 from branchout.evaluate.compare import part_names
 from branchout.evaluate.two_fold import Scored
@@ -26,13 +26,15 @@ def row(job: Job, method: Method, experiment: Experiment, measured: Sequence[Mea
     per_seed = [each.points[point] for each in measured]
     last = [steps[-1] for steps in per_seed]
     means, spreads = results.averaged([scored.test for scored in last])
-    before = [each.first or experiment.before for each in measured]
-    steps_of = [[base.test, *(scored.test for scored in steps)] for base, steps in zip(before, per_seed, strict=True)]
-    over_steps = {
-        "incremental": results.percent(float(np.mean([incremental(steps) for steps in steps_of]))),
-        "avg_steps": results.percent(float(np.mean([average_over_steps(steps) for steps in steps_of]))),
-    }
+    before = _bases(experiment, measured, shared=starts_from_base(method, plan))
     every_step = 1 < experiment.steps == len(per_seed[0])
+    over_steps: dict[str, float | None] = dict.fromkeys(("incremental", "avg_steps"))
+    if every_step:
+        steps_of = [
+            [base.test, *(scored.test for scored in steps)] for base, steps in zip(before, per_seed, strict=True)
+        ]
+        over_steps["incremental"] = results.percent(float(np.mean([incremental(steps) for steps in steps_of])))
+        over_steps["avg_steps"] = results.percent(float(np.mean([average_over_steps(steps) for steps in steps_of])))
     both = _on_both_halves(before, per_seed, every_step) if point == "plain" else None
     return {
         "dataset": job.dataset,
@@ -48,7 +50,7 @@ def row(job: Job, method: Method, experiment: Experiment, measured: Sequence[Mea
         "recipe": method.recipe,
         "point": point,
         **_operating_point(last),
-        "metrics": {**means, **(over_steps if every_step else dict.fromkeys(over_steps))},
+        "metrics": {**means, **over_steps},
         "both_halves": both,
         "two_fold": _two_fold(measured, point) or None,
         "two_fold_spread": results.percent(float(np.mean([scored.spread for scored in last]))),
@@ -62,8 +64,8 @@ def row(job: Job, method: Method, experiment: Experiment, measured: Sequence[Mea
         "correct": _correct(experiment, last) if point != "alone" else None,
         "views": first.views,
         "stage1_per_seed": method.stage_one_per_seed or None,
-        "base_model": results.percent(float(np.mean([base.test.all for base in before]))),
-        "base_weights": None if first.first else experiment.base_weights,
+        "base_model": results.percent(float(np.mean([base.test.all for base in before]))) if before else None,
+        "base_weights": experiment.base_weights if starts_from_base(method, plan) else None,
         "test_images": len(experiment.halves(experiment.steps)[1]),
         **{name: results.percent(value) for name, value in first.extra.items()},
         "curve": first.curve or None if point != "plain" else None,
@@ -74,6 +76,12 @@ def row(job: Job, method: Method, experiment: Experiment, measured: Sequence[Mea
         "gpu_shared": any(each.gpu_shared for each in measured),
         "settings": row_settings(job, method),
     }
+
+
+def _bases(experiment: Experiment, measured: Sequence[Measured], *, shared: bool) -> list[Scored]:
+    """The base of each seed: its own, the `shared` one, or none."""
+    own = [each.first for each in measured if each.first]
+    return [experiment.before] * len(measured) if shared else own
 
 
 def _two_fold(measured: Sequence[Measured], point: str) -> dict[str, float | None]:
@@ -112,14 +120,14 @@ def _on_both_halves(
 ) -> dict[str, float | None]:
     """Accuracies on all validation images, which are the test images of the literature."""
     means, _ = results.averaged([steps[-1].both for steps in per_seed])
+    found = {name: means[name] for name in ("all", "base", "novel", "avg")}
+    if not every_step:
+        return {**found, "incremental": None}
     over_steps = [
         incremental([base.both, *(scored.both for scored in steps)])
         for base, steps in zip(before, per_seed, strict=True)
     ]
-    return {
-        **{name: means[name] for name in ("all", "base", "novel", "avg")},
-        "incremental": results.percent(float(np.mean(over_steps))) if every_step else None,
-    }
+    return {**found, "incremental": results.percent(float(np.mean(over_steps)))}
 
 
 def row_settings(job: Job, method: Method) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from branchout.bench import finished_seeds
 from branchout.bench import rows as results
 from branchout.bench.experiment import Experiment
 from branchout.bench.job import Done, Job
-from branchout.bench.measure import Measured, OnStep, has_own_base, measure, uses_seeds
+from branchout.bench.measure import Measured, OnStep, measure, starts_from_base, uses_seeds
 from branchout.bench.methods import Method, method_named
 from branchout.bench.new_row import row, row_settings
 from branchout.bench.peak_memory import forget_peak_memory, others_beside, peak_memory
@@ -193,6 +193,6 @@ def _depends_on(job: Job, method: Method, experiment: Experiment, made_by: Mappi
         "method": job.method,
         "settings": row_settings(job, method),
         "images": digest(job.images, "\n".join(train.ids), train.origin.tobytes()),
-        "base_weights": None if has_own_base(method, job.plan) else experiment.base_weights,
+        "base_weights": experiment.base_weights if starts_from_base(method, job.plan) else None,
         **{name: made_by[name] for name in ("versions", "hardware", "commit")},
     }

@@ -851,6 +851,23 @@ def test_joint_learning_answers_in_the_order_of_the_label_space(experiment: Expe
     torch.testing.assert_close(ours, theirs[:, order])
 
 
+def test_joint_learning_trains_no_base(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import branchout.bench.experiment as module
+
+    trained: list[int] = []
+    real = module.pretrain
+    monkeypatch.setattr(
+        module, "pretrain", lambda *given, **more: trained.append(len(given[2])) or real(*given, **more)
+    )
+    monkeypatch.setenv("BRANCHOUT_CACHE", str(tmp_path / "cache"))
+    done = run(job(folder, tmp_path, "joint", PLAN, seeds=(1,)), {})
+    assert done is not None
+    assert trained == [PLAN.base + PLAN.novel]  # type: ignore[operator]
+    row = json.loads(done.job.files()["plain"].read_text())
+    assert row["base_model"] is row["base_weights"] is None
+    assert row["base_parameters"] == row["parameters"] > 0
+
+
 def test_over_many_steps_joint_learning_is_measured_after_the_last(folder: Path, tmp_path: Path) -> None:
     plan = replace(PLAN, scenario="steps", base=5, novel=3, steps=2)
     done = run(job(folder, tmp_path, "joint", plan, seeds=(1,)), {})
