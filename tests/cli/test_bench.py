@@ -84,7 +84,7 @@ def test_a_transformer_from_scratch_is_a_base_for_all_who_take_part_in_its_table
     aper = rows["aper-plain"]
     assert (aper["arch"], aper["settings"]["pretraining"]["optimiser"]) == ("vit_tiny", "adamw")
     assert "optimiser" not in aper["settings"]["network"]
-    assert len({row["base_weights"] for row in rows.values()}) == 1
+    assert len({row["base_weights"] for row in rows.values() if row["method"] != "joint"}) == 1
     status, told, _ = run(*words)  # nothing is refused or made again
     assert status == 0
     assert {path.stem: json.loads(path.read_text()) for path in tmp_path.rglob("vit_tiny/*.json")} == rows
