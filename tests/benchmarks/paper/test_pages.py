@@ -98,6 +98,8 @@ def test_the_sentences_leave_out_rows_that_are_to_be_measured_again(measured_row
     both = [each.rival.path.with_name(f"{stem}-{point}.json") for point in ("plain", "dial-balanced")]
     for path in [each.ours.path, *(path for path in both if path in measured_rows)]:
         assert counted(with_mark(path)) == counted(measured_rows) - 1
+        assert f"Not counted: *{each.name}* (†" in screen(with_mark(path))
+    assert "Not counted" not in screen(measured_rows)
 
 
 def test_a_section_says_what_is_not_measured(measured_rows: Rows) -> None:
