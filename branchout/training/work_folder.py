@@ -35,7 +35,8 @@ def check_out(given: str | Path | None, images: Sequence[object] = ()) -> Path |
         named = [one for each in images for one in (each if isinstance(each, list | tuple) else [each])]
         for folder in (Path(each) for each in named if isinstance(each, str | Path)):
             if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
-                outside = folder.resolve().parent / ("v2" if out.name == folder.resolve().name else out.name)
+                beside = [folder.resolve().with_name(name) for name in (out.name, *(f"v{n}" for n in range(2, 100)))]
+                outside = next((each for each in beside if not each.exists()), beside[0])
                 raise BranchoutError(
                     f"--out {out} lies in the folder of images {folder}, where it would be read as a class. Choose a "
                     f"folder outside it, such as {outside}"

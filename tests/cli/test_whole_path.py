@@ -257,9 +257,12 @@ def test_each_folder_of_old_images_is_checked_and_named_once(place: Place, tmp_p
     again = place / "new" / ".." / "memory"
     refused(run(*words, "--memory", place / "memory", "--memory", again), str(again), "the same folder")
     inside = ["--memory", place / "memory", "--memory", place / "new", "--out"]
-    for out, outside in (("new/v3", "v3"), ("new", "v2")):
+    for out in ("new/fresh", "new/v2", "new"):
         told = run("extend", place / "later", "--base", place / "v2", *inside, place / out)
-        refused(told, "lies in the folder of images", str(place / outside))
+        refused(told, "lies in the folder of images", str(place / "fresh" if out == "new/fresh" else place.root))
+        suggested = Path(told[2].split()[-1])
+        assert suggested.parent == place.root
+        assert not suggested.exists()
     assert not (place / "v3-wrong").exists()
 
 
