@@ -11,7 +11,8 @@ alone. The projection is at most 20 times as wide as the features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,9 @@ from branchout.training.loop import seed_for
 WIDTH = 10_000
 """Random features, as in the source."""
 RIDGES: tuple[float, ...] = tuple(10.0 ** (power / 4) for power in range(-32, 9))
+
+SUMMED = 4096
+"""Images whose products are summed at a time."""
 
 Lift = Callable[[Tensor], Tensor]
 """Features → random features."""
@@ -55,10 +59,41 @@ class RidgeHead(nn.Module):
         return F.relu(features.flatten(1) @ self.projection) @ self.weight
 
 
-def add(gram: Tensor, moments: Tensor, x: Tensor, number: int) -> None:
-    """One group of class `number` joins the sums, with a total weight of 1."""
-    gram.addmm_(x.T, x, alpha=1 / len(x))
-    moments[:, number] += x.mean(0)
+def add(gram: Tensor, moments: Tensor, groups: Iterable[Tensor], numbers: Iterable[int]) -> None:
+    """Groups of random features join the sums, each with a total weight of 1; `numbers` are their classes."""
+    weighted: list[Tensor] = []
+    for x, number in zip(groups, numbers, strict=True):
+        moments[:, number] += x.mean(0)
+        weighted.append(x / math.sqrt(len(x)))
+        if sum(map(len, weighted)) >= SUMMED:
+            _add(gram, weighted)
+            weighted = []
+    _add(gram, weighted)
+
+
+def _add(gram: Tensor, weighted: Sequence[Tensor]) -> None:
+    """One large product: each small one would read and write the whole matrix."""
+    if weighted:
+        x = torch.cat(list(weighted))
+        gram.addmm_(x.T, x)
+
+
+def spectrum(groups: Sequence[Tensor], lift: Lift) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors (width × values) of the Gram matrix of groups that weigh the same.
+
+    Of fewer images than random features, X Xᵀ is smaller than XᵀX and has the same eigenvalues but for zeros. Without
+    zeros nothing is lost: the means of the groups are sums of images, so their part along those eigenvectors is zero.
+    """
+    width = lift(groups[0][:1]).shape[1]
+    if sum(map(len, groups)) >= width:
+        gram = torch.zeros(width, width, dtype=torch.float64, device=groups[0].device)
+        add(gram, torch.zeros_like(gram[:, :1]), map(lift, groups), [0] * len(groups))
+        values, vectors = torch.linalg.eigh(gram)
+        return values.clamp(min=0), vectors
+    x = torch.cat([lift(group) / math.sqrt(len(group)) for group in groups])
+    values, left = torch.linalg.eigh(x @ x.T)
+    found = values > len(x) * torch.finfo(values.dtype).eps * values.max()
+    return values[found], x.T @ (left[:, found] / values[found].sqrt())
 
 
 def held_out(group: Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -69,30 +104,25 @@ def held_out(group: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def best_ridge(
-    gram: Tensor,
-    moments: Tensor,
-    groups: Sequence[Tensor],
-    numbers: Sequence[int],
-    branches: Sequence[int],
-    lift: Lift,
-    seed: int,
+    groups: Sequence[Tensor], numbers: Sequence[int], branches: Sequence[int], classes: int, lift: Lift, seed: int
 ) -> float:
     """The ridge, relative to the diagonal, with the best accuracy on a held-out fifth of each group; of equal ones the
     largest. Groups of one branch weigh the same, and so do branches.
 
     With G = V D Vᵀ the scores of x are (x V) (D + λ)⁻¹ (Vᵀ C) for every λ: one eigendecomposition serves all.
     """
-    gram, moments = gram.clone(), moments.clone()
     parts = [held_out(group, seed_for(seed, place)) for place, group in enumerate(groups)]
-    for (fitted, _), number in zip(parts, numbers, strict=True):
-        add(gram, moments, lift(fitted), number)
-    values, vectors = torch.linalg.eigh(gram)
-    level, turned = gram.diagonal().mean(), vectors.T @ moments
+    fitted = [group for group, _ in parts]
+    values, vectors = spectrum(fitted, lift)
+    turned = torch.zeros(len(values), classes).to(vectors)
+    for group, number in zip(fitted, numbers, strict=True):
+        turned[:, number] += lift(group).mean(0) @ vectors
+    level = values.sum() / len(vectors)
     right: dict[int, list[Tensor]] = {branch: [] for branch in branches}
     for (_, kept), number, branch in zip(parts, numbers, branches, strict=True):
         if len(kept):
             x = lift(kept) @ vectors
-            scores = [(x / (values.clamp(min=0) + ridge * level)) @ turned for ridge in RIDGES]
+            scores = [(x / (values + ridge * level)) @ turned for ridge in RIDGES]
             right[branch].append(torch.stack([(z.argmax(1) == number).double().mean() for z in scores]))
     accuracy = [torch.stack(each).mean(0) for each in right.values() if each]
     if not accuracy:  # single images: nothing can be held out
@@ -122,14 +152,12 @@ def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = Fal
         column[-len(groups) :].tolist() for column in (task.space.class_of_column, task.space.branch_of_column)
     )
     ridge = (
-        known.ridge
-        if isinstance(known, RidgeHead)
-        else best_ridge(gram, moments, groups, numbers, branches, lift, task.seed)
+        known.ridge if isinstance(known, RidgeHead) else best_ridge(groups, numbers, branches, classes, lift, task.seed)
     )
-    for group, number in zip(groups, numbers, strict=True):
-        add(gram, moments, lift(group), number)
-    level = gram.diagonal().mean()
-    weight = torch.linalg.solve(gram + ridge * level * torch.eye(len(gram)).to(gram), moments)
+    add(gram, moments, map(lift, groups), numbers)
+    regular = gram.clone()
+    regular.diagonal().add_(ridge * gram.diagonal().mean())
+    weight = torch.linalg.solve(regular, moments)
     return OnFeatures(model, RidgeHead(projection, gram, moments, weight.float(), ridge).to(task.device))
 
 

@@ -29,12 +29,13 @@ def random_groups(seed: int = 0) -> list[torch.Tensor]:
 
 def sums(groups: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     gram, moments = torch.zeros(30, 30).double(), torch.zeros(30, 4).double()
-    for number, group in enumerate(groups):
-        ranpac.add(gram, moments, group, number)
+    ranpac.add(gram, moments, groups, range(4))
     return gram, moments
 
 
-def test_sums_are_means_over_each_group() -> None:
+@pytest.mark.parametrize("at_a_time", [1, 50, 1000])
+def test_sums_are_means_over_each_group(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranpac, "SUMMED", at_a_time)
     groups = random_groups()
     gram, moments = sums(groups)
     slow = sum(torch.outer(x, x) / len(group) for group in groups for x in group)
@@ -50,19 +51,27 @@ def test_a_group_weighs_the_same_however_often_its_images_come() -> None:
         assert torch.allclose(one, other)
 
 
+@pytest.mark.parametrize("width", [30, 200])  # fewer than there are images, and more
 @pytest.mark.parametrize("seed", range(4))
-def test_the_best_ridge_is_that_of_a_slow_search(seed: int) -> None:
+def test_the_best_ridge_is_that_of_a_slow_search(seed: int, width: int) -> None:
     torch.manual_seed(seed)
     groups, branches = [group + 2 * torch.randn_like(group) for group in random_groups(seed)], [0, 0, 0, 1]
-    found = ranpac.best_ridge(
-        torch.zeros(30, 30).double(), torch.zeros(30, 4).double(), groups, range(4), branches, lambda x: x, seed
-    )
+    projection = torch.randn(30, width).double()
+
+    def lift(x: torch.Tensor) -> torch.Tensor:
+        return x if width == 30 else F.relu(x @ projection)
+
+    found = ranpac.best_ridge(groups, range(4), branches, 4, lift, seed)
     parts = [ranpac.held_out(group, ranpac.seed_for(seed, place)) for place, group in enumerate(groups)]
-    gram, moments = sums([fitted for fitted, _ in parts])
+    gram, moments = torch.zeros(width, width).double(), torch.zeros(width, 4).double()
+    for number, (fitted, _) in enumerate(parts):
+        for x in lift(fitted):
+            gram += torch.outer(x, x) / len(fitted)
+            moments[:, number] += x / len(fitted)
     scores = []
     for ridge in ranpac.RIDGES:
-        weight = torch.linalg.solve(gram + ridge * gram.diagonal().mean() * torch.eye(30), moments)
-        right = [[int((x @ weight).argmax()) == n for x in kept] for n, (_, kept) in enumerate(parts)]
+        weight = torch.linalg.solve(gram + ridge * gram.diagonal().mean() * torch.eye(width), moments)
+        right = [[int((lift(x) @ weight).argmax()) == n for x in kept] for n, (_, kept) in enumerate(parts)]
         each = [sum(group) / len(group) for group in right]
         scores.append((sum(each[:3]) / 3 + each[3]) / 2)  # the one new class counts as much as the three old ones
     best = [ridge for ridge, score in zip(ranpac.RIDGES, scores, strict=True) if score >= max(scores) - 1e-9]
@@ -100,8 +109,8 @@ def test_two_steps_sum_to_what_one_look_at_all_would(
         *new_groups(later, describe, first=False),
     ]
     gram, moments = torch.zeros(60, 60).double(), torch.zeros(60, len(later.space.classes)).double()
-    for group, number in zip(groups, later.space.class_of_column.tolist(), strict=True):
-        ranpac.add(gram, moments, F.relu(group @ projection).double(), number)
+    lifted = [F.relu(group @ projection).double() for group in groups]
+    ranpac.add(gram, moments, lifted, later.space.class_of_column.tolist())
     assert torch.allclose(second.head.gram, gram)
     assert torch.allclose(second.head.moments, moments)
 
