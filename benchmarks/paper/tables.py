@@ -63,7 +63,7 @@ class Section:
 
     @property
     def about(self) -> Row:
-        """A row, for what all of them have in common: the first on the usual base, which joint learning has not."""
+        """A row, for what all of them have in common: on the usual base if one is; joint training has none."""
         return min(self._rows(), key=lambda row: (row.other_base, row.data.get("base_model") is None))
 
     def _rows(self) -> Iterator[Row]:

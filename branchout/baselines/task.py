@@ -123,8 +123,8 @@ class Baseline:
     oracle: bool = False
     """Sees all training images of all classes."""
     anew: bool = False
-    """Starts from scratch at every step, so that only the last step needs to be run, and no base. `before` is then an
-    untrained network of the base's shape."""
+    """Starts from scratch at every step: only the last step is run, no base is trained, and `memory` is empty. Of
+    `before` only the shape counts."""
     seeded: bool = True
     """Its result depends on the exemplar seed."""
     note: str = ""

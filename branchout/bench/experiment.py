@@ -187,12 +187,17 @@ class Experiment:
         """The augmentation of all training; with `few`, of training on the images of one step."""
         return augment.for_kind(self.kind, self.preprocessing.size, few=few, named=self.plan.augmentation)
 
-    def task(self, step: int, seed: int, rankings: Mapping[int, Samples] | None = None) -> Task:
-        """A step as a baseline sees it, or the base (0); `rankings` are its own, where exemplars are herded."""
+    def task(
+        self, step: int, seed: int, rankings: Mapping[int, Samples] | None = None, *, exemplars: bool = True
+    ) -> Task:
+        """A step as a baseline sees it, or the base (0); `rankings` are its own, where exemplars are herded.
+
+        A method that needs no `exemplars` gets none: to herd them, the base would have to be trained.
+        """
         return Task(
             space=self.space(step),
             new=self.training_images(step),
-            memory=self.memory(step, seed, rankings),
+            memory=self.memory(step if exemplars else 0, seed, rankings),
             images=self.images,
             kind=self.kind,
             size=self.plan.size,
@@ -229,8 +234,8 @@ class Experiment:
         return self.saved_base.classifier.on_device(self.device)
 
     @cached_property
-    def untrained_base(self) -> Classifier:
-        """A network of the base's shape with random weights, for methods that do not start from the base."""
+    def shape_of_base(self) -> Classifier:
+        """A network of the base's shape, whose weights do not count."""
         if self.saved_base is not None:
             return self.saved_base.classifier
         described, classes = self._described(), self.scenario.branches[0]

@@ -50,7 +50,7 @@ class Measured:
     first: Scored | None = None
     """The method's own base, where it does not start from the shared one."""
     base_parameters: int = 0
-    """Of that base, without its head."""
+    """Of that base, without its head; of joint training its own, because it adds nothing."""
     views: int | None = None
     """Of each new image, in our stage I: as many as this device is given."""
     peak_memory: int | None = None
@@ -273,13 +273,13 @@ def _steps(baseline: Baseline, experiment: Experiment, seed: int) -> Iterator[tu
     learn = baseline.learn if published is None else published.learn
     rankings: dict[int, Samples] = {}
     if published is None:
-        before: nn.Module = experiment.untrained_base if baseline.anew else experiment.base
+        before: nn.Module = experiment.shape_of_base if baseline.anew else experiment.base
     else:
         before = published.first(experiment.task(0, seed)).to(experiment.device)
         yield 0, before, 0.0
         rankings |= _ranking(before, experiment, 0)
     for step in [experiment.steps] if baseline.anew else range(1, experiment.steps + 1):
-        task = experiment.task(step, seed, rankings)
+        task = experiment.task(step, seed, rankings, exemplars=not baseline.anew)
         shared = 0.0
         if baseline.on == "features":
             before, stage_one = experiment.branched(step, PAPER.stage_one, seed=seed)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from branchout.bench.experiment import Experiment
 from branchout.bench.job import Job
-from branchout.bench.measure import uses_seeds
+from branchout.bench.measure import starts_from_base, uses_seeds
 from branchout.bench.methods import method_named
 from branchout.bench.plan import Plan
 from branchout.bench.rows import read_row
@@ -34,14 +34,21 @@ class Forecast:
         """How long a job takes if it starts now."""
         seeds = len(job.seeds) if uses_seeds(method_named(job.method)) else 1
         own = max((sum(row["seconds"].values()) for row in self.rows[job]), default=0.0) * seeds
+        return own + self._shared_training(job) + OPENING * (job.plan != self._opened)
+
+    def _shared_training(self, job: Job) -> float:
+        """Seconds to train what other jobs share: the base, or the network that a clustered split depends on."""
         place = self._base[job.plan]
-        training = 0.0 if place is None or is_saved_model(place) else self._training.get(place, 0.0)
-        return own + training + OPENING * (job.plan != self._opened)
+        needed = place == job.scenario_file or starts_from_base(method_named(job.method), job.plan)
+        if place is None or is_saved_model(place) or not needed:
+            return 0.0
+        return self._training.get(place, 0.0)
 
     def start(self, job: Job) -> None:
-        """From now on the experiment of this job is open, and its base model is trained."""
+        """From now on the experiment of this job is open, and its base model is trained if the job needs it."""
         self._opened = job.plan
-        self._training.pop(self._base[job.plan], None)
+        if self._shared_training(job):
+            del self._training[self._base[job.plan]]
 
     def cheapest_first(self) -> Iterator[tuple[Job, float]]:
         """All jobs with their seconds: next is always the one that takes the least after those before it."""

@@ -11,7 +11,7 @@ from branchout.bench import tables
 from branchout.bench.base_model import SavedBase, open_base
 from branchout.bench.experiment import Experiment
 from branchout.bench.job import Job
-from branchout.bench.measure import uses_seeds
+from branchout.bench.measure import starts_from_base, uses_seeds
 from branchout.bench.methods import method_named
 from branchout.bench.plan import Plan
 from branchout.bench.rows import asked_seeds, command, outdated, rows_in
@@ -20,6 +20,7 @@ from branchout.data.samples import digest
 from branchout.data.scenarios import CLUSTERED, NAMES
 from branchout.errors import BranchoutError, unknown, whole_number
 from branchout.model.architectures import ARCHITECTURES
+from branchout.units import count
 
 EXEMPLARS = "-exemplars"
 """With a number it ends the name of a table that is run with other exemplars than its own."""
@@ -281,9 +282,9 @@ def summary(jobs: list[Job]) -> Iterator[str]:
             yield f"{table}: {rows}, shown below and not measured again; to measure them again, use another --out"
             continue
         novel = f"{plan.steps} × {plan.novel}" if plan.steps > 1 else plan.novel
-        epochs = plan.pretraining.epochs
-        base = f"a base trained for {epochs} epoch{'' if epochs == 1 else 's'}"
-        if plan.model and plan.kept is None:
+        needed = any(starts_from_base(method_named(job.method), plan) for job in missing)
+        base = f"a {'base' if needed else 'network'} trained for {count(plan.pretraining.epochs, 'epoch')}"
+        if needed and plan.model and plan.kept is None:
             base = "a saved base"
         yield (
             f"{table}: {plan.kept or plan.base or 'all other'} + {novel} classes, {plan.arch} at {plan.size} pixels, "

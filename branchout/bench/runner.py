@@ -187,7 +187,7 @@ def _all_seeds(
 
 
 def _depends_on(job: Job, method: Method, experiment: Experiment, made_by: Mapping[str, Any]) -> dict[str, Any]:
-    """All that a measured seed depends on, but the seed. It trains the base model if there is none yet."""
+    """All that a measured seed depends on, but the seed. It trains the base model if it is needed and not there."""
     train = experiment.train
     return {
         "method": job.method,

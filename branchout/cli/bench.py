@@ -359,6 +359,6 @@ def _show(jobs: list[Job]) -> None:
     sizes = f"{first['base_classes']} + {first['novel_classes']}"
     title = f"{jobs[0].table} on {first['dataset']}, {first['arch']}: {sizes}"
     console.print(Text(title, style="italic"), table, sep="\n")
-    starred = "; *: mean over all steps" if first["steps"] > 1 else ""
+    starred = "; *: mean over all steps" if measured & set(STEP_METRICS) else ""
     say(f"+M: millions of parameters added to the base's, without heads; s: seconds of training{starred}")
     say(f"rows are in {jobs[0].folder}")

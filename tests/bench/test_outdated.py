@@ -58,12 +58,22 @@ def test_the_cheapest_job_comes_next_and_the_first_of_an_experiment_trains_its_b
 
 def test_a_base_on_disk_is_not_trained(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRANCHOUT_CACHE", str(tmp_path / "cache"))
-    job = outdated_job(tmp_path, "one", PLAN, "joint", 110.0)
+    outdated_job(tmp_path, "one", PLAN, "joint", 110.0)
+    job = outdated_job(tmp_path, "one", PLAN, "wa", 20.0)
+    assert Forecast([job], dataset).seconds(job) == pytest.approx(20 + 110 * 8 / 11 + OPENING)
     place = outdated._base_folder(job, dataset)
     assert place is not None
     place.mkdir(parents=True)
     (place / MANIFEST).write_text("{}")
-    assert Forecast([job], dataset).seconds(job) == 110 + OPENING
+    assert Forecast([job], dataset).seconds(job) == 20 + OPENING
+
+
+def test_joint_training_needs_no_base_and_leaves_it_to_the_next_method(dataset: Dataset, tmp_path: Path) -> None:
+    joint, other = (outdated_job(tmp_path, "one", PLAN, name, 110.0) for name in ("joint", "wa"))
+    forecast = Forecast([joint, other], dataset)
+    assert forecast.seconds(joint) == 110 + OPENING
+    forecast.start(joint)
+    assert forecast.seconds(other) == pytest.approx(110 + 110 * 8 / 11)
 
 
 def test_a_split_that_is_not_drawn_yet_trains_nothing_for_its_forecast(dataset: Dataset, tmp_path: Path) -> None:

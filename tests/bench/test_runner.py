@@ -392,10 +392,10 @@ def test_steps_that_were_measured_survive_an_interruption(
     with monkeypatch.context() as patch:
         task = Experiment.task
 
-        def interrupted(self: Experiment, step: int, *rest: Any) -> Any:
+        def interrupted(self: Experiment, step: int, *rest: Any, **more: Any) -> Any:
             if step == 2:
                 raise KeyboardInterrupt
-            return task(self, step, *rest)
+            return task(self, step, *rest, **more)
 
         patch.setattr(Experiment, "task", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -851,7 +851,10 @@ def test_joint_learning_answers_in_the_order_of_the_label_space(experiment: Expe
     torch.testing.assert_close(ours, theirs[:, order])
 
 
-def test_joint_learning_trains_no_base(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("memory", ["random", "herding"])
+def test_joint_learning_trains_no_base(
+    memory: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import branchout.bench.experiment as module
 
     trained: list[int] = []
@@ -860,7 +863,7 @@ def test_joint_learning_trains_no_base(folder: Path, tmp_path: Path, monkeypatch
         module, "pretrain", lambda *given, **more: trained.append(len(given[2])) or real(*given, **more)
     )
     monkeypatch.setenv("BRANCHOUT_CACHE", str(tmp_path / "cache"))
-    done = run(job(folder, tmp_path, "joint", PLAN, seeds=(1,)), {})
+    done = run(job(folder, tmp_path, "joint", replace(PLAN, memory=memory), seeds=(1,)), {})
     assert done is not None
     assert trained == [PLAN.base + PLAN.novel]  # type: ignore[operator]
     row = json.loads(done.job.files()["plain"].read_text())
