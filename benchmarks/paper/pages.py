@@ -44,7 +44,8 @@ def table_page(name: str, shown: Sequence[Section]) -> str:
     for section in shown:
         halves = re.search(r"samples split .*", section.table.title)
         heading = section.heading + (f", {halves[0]}" if halves else "")
-        facts = f"{section.facts()}; base model {number(section.about.data.get('base_model'))}%."
+        base = section.about.data.get("base_model")
+        facts = f"{section.facts()}; {'no base model' if base is None else f'base model {number(base)}%'}."
         missing = f". Not measured: {plain('; '.join(section.missing))}." if section.missing else "."
         parts += [f"## {heading}", f"{facts} `{section.command}`{missing}", lines_table(write, section.lines)]
     parts.append("[What the columns mean](definitions.md). *paper*: the numbers of the paper, on ImageNet.")
