@@ -20,7 +20,7 @@ from branchout.model import architectures
 from branchout.model.bases import rebuild
 from branchout.model.classifier import Classifier
 from branchout.model.heads import CosineHead
-from branchout.training.device import wait_for
+from branchout.training.device import give_back_memory, wait_for
 
 Row = dict[str, Any]
 Rows = Iterator[tuple[str, Row]]
@@ -118,6 +118,7 @@ class Peak:
             torch.cuda.reset_peak_memory_stats(self.device)
             self.before = torch.cuda.memory_allocated(self.device)
         else:
+            give_back_memory()  # else memory that earlier work has freed is used again, and nothing grows
             Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
             self.before = resident_bytes()
         return self
