@@ -12,7 +12,7 @@ alone. The projection is at most 20 times as wide as the features.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -28,8 +28,8 @@ WIDTH = 10_000
 """Random features, as in the source."""
 RIDGES: tuple[float, ...] = tuple(10.0 ** (power / 4) for power in range(-32, 9))
 
-SUMMED = 4096
-"""Images whose products are summed at a time."""
+TOGETHER = 4096
+"""Images, or a few more, that are computed together."""
 
 Lift = Callable[[Tensor], Tensor]
 """Features → random features."""
@@ -59,23 +59,19 @@ class RidgeHead(nn.Module):
         return F.relu(features.flatten(1) @ self.projection) @ self.weight
 
 
-def add(gram: Tensor, moments: Tensor, groups: Iterable[Tensor], numbers: Iterable[int]) -> None:
-    """Groups of random features join the sums, each with a total weight of 1; `numbers` are their classes."""
-    weighted: list[Tensor] = []
-    for x, number in zip(groups, numbers, strict=True):
-        moments[:, number] += x.mean(0)
-        weighted.append(x / math.sqrt(len(x)))
-        if sum(map(len, weighted)) >= SUMMED:
-            _add(gram, weighted)
-            weighted = []
-    _add(gram, weighted)
+def add(gram: Tensor, moments: Tensor, groups: Sequence[Tensor], numbers: Sequence[int], lift: Lift) -> None:
+    """Random features of groups join the sums, each group with a total weight of 1; `numbers` are their classes.
 
-
-def _add(gram: Tensor, weighted: Sequence[Tensor]) -> None:
-    """One large product: each small one would read and write the whole matrix."""
-    if weighted:
-        x = torch.cat(list(weighted))
-        gram.addmm_(x.T, x)
+    Products of many images are summed at a time: each small one would read and write the whole matrix.
+    """
+    for some in together([len(group) for group in groups]):
+        weighted = []
+        for place in some:
+            x = lift(groups[place])
+            moments[:, numbers[place]] += x.mean(0)
+            weighted.append(x / math.sqrt(len(x)))
+        stacked = torch.cat(weighted)
+        gram.addmm_(stacked.T, stacked)
 
 
 def spectrum(groups: Sequence[Tensor], lift: Lift) -> tuple[Tensor, Tensor]:
@@ -87,7 +83,7 @@ def spectrum(groups: Sequence[Tensor], lift: Lift) -> tuple[Tensor, Tensor]:
     width = lift(groups[0][:1]).shape[1]
     if sum(map(len, groups)) >= width:
         gram = torch.zeros(width, width, dtype=torch.float64, device=groups[0].device)
-        add(gram, torch.zeros_like(gram[:, :1]), map(lift, groups), [0] * len(groups))
+        add(gram, torch.zeros_like(gram[:, :1]), groups, [0] * len(groups), lift)
         values, vectors = torch.linalg.eigh(gram)
         return values.clamp(min=0), vectors
     x = torch.cat([lift(group) / math.sqrt(len(group)) for group in groups])
@@ -114,21 +110,40 @@ def best_ridge(
     parts = [held_out(group, seed_for(seed, place)) for place, group in enumerate(groups)]
     fitted = [group for group, _ in parts]
     values, vectors = spectrum(fitted, lift)
+    means = torch.stack([lift(group).mean(0) for group in fitted]) @ vectors
+    number_of = torch.tensor(list(numbers))
     turned = torch.zeros(len(values), classes).to(vectors)
-    for group, number in zip(fitted, numbers, strict=True):
-        turned[:, number] += lift(group).mean(0) @ vectors
+    turned.index_add_(1, number_of.to(turned.device), means.T)
     level = values.sum() / len(vectors)
-    right: dict[int, list[Tensor]] = {branch: [] for branch in branches}
-    for (_, kept), number, branch in zip(parts, numbers, branches, strict=True):
-        if len(kept):
-            x = lift(kept) @ vectors
-            scores = [(x / (values + ridge * level)) @ turned for ridge in RIDGES]
-            right[branch].append(torch.stack([(z.argmax(1) == number).double().mean() for z in scores]))
-    accuracy = [torch.stack(each).mean(0) for each in right.values() if each]
+    right = torch.zeros(len(groups), len(RIDGES), dtype=torch.float64)
+    for some in together([len(kept) for _, kept in parts]):
+        group_of = torch.tensor([place for place in some for _ in parts[place][1]])
+        x = lift(torch.cat([parts[place][1] for place in some])) @ vectors
+        for column, ridge in enumerate(RIDGES):
+            answers = ((x / (values + ridge * level)) @ turned).argmax(1).cpu()
+            right[:, column].index_add_(0, group_of, (answers == number_of[group_of]).double())
+    tested = {branch: [n for n, of in enumerate(branches) if of == branch and len(parts[n][1])] for branch in branches}
+    accuracy = [
+        torch.stack([right[place] / len(parts[place][1]) for place in places]).mean(0)
+        for places in tested.values()
+        if places
+    ]
     if not accuracy:  # single images: nothing can be held out
         return 1.0
     balanced = torch.stack(accuracy).mean(0)
     return RIDGES[int((balanced >= balanced.max() - 1e-9).nonzero().max())]
+
+
+def together(sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Places of groups of these sizes that are computed together; empty groups are left out."""
+    some: list[int] = []
+    for place in (place for place, size in enumerate(sizes) if size):
+        some.append(place)
+        if sum(sizes[each] for each in some) >= TOGETHER:
+            yield some
+            some = []
+    if some:
+        yield some
 
 
 def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = False) -> OnFeatures:
@@ -154,7 +169,7 @@ def learn(before: Classifier | OnFeatures, task: Task, *, everything: bool = Fal
     ridge = (
         known.ridge if isinstance(known, RidgeHead) else best_ridge(groups, numbers, branches, classes, lift, task.seed)
     )
-    add(gram, moments, map(lift, groups), numbers)
+    add(gram, moments, groups, numbers, lift)
     regular = gram.clone()
     regular.diagonal().add_(ridge * gram.diagonal().mean())
     weight = torch.linalg.solve(regular, moments)

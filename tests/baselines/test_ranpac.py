@@ -29,13 +29,13 @@ def random_groups(seed: int = 0) -> list[torch.Tensor]:
 
 def sums(groups: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     gram, moments = torch.zeros(30, 30).double(), torch.zeros(30, 4).double()
-    ranpac.add(gram, moments, groups, range(4))
+    ranpac.add(gram, moments, groups, range(4), lambda x: x)
     return gram, moments
 
 
 @pytest.mark.parametrize("at_a_time", [1, 50, 1000])
 def test_sums_are_means_over_each_group(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranpac, "SUMMED", at_a_time)
+    monkeypatch.setattr(ranpac, "TOGETHER", at_a_time)
     groups = random_groups()
     gram, moments = sums(groups)
     slow = sum(torch.outer(x, x) / len(group) for group in groups for x in group)
@@ -52,8 +52,12 @@ def test_a_group_weighs_the_same_however_often_its_images_come() -> None:
 
 
 @pytest.mark.parametrize("width", [30, 200])  # fewer than there are images, and more
+@pytest.mark.parametrize("at_a_time", [1, 1000])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_best_ridge_is_that_of_a_slow_search(seed: int, width: int) -> None:
+def test_the_best_ridge_is_that_of_a_slow_search(
+    seed: int, width: int, at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranpac, "TOGETHER", at_a_time)
     torch.manual_seed(seed)
     groups, branches = [group + 2 * torch.randn_like(group) for group in random_groups(seed)], [0, 0, 0, 1]
     projection = torch.randn(30, width).double()
@@ -109,8 +113,8 @@ def test_two_steps_sum_to_what_one_look_at_all_would(
         *new_groups(later, describe, first=False),
     ]
     gram, moments = torch.zeros(60, 60).double(), torch.zeros(60, len(later.space.classes)).double()
-    lifted = [F.relu(group @ projection).double() for group in groups]
-    ranpac.add(gram, moments, lifted, later.space.class_of_column.tolist())
+    numbers = later.space.class_of_column.tolist()
+    ranpac.add(gram, moments, groups, numbers, lambda group: F.relu(group @ projection).double())
     assert torch.allclose(second.head.gram, gram)
     assert torch.allclose(second.head.moments, moments)
 
