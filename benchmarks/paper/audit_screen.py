@@ -134,14 +134,21 @@ def screen(audit: Audit, page: Path) -> None:
     plain = [
         (mean(audit.rows[alone], "balanced") or 0) > (mean(audit.rows[ours], "balanced") or 0)
         for name in SCREEN
-        if (ours := who(audit, name)[0])
-        and (alone := ours.with_name("joint-plain.json")) in audit.rows
-        and not audit.marks(ours) + audit.marks(alone)
+        for alone, ours in joint_alone(audit, name).values()
     ]
     told = f"; even without the dial it is above Branchout in {sum(plain)} of {len(plain)}."
     audit.same(f"{page.name}, joint training without the dial", str(told in text), "True")
     numbered = re.findall(r"^(\d)\. ", text, re.MULTILINE)
     audit.same(page.name, "".join(numbered), "12345")
+
+
+def joint_alone(audit: Audit, name: str) -> dict[str, tuple[Path, Path]]:
+    """Joint training without the dial, and Branchout, of a line where both are measured and not marked."""
+    ours = who(audit, name)[0]
+    alone = ours.with_name("joint-plain.json") if ours else None
+    if ours is None or alone not in audit.rows or audit.marks(ours) + audit.marks(alone):
+        return {}
+    return {"joint alone": (alone, ours)}
 
 
 def unmarked(
@@ -180,9 +187,7 @@ def margins(audit: Audit, page: Path) -> None:
             f"{page.name}, {name}", str(audit.linked(f"{page.name}, {name}", page, line[1], "balanced")), str(files[0])
         )
         found = unmarked(audit, *files)
-        alone = files[0].with_name("joint-plain.json") if files[0] else FLOWERS
-        if files[0] and alone in audit.rows and not audit.marks(files[0]) + audit.marks(alone):
-            found["joint alone"] = (alone, files[0])
+        found |= joint_alone(audit, name)
         for key, cell in zip(("recipe", "other", "joint", "joint alone"), line[2:], strict=True):
             expected = "–"
             if key in found:

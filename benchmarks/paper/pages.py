@@ -182,7 +182,8 @@ def definitions_page(rows: Rows) -> str:
             found[row.old] = found.get(row.old, 0) + 1
     ordered = sorted(found.items(), key=lambda each: -each[1])
     listed = [f"- {count} row{'s' if count > 1 else ''}: {plain(reason)}." for reason, count in ordered]
-    text = write.text("definitions").replace("SUPERSEDED", "\n".join(listed) or "- No row is marked.")
+    reasons = "\n".join(["What has changed since it was measured:", "", *listed]) if listed else "No row is marked."
+    text = write.text("definitions").replace("SUPERSEDED", reasons)
     text = text.replace("ONE_SEED", one_seed_list(rows)).replace("OTHER_BASE", other_bases(rows))
     text = text.replace("PAPER_ABOVE", ", ".join(paper_above_reference(rows)) or "none")
     corrected = "\n".join(f"- {plain(where)}: {plain(told)}" for where, told in misprints())
